@@ -1,0 +1,61 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`. Both need only Python 3.11 or newer.
+
+PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check bench docs lock clean
+
+help:  ## list the commands
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+run: $(VENV)/.run  ## start everything in one process: API, engine and sample workers on http://127.0.0.1:8000
+	$(BIN)/oraculo dev $(ARGS)
+
+test: check  ## check, then run every test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev  ## ruff, mypy strict, the import layers, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/generate_docs.py --check
+
+bench: $(VENV)/.dev  ## measure the four workloads on the embedded setup
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(VENV)/.dev  ## write the generated files anew
+	$(BIN)/python scripts/generate_docs.py
+
+lock: $(VENV)/.dev  ## choose the versions of all dependencies anew
+	cd requirements && UV_CUSTOM_COMPILE_COMMAND="make lock" && export UV_CUSTOM_COMPILE_COMMAND && \
+	../$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --upgrade \
+	  --extra all --group ../pyproject.toml:build ../pyproject.toml -o run.txt && \
+	../$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --upgrade \
+	  --extra all --group ../pyproject.toml:dev ../pyproject.toml -o dev.txt
+
+clean:  ## remove what was installed and made here
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .schemathesis
+
+# -- installing ------------------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed; found $$($(PYTHON) --version 2>&1). Name one: make PYTHON=/path/to/python3.11"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { echo "Python's venv module is missing; on Debian: apt-get install python3-venv"; rm -rf $(VENV); exit 2; }
+
+$(VENV)/.run: requirements/run.txt pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/run.txt
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
+	@echo "Installing the development tools into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@ $(VENV)/.run
