@@ -1,0 +1,3 @@
+"""ORÁCULO: an orchestrator for work that many services do together."""
+
+__version__ = "0.1.0"

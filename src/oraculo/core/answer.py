@@ -1,0 +1,115 @@
+"""Reading a worker's answer: did it fail, and which task is it about."""
+
+import zlib
+from typing import Any
+
+import msgspec
+
+from oraculo.core import naming
+from oraculo.core.events import Answered, Event, Progressed
+from oraculo.core.message import Message
+from oraculo.core.run import Run
+
+FAILURE_WORDS = frozenset({"erro", "error", "falha", "failed", "failure"})
+_MAX_REASON = 500
+
+
+class _Reply(msgspec.Struct):
+    """The fields of an answer's payload that mean something to the orchestrator. Any type is let through: a worker
+    that writes an odd `status` must not have its answer refused."""
+
+    status: Any = None
+    erros: Any = None
+    repetir: Any = None
+    tarefa: Any = None
+    destino: Any = None
+    fonte: Any = None
+    percentual: Any = None
+    mensagem: Any = None
+
+
+_reply_decoder = msgspec.json.Decoder(_Reply)
+
+
+def read_answer(run: Run, message: Message, jitter: float) -> Event | str:
+    """The event that the message means for this run, or, in words, why no task could be found for it."""
+    payload = bytes(message.payload)
+    try:
+        reply = _reply_decoder.decode(payload)
+    except (msgspec.DecodeError, RecursionError) as error:  # a number out of range, say, in a field of ours
+        return f"payload cannot be read: {error}"
+    number = _find_task(run, message, reply)
+    if number is None:
+        return _why_not_found(run, message)
+    if message.tipo_evento == naming.PROGRESS:
+        return Progressed(number, _percent(reply.percentual), _text(reply.mensagem))
+    if not has_failed(reply.status, reply.erros):
+        return Answered(number, message.tentativa, payload)
+    return Answered(
+        number,
+        message.tentativa,
+        payload,
+        failed=True,
+        retryable=reply.repetir is not False,
+        reason=_reason(reply),
+        mark=zlib.crc32(payload, zlib.crc32(message.timestamp.encode())) | 1,
+        jitter=jitter,
+    )
+
+
+def has_failed(status: object, errors: object) -> bool:
+    if status is None:
+        return isinstance(errors, list) and bool(errors)
+    return isinstance(status, str) and status.lower() in FAILURE_WORDS
+
+
+def _find_task(run: Run, message: Message, reply: _Reply) -> int | None:
+    """The first of: `tarefa`; a name in the payload; the only task that awaits such an answer."""
+    if message.tarefa is not None and (number := run.plan.by_id.get(message.tarefa)) is not None:
+        return number
+    for name in (reply.tarefa, reply.destino, reply.fonte):
+        if isinstance(name, str) and (number := _named_task(run, name)) is not None:
+            return number
+    if message.tipo_evento == naming.PROGRESS:
+        candidates = sum(run.awaited.values())
+        return next((t.number for t in run.awaited_tasks()), None) if candidates == 1 else None
+    kind = message.tipo_evento == naming.COLLECTED
+    if run.awaited[kind] != 1:
+        return None
+    return next((t.number for t in run.awaited_tasks() if run.plan.is_collector[t.number] is kind), None)
+
+
+def _named_task(run: Run, name: str) -> int | None:
+    numbers = run.plan.named(name)
+    if len(numbers) <= 1:
+        return numbers[0] if numbers else None
+    queue = run.plan.steps[numbers[0]].queue
+    if run.awaited_on.get(queue) != 1:
+        return None
+    return next((t.number for t in run.awaited_tasks() if run.plan.steps[t.number].queue == queue), None)
+
+
+def _why_not_found(run: Run, message: Message) -> str:
+    awaited = [run.plan.steps[task.number].id for task, _ in zip(run.awaited_tasks(), range(10), strict=False)]
+    total = sum(run.awaited.values())
+    more = f" and {total - len(awaited)} more" if total > len(awaited) else ""
+    waiting = f"open were: {', '.join(awaited)}{more}" if awaited else "none was open"
+    told = f"'{message.tarefa}' is not one of its tasks" if message.tarefa else "the message names no task"
+    return f"no task of run {run.id} could be told for this {message.tipo_evento}: {told}; {waiting}"
+
+
+def _reason(reply: _Reply) -> str:
+    errors = reply.erros if isinstance(reply.erros, list) else [] if reply.erros is None else [reply.erros]
+    texts = [error if isinstance(error, str) else msgspec.json.encode(error).decode() for error in errors[:5]]
+    text = "; ".join(texts) or _text(reply.mensagem) or "the worker answered with status erro"
+    return text if len(text) <= _MAX_REASON else text[: _MAX_REASON - 1] + "…"
+
+
+def _percent(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return min(100.0, max(0.0, float(value)))
+
+
+def _text(value: object) -> str | None:
+    return value[:_MAX_REASON] if isinstance(value, str) and value else None

@@ -1,0 +1,67 @@
+"""The command that a task sends to its queue."""
+
+from typing import Any
+
+import msgspec
+
+from oraculo.core import naming
+from oraculo.core.message import Message, encode_message
+from oraculo.core.pipeline import Kind
+from oraculo.core.run import Run, Task
+from oraculo.core.timestamps import to_iso
+
+_encoder = msgspec.json.Encoder()
+_EMPTY = msgspec.Raw(b"{}")
+
+
+class _EntryParameters(msgspec.Struct):
+    parametros: Any = None
+
+
+_parameters = msgspec.json.Decoder(_EntryParameters)
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def encode_command(run: Run, task: Task, now_iso: str, reply_to: str) -> bytes:
+    """The message of the task's present attempt: the same bytes each time but for `timestamp`."""
+    step = run.plan.steps[task.number]
+    deadline = run.head.deadline if task.deadline is None else min(task.deadline, run.head.deadline)
+    return encode_message(
+        Message(
+            correlation_id=run.id,
+            tipo_evento=naming.START_COLLECT if run.plan.is_collector[task.number] else naming.START_EXECUTE,
+            payload=command_payload(run, task),
+            timestamp=now_iso,
+            tarefa=step.id,
+            tentativa=task.attempt,
+            responder_em=reply_to,
+            prazo=to_iso(deadline),
+            traceparent=run.head.traceparent,
+        )
+    )
+
+
+def command_payload(run: Run, task: Task) -> msgspec.Raw:
+    step = run.plan.steps[task.number]
+    if run.plan.kind is Kind.FAN_OUT:
+        return step.payload or msgspec.Raw(run.payload)
+    names = run.plan.steps
+    payload: dict[str, Any] = {
+        "config": step.config or _EMPTY,
+        "entrada": msgspec.Raw(run.payload),
+        "resultados": {
+            names[number].id: msgspec.Raw(run.tasks[number].result or b"{}")
+            for number in run.plan.dependencies[task.number]
+        },
+    }
+    if run.plan.is_collector[task.number]:
+        payload["fonte"] = naming.source_of(step.queue)
+        payload["parametros"] = _collector_parameters(run.payload, step.config)
+    return msgspec.Raw(_encoder.encode(payload))
+
+
+def _collector_parameters(entry: bytes, config: msgspec.Raw) -> dict[str, Any]:
+    """The run payload's `parametros`, overlaid by the step's `config`."""
+    given = _parameters.decode(entry).parametros
+    parameters = dict(given) if isinstance(given, dict) else {}
+    return parameters | (_object.decode(config) if config else {})

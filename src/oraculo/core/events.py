@@ -1,0 +1,79 @@
+"""What can happen to a run. Frozen, and valid once built: the machine trusts them.
+
+An event names its task by number; `core.answer` finds the number of a worker's answer.
+"""
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+class Sent(Event, frozen=True, gc=False):
+    """The broker confirmed the command of this attempt or, with `dead_letter`, the dead letter of a failed task."""
+
+    task: int
+    attempt: int
+    dead_letter: bool = False
+
+
+class Answered(Event, frozen=True, gc=False):
+    """A worker answered. `attempt` is None when it did not say which; `mark` tells one failure from its repeat."""
+
+    task: int
+    attempt: int | None
+    payload: bytes
+    failed: bool = False
+    retryable: bool = True
+    reason: str = ""
+    mark: int = 0
+    jitter: float = 0.0
+
+
+class Progressed(Event, frozen=True, gc=False):
+    task: int
+    percent: float | None
+    note: str | None = None
+
+
+class TaskDue(Event, frozen=True, gc=False):
+    """The task's timer rang: its retry is due, or its deadline has come."""
+
+    task: int
+
+
+class RunDue(Event, frozen=True, gc=False):
+    """The run's timer rang: its deadline has come, or a delivery is due."""
+
+
+class Cancelled(Event, frozen=True, gc=False):
+    reason: str = "cancelled on request"
+
+
+class Repeated(Event, frozen=True, gc=False):
+    """Run again what did not succeed, keeping what did."""
+
+
+class Redriven(Event, frozen=True, gc=False):
+    """The command of this task was taken out of the dead letters to be tried again."""
+
+    task: int
+
+
+class DeadLetterDiscarded(Event, frozen=True, gc=False):
+    task: int
+
+
+class Delivered(Event, frozen=True, gc=False):
+    """The aggregate of `edition` reached channel number `channel`."""
+
+    channel: int
+    edition: int
+
+
+class DeliveryFailed(Event, frozen=True, gc=False):
+    channel: int
+    edition: int
+    reason: str
+    retry_at: float | None = None  # None: given up

@@ -1,0 +1,93 @@
+"""One sentence that says why a run is not finished: what it waits for, until when, and what happens then."""
+
+from collections.abc import Mapping
+
+from oraculo.core.aggregate import summary
+from oraculo.core.pipeline import Kind
+from oraculo.core.run import Delivery, DeliveryStatus, Run, Task, TaskStatus
+from oraculo.core.timestamps import in_words, to_iso
+
+_NAMED = 3
+
+
+def explain(run: Run, now: float, consumers: Mapping[str, int | None]) -> str:
+    """`consumers` tells how many workers listen on a queue; a queue that is not in it, or None, is not known."""
+    return _why_open(run, now, consumers) if run.is_open else _why_ended(run)
+
+
+def _why_open(run: Run, now: float, consumers: Mapping[str, int | None]) -> str:
+    open_tasks = [task for task in run.tasks if task.is_open]
+    active = [task for task in open_tasks if not task.missing]
+    told = [_task_state(run, task, now, consumers) for task in active[:_NAMED]]
+    if len(active) > _NAMED:
+        told.append(f"{len(active) - _NAMED} more")
+    blocked = len(open_tasks) - len(active)
+    behind = (
+        f"; {_count(blocked, 'task')} behind {'it' if len(active) == 1 else 'them'} cannot start before"
+        if blocked
+        else ""
+    )
+    return (
+        f"Run {run.id} has {len(open_tasks)} of {_count(run.head.total, 'task')} open and waits for "
+        f"{_join(told)}{behind}; {_what_then(run, now)}."
+    )
+
+
+def _task_state(run: Run, task: Task, now: float, consumers: Mapping[str, int | None]) -> str:
+    step = run.plan.steps[task.number]
+    attempt = f"attempt {task.attempt} of {task.last_attempt}"
+    if task.awaits_retry:
+        due = in_words(max(0.0, (task.due_at or now) - now))
+        failed = f"attempt {task.attempt} of {task.last_attempt} failed: {task.reason}"
+        return f"'{step.id}' ({failed}; the next is due in {due})"
+    if task.unsent:
+        return f"'{step.id}' ({attempt}, not yet confirmed by the broker on queue {step.queue})"
+    since = in_words(max(0.0, now - (task.sent_at or now)))
+    progress = "" if task.percent is None else f", {task.percent:g} % done"
+    own = f", its own deadline in {in_words(max(0.0, task.deadline - now))}" if task.deadline is not None else ""
+    deaf = f", and nobody listens on queue {step.queue}" if consumers.get(step.queue) == 0 else ""
+    return f"'{step.id}' ({attempt}, sent {since} ago{progress}{own}{deaf})"
+
+
+def _what_then(run: Run, now: float) -> str:
+    left = in_words(max(0.0, run.head.deadline - now))
+    when = f"it waits until {to_iso(run.head.deadline)} ({left} from now)"
+    if run.plan.needed is not None:
+        missing = _count(max(0, run.plan.needed - run.head.succeeded), "more success", "more successes")
+        when = f"it ends at once with {missing} (quorum {run.plan.needed}), else {when}"
+    if run.plan.kind is Kind.FAN_OUT:
+        then = "parcial with what it has" if run.head.succeeded else "timeout unless an answer comes"
+    else:
+        then = "timeout, and what depends on them is ignorada"
+    return f"{when}, when what has not answered is marked timeout and the run ends as {then}"
+
+
+def _why_ended(run: Run) -> str:
+    counts = summary(run.head)
+    words = ("concluidas", "erros", "timeouts", "ignoradas", "canceladas")
+    tally = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
+    lost = [task for task in run.tasks if task.status not in (TaskStatus.SUCCEEDED, TaskStatus.SKIPPED)]
+    why = "; ".join(f"'{run.plan.steps[task.number].id}' {task.status}: {task.reason}" for task in lost[:_NAMED])
+    more = f"; {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    when = to_iso(run.head.ended_at if run.head.ended_at is not None else run.head.deadline)
+    deliveries = "".join(f"; {_delivery_state(delivery)}" for delivery in run.head.deliveries)
+    return (
+        f"Run {run.id} ended as {run.head.status} at {when} with {tally} of {_count(run.head.total, 'task')}"
+        f"{' (' + why + more + ')' if why else ''}{deliveries}; it waits for nothing."
+    )
+
+
+def _delivery_state(delivery: Delivery) -> str:
+    what = f"its aggregate for {delivery.channel} {delivery.target}"
+    if delivery.status is DeliveryStatus.DELIVERED:
+        return f"{what} was delivered"
+    tried = f"after {_count(delivery.attempts, 'attempt')}" + (f" ({delivery.error})" if delivery.error else "")
+    return f"{what} is {'given up' if delivery.status is DeliveryStatus.UNDELIVERED else 'not delivered yet'} {tried}"
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _join(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1] if parts else "nothing"

@@ -1,0 +1,36 @@
+"""What a run's history tells, one entry for each thing that happened."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Happened(StrEnum):
+    STARTED = "orquestracao_iniciada"
+    SENT = "tarefa_enviada"
+    PROGRESS = "progresso"
+    SUCCEEDED = "tarefa_concluida"
+    ATTEMPT_FAILED = "tentativa_falhou"
+    FAILED = "tarefa_erro"
+    TIMED_OUT = "tarefa_timeout"
+    SKIPPED = "tarefa_ignorada"
+    CANCELLED = "tarefa_cancelada"
+    REOPENED = "tarefa_reaberta"
+    LATE = "resposta_tardia"
+    DUPLICATE = "resposta_repetida"
+    AMENDED = "resposta_tardia_aceita"
+    RUN_ENDED = "orquestracao_encerrada"
+    RUN_REOPENED = "orquestracao_reaberta"
+    DELIVERED = "entrega_concluida"
+    DELIVERY_FAILED = "entrega_falhou"
+    UNDELIVERED = "entrega_abandonada"
+    DEAD_LETTER_DISCARDED = "carta_morta_descartada"
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, gc=False):
+    seq: int
+    at: float
+    what: Happened
+    task: int | None = None
+    attempt: int | None = None
+    detail: str | None = None

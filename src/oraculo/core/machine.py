@@ -1,0 +1,560 @@
+"""The state machine of a run.
+
+The laws it keeps:
+- An ended task is final. A duplicate, late or unknown answer changes no status; it is counted and told.
+- A task is sent only when all that it depends on has succeeded.
+- Every run has a deadline; when it comes, what is open is closed and the run ends.
+- The run ends when no task is open, when its quorum is met, when its deadline comes, or when it is cancelled.
+- Only `repetir`, a redrive and an amendment open or change what has ended.
+
+The transitions are the two tables below; `docs/state-machine.md` is drawn from them.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+from oraculo.core.aggregate import end_status
+from oraculo.core.events import (
+    Answered,
+    Cancelled,
+    DeadLetterDiscarded,
+    Delivered,
+    DeliveryFailed,
+    Event,
+    Progressed,
+    Redriven,
+    Repeated,
+    RunDue,
+    Sent,
+    TaskDue,
+)
+from oraculo.core.history import Happened
+from oraculo.core.run import Cause, Changes, DeliveryStatus, Run, RunStatus, Task, TaskStatus
+from oraculo.core.timestamps import in_words
+from oraculo.errors import InvariantBroken
+
+
+class Trigger(StrEnum):
+    """What moves a task from one status to another."""
+
+    SEND = "command confirmed by the broker"
+    SUCCEED = "answer: success"
+    RETRY = "answer: failure, attempts left"
+    FAIL = "answer: failure, no attempt left"
+    EXPIRE = "deadline"
+    SKIP = "a dependency did not succeed"
+    CANCEL = "cancelled, or the quorum is met"
+    REOPEN = "repetir or redrive"
+    AMEND = "late answer with onLate: amend"
+
+
+TASK_TRANSITIONS: dict[TaskStatus, dict[Trigger, TaskStatus]] = {
+    TaskStatus.PENDING: {
+        Trigger.SEND: TaskStatus.RUNNING,
+        Trigger.SUCCEED: TaskStatus.SUCCEEDED,
+        Trigger.RETRY: TaskStatus.PENDING,
+        Trigger.FAIL: TaskStatus.FAILED,
+        Trigger.EXPIRE: TaskStatus.TIMED_OUT,
+        Trigger.SKIP: TaskStatus.SKIPPED,
+        Trigger.CANCEL: TaskStatus.CANCELLED,
+    },
+    TaskStatus.RUNNING: {
+        Trigger.SUCCEED: TaskStatus.SUCCEEDED,
+        Trigger.RETRY: TaskStatus.PENDING,
+        Trigger.FAIL: TaskStatus.FAILED,
+        Trigger.EXPIRE: TaskStatus.TIMED_OUT,
+        Trigger.CANCEL: TaskStatus.CANCELLED,
+    },
+    TaskStatus.SUCCEEDED: {},
+    TaskStatus.FAILED: {Trigger.REOPEN: TaskStatus.PENDING},
+    TaskStatus.TIMED_OUT: {Trigger.REOPEN: TaskStatus.PENDING, Trigger.AMEND: TaskStatus.SUCCEEDED},
+    TaskStatus.SKIPPED: {Trigger.REOPEN: TaskStatus.PENDING},
+    TaskStatus.CANCELLED: {Trigger.REOPEN: TaskStatus.PENDING, Trigger.AMEND: TaskStatus.SUCCEEDED},
+}
+
+
+class RunTrigger(StrEnum):
+    """What moves a run from one status to another."""
+
+    END = "no task open, quorum met, deadline or cancel"
+    REOPEN = "repetir or redrive"
+    AMEND = "late answer with onLate: amend"
+
+
+_ENDED = tuple(status for status in RunStatus if status is not RunStatus.RUNNING)
+RUN_TRANSITIONS: dict[RunStatus, dict[RunTrigger, tuple[RunStatus, ...]]] = {
+    RunStatus.RUNNING: {RunTrigger.END: _ENDED},
+    RunStatus.SUCCEEDED: {},
+    **{
+        status: {
+            RunTrigger.REOPEN: (RunStatus.RUNNING,),
+            RunTrigger.AMEND: (RunStatus.SUCCEEDED, RunStatus.PARTIAL, RunStatus.FAILED, RunStatus.TIMED_OUT),
+        }
+        for status in (RunStatus.PARTIAL, RunStatus.FAILED, RunStatus.TIMED_OUT)
+    },
+    RunStatus.CANCELLED: {RunTrigger.REOPEN: (RunStatus.RUNNING,)},
+}
+
+
+class Verdict(StrEnum):
+    """What became of an event."""
+
+    APPLIED = "applied"
+    LATE = "late"  # its task, or its run, had ended without it
+    DUPLICATE = "duplicate"  # it was said before
+    UNKNOWN = "unknown"  # its task was never sent
+    REFUSED = "refused"  # an operator's request that this state does not allow
+    NOTHING = "nothing"  # a timer or a note that no longer matters
+
+
+# How many late and repeated answers a run's history tells, and how long it may grow by reports of progress; past
+# that they are only counted, or replace the last one, so that a worker gone mad cannot fill the store.
+TOLD_STRAYS = 100
+TOLD_ENTRIES = 1_000
+TOLD_ENTRIES_PER_TASK = 100
+
+# An engine that ends a run delivers its aggregate at once; whoever finds it undelivered after this does it instead.
+DELIVERY_LEASE = 15.0
+
+
+def start(run: Run, now: float) -> Changes:
+    """The first changes of a new run: everything that depends on nothing is sent."""
+    changes = Changes(run)
+    changes.tell(now, Happened.STARTED, detail=run.head.name or None)
+    run.head.due_at = run.head.deadline
+    for task in run.tasks:
+        changes.touch(task)
+        task.last_attempt = run.plan.steps[task.number].retry.max_attempts
+        if not task.missing:
+            _dispatch(run, task, now, changes)
+    return changes
+
+
+def apply(run: Run, event: Event, now: float, changes: Changes) -> Verdict:
+    """Applies one event to the run and adds what it changed to `changes`. Deterministic; never raises on the
+    world's faults: an event that does not fit returns a verdict and changes no status."""
+    return _HANDLERS[type(event)](run, event, now, changes)
+
+
+# -- what a worker and the broker say ---------------------------------------------------------------------------
+
+
+def _sent(run: Run, event: Sent, now: float, changes: Changes) -> Verdict:
+    task = run.tasks[event.task]
+    if not task.unsent or task.attempt != event.attempt or task.is_open is event.dead_letter:
+        return Verdict.NOTHING
+    task.unsent = False
+    changes.touch(task)
+    if event.dead_letter:
+        return Verdict.APPLIED
+    task.sent_at = now
+    if task.status is TaskStatus.PENDING:
+        _move(run, task, Trigger.SEND)
+    changes.tell(now, Happened.SENT, task.number, task.attempt)
+    return Verdict.APPLIED
+
+
+def _answered(run: Run, event: Answered, now: float, changes: Changes) -> Verdict:
+    task = run.tasks[event.task]
+    if not task.is_open:
+        return _answered_after_end(run, task, event, now, changes)
+    if not task.attempt or task.missing:
+        return Verdict.UNKNOWN
+    if not event.failed:
+        _succeed(run, task, event.payload, now, changes)
+    elif _is_repeated_failure(task, event):
+        return _stray(run, task, Verdict.DUPLICATE, event.attempt, now, changes)
+    else:
+        _attempt_failed(run, task, event, now, changes)
+    _end_if_over(run, now, changes)
+    return Verdict.APPLIED
+
+
+def _is_repeated_failure(task: Task, event: Answered) -> bool:
+    """Whether this failure was counted before. A success needs no such care: it closes the task at once."""
+    if event.attempt is not None and event.attempt < task.attempt:
+        return True
+    return task.awaits_retry or (event.attempt is None and event.mark != 0 and event.mark == task.mark)
+
+
+def _answered_after_end(run: Run, task: Task, event: Answered, now: float, changes: Changes) -> Verdict:
+    if run.plan.amends and not event.failed and _may_be_amended(task):
+        _amend(run, task, event.payload, now, changes)
+        return Verdict.APPLIED
+    answered = task.status in (TaskStatus.SUCCEEDED, TaskStatus.FAILED)
+    return _stray(run, task, Verdict.DUPLICATE if answered else Verdict.LATE, event.attempt, now, changes)
+
+
+def _may_be_amended(task: Task) -> bool:
+    """Only what time or the quorum closed: an answer or an operator had the last word on the rest."""
+    return task.status is TaskStatus.TIMED_OUT or task.cause is Cause.QUORUM
+
+
+def _stray(run: Run, task: Task, verdict: Verdict, attempt: int | None, now: float, changes: Changes) -> Verdict:
+    head = run.head
+    if verdict is Verdict.LATE:
+        head.late += 1
+    else:
+        head.duplicates += 1
+    changes.dirty = True
+    if head.late + head.duplicates <= TOLD_STRAYS:
+        changes.tell(now, Happened.LATE if verdict is Verdict.LATE else Happened.DUPLICATE, task.number, attempt)
+    return verdict
+
+
+def _progressed(run: Run, event: Progressed, now: float, changes: Changes) -> Verdict:
+    task = run.tasks[event.task]
+    if not task.is_open or not task.attempt or task.missing:
+        return Verdict.LATE if task.attempt else Verdict.UNKNOWN
+    if event.percent is not None:
+        task.percent = event.percent
+    task.note = event.note
+    changes.touch(task)
+    if run.head.entries < TOLD_ENTRIES + TOLD_ENTRIES_PER_TASK * run.head.total:
+        percent = "" if event.percent is None else f"{event.percent:g} %"
+        detail = f"{percent} {event.note or ''}".strip() or None
+        changes.tell(now, Happened.PROGRESS, task.number, task.attempt, detail)
+    return Verdict.APPLIED
+
+
+def _succeed(run: Run, task: Task, payload: bytes, now: float, changes: Changes) -> None:
+    task.result = payload
+    task.percent = None if task.percent is None else 100.0
+    _close(run, task, Trigger.SUCCEED, now, changes)
+    changes.tell(now, Happened.SUCCEEDED, task.number, task.attempt)
+    for number in run.plan.dependents[task.number]:
+        dependent = run.tasks[number]
+        dependent.missing -= 1
+        if not dependent.missing and dependent.is_open:
+            _dispatch(run, dependent, now, changes)
+
+
+def _attempt_failed(run: Run, task: Task, event: Answered, now: float, changes: Changes) -> None:
+    task.mark = event.mark
+    task.reason = event.reason
+    reason = event.reason
+    if event.retryable and task.attempt < task.last_attempt:
+        delay = run.plan.steps[task.number].retry.delay(task.attempt, event.jitter)
+        if now + delay < min(run.head.deadline, task.deadline or run.head.deadline):
+            _schedule_retry(run, task, now, delay, changes)
+            return
+        reason = f"{reason} (no time left for another attempt before the deadline)"
+    task.cause, task.reason = Cause.ANSWER, reason
+    _close(run, task, Trigger.FAIL, now, changes)
+    changes.tell(now, Happened.FAILED, task.number, task.attempt, reason)
+    task.dead_letter = task.unsent = True
+    changes.dead_letters.append((task.number, task.attempt))
+    _skip_dependents(run, task, now, changes)
+
+
+def _schedule_retry(run: Run, task: Task, now: float, delay: float, changes: Changes) -> None:
+    _move(run, task, Trigger.RETRY)
+    task.unsent = False
+    task.due_at = now + delay
+    task.percent = task.note = None
+    changes.touch(task)
+    detail = f"{task.reason}; next attempt in {in_words(delay)}"
+    changes.tell(now, Happened.ATTEMPT_FAILED, task.number, task.attempt, detail)
+
+
+def _amend(run: Run, task: Task, payload: bytes, now: float, changes: Changes) -> None:
+    """A late success replaces the timeout. What depended on it stays skipped: its moment has passed."""
+    task.result, task.cause, task.reason = payload, None, None
+    _move(run, task, Trigger.AMEND)
+    task.ended_at = now
+    changes.touch(task)
+    changes.tell(now, Happened.AMENDED, task.number, task.attempt)
+    for number in run.plan.dependents[task.number]:
+        run.tasks[number].missing -= 1
+    if run.is_open:
+        _end_if_over(run, now, changes)
+    else:
+        _set_end(run, RunTrigger.AMEND, now, changes)
+
+
+# -- timers -----------------------------------------------------------------------------------------------------
+
+
+def _task_due(run: Run, event: TaskDue, now: float, changes: Changes) -> Verdict:
+    task = run.tasks[event.task]
+    if not task.is_open or task.due_at is None or task.due_at > now:
+        return Verdict.NOTHING
+    if task.awaits_retry and (task.deadline is None or now < task.deadline):
+        _dispatch(run, task, now, changes, retry=True)
+    else:
+        _expire(run, task, Cause.TASK_DEADLINE, now, changes)
+        _end_if_over(run, now, changes)
+    return Verdict.APPLIED
+
+
+def _run_due(run: Run, event: RunDue, now: float, changes: Changes) -> Verdict:
+    head = run.head
+    if head.due_at is None or head.due_at > now:
+        return Verdict.NOTHING
+    if not run.is_open:
+        return _lease_delivery(run, now, changes)
+    for task in run.tasks:
+        if task.is_open and not task.missing:
+            _expire(run, task, Cause.RUN_DEADLINE, now, changes)
+    _end_if_over(run, now, changes)
+    return Verdict.APPLIED
+
+
+def _expire(run: Run, task: Task, cause: Cause, now: float, changes: Changes) -> None:
+    task.cause = cause
+    task.reason = _why_expired(run, task, cause, now)
+    _close(run, task, Trigger.EXPIRE, now, changes)
+    changes.tell(now, Happened.TIMED_OUT, task.number, task.attempt, task.reason)
+    _skip_dependents(run, task, now, changes)
+
+
+def _why_expired(run: Run, task: Task, cause: Cause, now: float) -> str:
+    limit = run.plan.steps[task.number].timeout if cause is Cause.TASK_DEADLINE else run.head.timeout
+    waited = in_words(limit or run.head.timeout)
+    if task.unsent:
+        return f"not sent in {waited}: the broker did not take the command"
+    if task.awaits_retry:
+        return f"no success in {waited}; attempt {task.attempt} failed: {task.reason}"
+    return f"no answer in {waited}"
+
+
+# -- what operators ask -----------------------------------------------------------------------------------------
+
+
+def _cancelled(run: Run, event: Cancelled, now: float, changes: Changes) -> Verdict:
+    if not run.is_open:
+        return Verdict.REFUSED
+    run.head.cancelled = True
+    _cancel_open(run, Cause.REQUEST, event.reason, now, changes)
+    _set_end(run, RunTrigger.END, now, changes)
+    return Verdict.APPLIED
+
+
+def _repeated(run: Run, event: Repeated, now: float, changes: Changes) -> Verdict:
+    again = [task for task in run.tasks if task.status is not TaskStatus.SUCCEEDED]
+    if run.is_open or not again:
+        return Verdict.REFUSED
+    _reopen(run, again, now, changes)
+    return Verdict.APPLIED
+
+
+def _redriven(run: Run, event: Redriven, now: float, changes: Changes) -> Verdict:
+    task = run.tasks[event.task]
+    if task.is_open or task.status is TaskStatus.SUCCEEDED:
+        return Verdict.REFUSED
+    _reopen(run, [task, *_skipped_after(run, task)], now, changes)
+    return Verdict.APPLIED
+
+
+def _skipped_after(run: Run, task: Task) -> list[Task]:
+    """The tasks that were skipped because of `task` alone, and may hope again when it is reopened."""
+    hopeful = {task.number}
+    ready = [task.number]
+    found: list[Task] = []
+    while ready:
+        for number in run.plan.dependents[ready.pop()]:
+            dependent = run.tasks[number]
+            if number in hopeful or dependent.status is not TaskStatus.SKIPPED:
+                continue
+            if all(_may_succeed(run.tasks[n]) or n in hopeful for n in run.plan.dependencies[number]):
+                hopeful.add(number)
+                ready.append(number)
+                found.append(dependent)
+    return found
+
+
+def _may_succeed(task: Task) -> bool:
+    return task.is_open or task.status is TaskStatus.SUCCEEDED
+
+
+def _reopen(run: Run, tasks: list[Task], now: float, changes: Changes) -> None:
+    head = run.head
+    if not run.is_open:
+        _move_run(run, RunTrigger.REOPEN, RunStatus.RUNNING)
+        changes.tell(now, Happened.RUN_REOPENED)
+        head.ended_at, head.cancelled = None, False
+        changes.ended = changes.deliver = False
+    head.deadline = head.due_at = now + head.timeout
+    for task in tasks:
+        _move(run, task, Trigger.REOPEN)
+        # The attempts go on counting, so that a worker never takes a repeat for a command it has answered.
+        task.last_attempt = task.attempt + run.plan.steps[task.number].retry.max_attempts
+        task.cause = task.reason = task.deadline = task.due_at = task.ended_at = None
+        task.dead_letter = task.unsent = False
+        changes.touch(task)
+        changes.tell(now, Happened.REOPENED, task.number, task.attempt)
+    for task in tasks:
+        if not task.missing:
+            _dispatch(run, task, now, changes)
+
+
+def _dead_letter_discarded(run: Run, event: DeadLetterDiscarded, now: float, changes: Changes) -> Verdict:
+    task = run.tasks[event.task]
+    if not task.dead_letter:
+        return Verdict.NOTHING
+    task.dead_letter = task.unsent = False
+    changes.touch(task)
+    changes.tell(now, Happened.DEAD_LETTER_DISCARDED, task.number, task.attempt)
+    return Verdict.APPLIED
+
+
+# -- delivery of the aggregate ----------------------------------------------------------------------------------
+
+
+def _delivered(run: Run, event: Delivered, now: float, changes: Changes) -> Verdict:
+    delivery = run.head.deliveries[event.channel]
+    if event.edition != run.head.edition or delivery.status is not DeliveryStatus.PENDING:
+        return Verdict.NOTHING
+    delivery.status, delivery.error, delivery.due_at = DeliveryStatus.DELIVERED, None, None
+    delivery.attempts += 1
+    detail = f"{delivery.channel} {delivery.target}, versao {event.edition}"
+    changes.tell(now, Happened.DELIVERED, detail=detail)
+    _next_delivery(run)
+    return Verdict.APPLIED
+
+
+def _delivery_failed(run: Run, event: DeliveryFailed, now: float, changes: Changes) -> Verdict:
+    delivery = run.head.deliveries[event.channel]
+    if event.edition != run.head.edition or delivery.status is not DeliveryStatus.PENDING:
+        return Verdict.NOTHING
+    delivery.attempts += 1
+    delivery.error, delivery.due_at = event.reason, event.retry_at
+    what = Happened.DELIVERY_FAILED
+    if event.retry_at is None:
+        delivery.status, what = DeliveryStatus.UNDELIVERED, Happened.UNDELIVERED
+    changes.tell(now, what, attempt=delivery.attempts, detail=f"{delivery.channel} {delivery.target}: {event.reason}")
+    _next_delivery(run)
+    return Verdict.APPLIED
+
+
+def _lease_delivery(run: Run, now: float, changes: Changes) -> Verdict:
+    """A delivery is due: whoever commits this change makes the attempt."""
+    for delivery in run.head.deliveries:
+        if delivery.status is DeliveryStatus.PENDING and delivery.due_at is not None and delivery.due_at <= now:
+            delivery.due_at = now + DELIVERY_LEASE
+            changes.deliver = changes.dirty = True
+    _next_delivery(run)
+    return Verdict.APPLIED
+
+
+def _next_delivery(run: Run) -> None:
+    due = [d.due_at for d in run.head.deliveries if d.status is DeliveryStatus.PENDING and d.due_at is not None]
+    if not run.is_open:
+        run.head.due_at = min(due, default=None)
+
+
+# -- moves ------------------------------------------------------------------------------------------------------
+
+
+def _dispatch(run: Run, task: Task, now: float, changes: Changes, *, retry: bool = False) -> None:
+    """Decides that the next attempt of the task is sent. The commit of this decision is what makes it so."""
+    if not retry:
+        run.expect_answer(task.number, 1)
+    task.attempt += 1
+    task.unsent = True
+    if task.deadline is None:
+        timeout = run.plan.steps[task.number].timeout
+        task.deadline = None if timeout is None else now + timeout
+    task.due_at = task.deadline
+    changes.touch(task)
+    changes.commands.append((task.number, task.attempt))
+
+
+def _close(run: Run, task: Task, trigger: Trigger, now: float, changes: Changes) -> None:
+    if task.attempt and not task.missing:
+        run.expect_answer(task.number, -1)
+    _move(run, task, trigger)
+    task.unsent = False
+    task.due_at = None
+    task.ended_at = now
+    changes.touch(task)
+
+
+def _skip_dependents(run: Run, failed: Task, now: float, changes: Changes) -> None:
+    causes = [failed.number]
+    while causes:
+        cause = causes.pop()
+        for number in run.plan.dependents[cause]:
+            task = run.tasks[number]
+            if task.status is not TaskStatus.PENDING:
+                continue
+            task.cause = Cause.DEPENDENCY
+            task.reason = f"'{run.plan.steps[cause].id}' ended as {run.tasks[cause].status}"
+            _close(run, task, Trigger.SKIP, now, changes)
+            changes.tell(now, Happened.SKIPPED, number, detail=task.reason)
+            causes.append(number)
+
+
+def _cancel_open(run: Run, cause: Cause, reason: str, now: float, changes: Changes) -> None:
+    for task in run.tasks:
+        if task.is_open:
+            task.cause, task.reason = cause, reason
+            _close(run, task, Trigger.CANCEL, now, changes)
+            changes.tell(now, Happened.CANCELLED, task.number, task.attempt or None, reason)
+
+
+def _end_if_over(run: Run, now: float, changes: Changes) -> None:
+    needed = run.plan.needed
+    if run.open_tasks and needed is not None and run.head.succeeded >= needed:
+        _cancel_open(run, Cause.QUORUM, f"the quorum of {needed} was met without it", now, changes)
+    if not run.open_tasks and run.is_open:
+        _set_end(run, RunTrigger.END, now, changes)
+
+
+def _set_end(run: Run, trigger: RunTrigger, now: float, changes: Changes) -> None:
+    head = run.head
+    _move_run(run, trigger, end_status(run))
+    if trigger is RunTrigger.END:
+        head.ended_at = now
+    head.edition += 1
+    for delivery in head.deliveries:
+        delivery.status, delivery.edition, delivery.attempts = DeliveryStatus.PENDING, head.edition, 0
+        delivery.due_at, delivery.error = now + DELIVERY_LEASE, None
+    _next_delivery(run)
+    changes.ended = True
+    changes.deliver = bool(head.deliveries)
+    changes.tell(now, Happened.RUN_ENDED, detail=f"{head.status}, versao {head.edition}")
+
+
+_COUNTER = {
+    TaskStatus.SUCCEEDED: "succeeded",
+    TaskStatus.FAILED: "failed",
+    TaskStatus.TIMED_OUT: "timed_out",
+    TaskStatus.SKIPPED: "skipped",
+    TaskStatus.CANCELLED: "task_cancelled",
+}
+
+
+def _move(run: Run, task: Task, trigger: Trigger) -> None:
+    before = task.status
+    after = TASK_TRANSITIONS[before].get(trigger)
+    if after is None:
+        raise InvariantBroken(f"run {run.id}, task {task.number}: {trigger.name} is not allowed in {before}")
+    task.status = after
+    for status, step in ((before, -1), (after, 1)):
+        if counter := _COUNTER.get(status):
+            setattr(run.head, counter, getattr(run.head, counter) + step)
+        else:
+            run.open_tasks += step
+
+
+def _move_run(run: Run, trigger: RunTrigger, status: RunStatus) -> None:
+    if status not in RUN_TRANSITIONS[run.head.status].get(trigger, ()):
+        raise InvariantBroken(f"run {run.id}: {trigger.name} from {run.head.status} to {status} is not allowed")
+    run.head.status = status
+
+
+_HANDLERS: dict[type[Event], Callable[[Run, Any, float, Changes], Verdict]] = {
+    Sent: _sent,
+    Answered: _answered,
+    Progressed: _progressed,
+    TaskDue: _task_due,
+    RunDue: _run_due,
+    Cancelled: _cancelled,
+    Repeated: _repeated,
+    Redriven: _redriven,
+    DeadLetterDiscarded: _dead_letter_discarded,
+    Delivered: _delivered,
+    DeliveryFailed: _delivery_failed,
+}

@@ -1,0 +1,96 @@
+"""The one message of the wire: its type, its schema, reading and writing it."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from oraculo.core.json_guard import check_json_text
+from oraculo.core.timestamps import from_iso
+from oraculo.errors import Fault, InvalidJson, InvalidMessage
+
+SCHEMA_ID = "urn:oraculo:mensagem_schema"
+
+
+class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One JSON object of the wire. Unknown fields are ignored here and kept by whoever holds the bytes."""
+
+    correlation_id: Annotated[
+        str,
+        msgspec.Meta(min_length=1, max_length=128, description="One for each run; a worker copies it to its answer."),
+    ]
+    tipo_evento: Annotated[str, msgspec.Meta(min_length=1, description="What the message asks for or tells.")]
+    payload: Annotated[msgspec.Raw, msgspec.Meta(description="The event's data.")]
+    timestamp: Annotated[str, msgspec.Meta(description="ISO 8601 with an offset or Z.")]
+    tarefa: Annotated[
+        str | None,
+        msgspec.Meta(description="Id of the subtask; on every command; a worker echoes it when it can."),
+    ] = None
+    tentativa: Annotated[
+        Annotated[int, msgspec.Meta(ge=1)] | None,
+        msgspec.Meta(description="Attempt number of that subtask, from 1."),
+    ] = None
+    responder_em: Annotated[
+        str | None,
+        msgspec.Meta(description="Queue on which the answer is awaited; `resultados` unless it says otherwise."),
+    ] = None
+    prazo: Annotated[str | None, msgspec.Meta(description="ISO 8601; after it the answer is late.")] = None
+    traceparent: Annotated[str | None, msgspec.Meta(description="W3C trace context.")] = None
+
+
+_decoder = msgspec.json.Decoder(Message)
+_encoder = msgspec.json.Encoder()
+
+
+def decode_message(body: bytes) -> Message:
+    """Reads one message. Raises InvalidJson or InvalidMessage, naming the field and what would be right."""
+    check_json_text(body)
+    try:
+        message = _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise InvalidMessage(fault_of(error)) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidJson(Fault("", f"not valid JSON: {error}")) from None
+    if not bytes(message.payload).startswith(b"{"):
+        raise InvalidMessage(Fault("payload", "must be an object"))
+    if from_iso(message.timestamp) is None:
+        raise InvalidMessage(Fault("timestamp", "must be ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z"))
+    if message.prazo is not None and from_iso(message.prazo) is None:
+        raise InvalidMessage(Fault("prazo", "must be ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z"))
+    return message
+
+
+def encode_message(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def fault_of(error: msgspec.ValidationError) -> Fault:
+    """msgspec's «Expected `str`, got `int` - at `$.x`» as a Fault on field `x`."""
+    text, _, path = str(error).partition(" - at `")
+    field = path.removesuffix("`").removeprefix("$").removeprefix(".")
+    for opening in ("Object missing required field `", "Object contains unknown field `"):
+        if text.startswith(opening):
+            name = text.removeprefix(opening).removesuffix("`")
+            field = f"{field}.{name}" if field else name
+            text = "is required" if "missing" in opening else "is not a known field"
+    return Fault(field, text[0].lower() + text[1:] if text else "is not valid")
+
+
+def message_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a message, made from the type above."""
+    (_,), components = msgspec.json.schema_components([Message])
+    schema = components["Message"]
+    properties = schema["properties"]
+    properties["payload"] |= {"type": "object"}
+    properties["timestamp"] |= {"format": "date-time"}
+    for name in ("tarefa", "tentativa", "responder_em", "prazo", "traceparent"):
+        properties[name].pop("default", None)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA_ID,
+        "title": "Mensagem do ORÁCULO",
+        "description": "One message between the orchestrator, its collectors and its processors.",
+        "type": "object",
+        "properties": properties,
+        "required": schema["required"],
+        "additionalProperties": True,
+    }

@@ -1,0 +1,91 @@
+"""The names that travel on the wire: queues, event types and how one follows from the other."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+REQUESTS = "orquestrador"
+ANSWERS = "resultados"
+DLQ_SUFFIX = ".dlq"
+COLLECTOR_PREFIX = "escavador"
+MAX_NAME = 128
+
+START_RUN = "iniciar_orquestracao"
+START_COLLECT = "iniciar_coleta"
+START_EXECUTE = "iniciar_execucao"
+COLLECTED = "resultado_coleta"
+EXECUTED = "resultado_execucao"
+PROGRESS = "progresso"
+RUN_ENDED = "orquestracao_concluida"
+
+ANSWER_EVENTS = frozenset({COLLECTED, EXECUTED})
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+def is_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None
+
+
+def is_collector(queue: str) -> bool:
+    return queue.startswith(COLLECTOR_PREFIX)
+
+
+def command_event(queue: str) -> str:
+    return START_COLLECT if is_collector(queue) else START_EXECUTE
+
+
+def answer_event(queue: str) -> str:
+    return COLLECTED if is_collector(queue) else EXECUTED
+
+
+def dlq_of(queue: str) -> str:
+    return queue + DLQ_SUFFIX
+
+
+def source_of(queue: str) -> str:
+    """`youtube` for `escavador_youtube`: the seeds' `fonte`."""
+    return queue.removeprefix(COLLECTOR_PREFIX).lstrip("_-.") or queue
+
+
+def queue_fault(name: object) -> str | None:
+    """Why `name` cannot be the queue of a destination, or None when it can."""
+    if not isinstance(name, str):
+        return "must be a string"
+    if not is_name(name):
+        return f"must be 1 to {MAX_NAME} letters, digits, '_', '-' or '.'; got {shown(name)}"
+    if name in (REQUESTS, ANSWERS):
+        return f"'{name}' is the orchestrator's own queue; name the destination's"
+    if name.endswith(DLQ_SUFFIX):
+        return f"'{name}' is a dead-letter queue; name the queue itself"
+    return None
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """`value` as an error message shows it: quoted and short."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or the known names, to end an error message with."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; known: {', '.join(names[:12])}" if names else ""
+
+
+class QueueNames:
+    """Puts the configured prefix before a queue's name, and takes it off again."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+        self.requests = prefix + REQUESTS
+        self.answers = prefix + ANSWERS
+
+    def physical(self, queue: str) -> str:
+        return self.prefix + queue
+
+    def logical(self, queue: str) -> str:
+        return queue.removeprefix(self.prefix)

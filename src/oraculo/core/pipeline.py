@@ -1,0 +1,371 @@
+"""A pipeline's definition: its types, and the reading of one from data, naming each step and fault.
+
+A fan-out is a definition too, of steps without dependencies; so a run is always the run of a definition.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from oraculo.core import naming
+from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
+from oraculo.errors import Fault, InvalidPipeline
+
+DEFAULT_TIMEOUT = 300.0
+MAX_SECONDS = 365 * 86400.0
+MAX_STEPS = 100_000
+
+# The job types of the video application and the queues of their workers.
+JOB_TYPES: Mapping[str, str] = {
+    "ENHANCED_IMAGES": "images-queue",
+    "VIRAL_COPY": "text-queue",
+    "VOICE_OVER": "voiceover-queue",
+    "CAPTIONS": "captions-queue",
+    "PROMOTIONAL_VIDEO": "video-queue",
+}
+
+
+# An unparsed value that is not there. msgspec leaves it out of what it writes by its identity, so there is only one.
+NO_JSON = msgspec.Raw()
+
+
+class OnLate(StrEnum):
+    """What an answer does that comes after its task timed out."""
+
+    RECORD = "record"
+    AMEND = "amend"
+
+
+class Kind(StrEnum):
+    """How a run was asked for: it decides how the run's end status follows from its tasks'."""
+
+    FAN_OUT = "fan_out"
+    PIPELINE = "pipeline"
+
+
+class Step(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="camel"):
+    """One node of the graph: a command for one queue."""
+
+    id: str
+    queue: str
+    type: str = ""
+    depends_on: tuple[str, ...] = ()
+    config: msgspec.Raw = NO_JSON
+    payload: msgspec.Raw = NO_JSON  # a fan-out's own payload; a pipeline builds its own from config and results
+    retry: RetryPolicy = DEFAULT_RETRY
+    timeout: float | None = None
+    optional: bool = False
+
+
+class Definition(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """A whole graph with its fan-in policy. Valid once built by this module or by `core.request`."""
+
+    name: str
+    steps: tuple[Step, ...]
+    description: str = ""
+    kind: Kind = Kind.PIPELINE
+    timeout: float = DEFAULT_TIMEOUT
+    quorum: int | str | None = None
+    on_late: OnLate = OnLate.RECORD
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Definition)
+
+
+def encode_definition(definition: Definition) -> bytes:
+    return _encoder.encode(definition)
+
+
+def decode_definition(body: bytes) -> Definition:
+    """The reverse of `encode_definition`: for what a store kept, which was valid when it went in."""
+    return _decoder.decode(body)
+
+
+def content_hash(encoded: bytes) -> str:
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def quorum_needed(quorum: int | str | None, total: int) -> int | None:
+    """How many successes end the run early; None when it waits for all."""
+    if quorum is None or quorum == "all":
+        return None
+    if isinstance(quorum, int):
+        return quorum
+    percent = float(quorum.removesuffix("%"))
+    return max(1, -int(-total * percent // 100))
+
+
+def quorum_fault(quorum: object, total: int) -> str | None:
+    """Why `quorum` cannot be one for `total` tasks, or None when it can."""
+    right = f'must be "all", a whole number from 1 to {total}, or a percentage such as "60%"'
+    if quorum is None or quorum == "all":
+        return None
+    if isinstance(quorum, bool):
+        return right
+    if isinstance(quorum, int):
+        return None if 1 <= quorum <= total else f"{right}; got {quorum}"
+    if isinstance(quorum, str) and quorum.endswith("%"):
+        number = quorum.removesuffix("%")
+        if number.replace(".", "", 1).isdecimal() and number.isascii() and 0 < float(number) <= 100:
+            return None
+    return f"{right}; got {naming.shown(quorum)}"
+
+
+def seconds_fault(value: object) -> str | None:
+    """Why `value` cannot be a length of time, or None when it can."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"must be a number of seconds; got {naming.shown(value)}"
+    if not 0 < value <= MAX_SECONDS:
+        return f"must be more than 0 and at most {MAX_SECONDS:.0f} seconds; got {naming.shown(value)}"
+    return None
+
+
+def parse_pipeline(
+    source: object, *, name: str | None = None, default_retry: RetryPolicy = DEFAULT_RETRY
+) -> Definition:
+    """Reads a definition out of decoded YAML or JSON. Raises InvalidPipeline with every fault found."""
+    return _PipelineReader(default_retry).read(source, name)
+
+
+class _PipelineReader:
+    """Collects faults instead of stopping at the first, so that a file is mended in one go."""
+
+    def __init__(self, default_retry: RetryPolicy) -> None:
+        self.faults: list[Fault] = []
+        self.default_retry = default_retry
+
+    def read(self, source: object, name: str | None) -> Definition:
+        if not isinstance(source, dict):
+            raise InvalidPipeline(Fault("", f"a pipeline is an object with `steps`; got {naming.shown(source)}"))
+        self._known_keys(source, "", _PIPELINE_KEYS)
+        name = self._name(source, name)
+        description = self._typed(source, "", "description", str, "a string", "")
+        timeout = self._seconds(source, "", "timeout") or DEFAULT_TIMEOUT
+        on_late = self._on_late(source)
+        steps = self._steps(source.get("steps"))
+        if fault := quorum_fault(source.get("quorum"), len(steps)):
+            self._fault("quorum", fault)
+        if not self.faults:
+            self._graph(steps)
+        if self.faults:
+            raise InvalidPipeline(self.faults)
+        return Definition(
+            name=name,
+            steps=tuple(steps),
+            description=description,
+            timeout=timeout,
+            quorum=source.get("quorum"),
+            on_late=on_late,
+        )
+
+    def _name(self, source: dict[str, Any], given: str | None) -> str:
+        name = source.get("name", given)
+        if given is not None and name != given:
+            self._fault(
+                "name",
+                f"is {naming.shown(name)} but the pipeline is addressed as '{given}'; make them the same",
+            )
+        elif not isinstance(name, str) or not naming.is_name(name):
+            self._fault("name", "is required: 1 to 128 letters, digits, '_', '-' or '.'")
+        return str(name)
+
+    def _on_late(self, source: dict[str, Any]) -> OnLate:
+        value = source.get("onLate", OnLate.RECORD)
+        if value in tuple(OnLate):
+            return OnLate(value)
+        self._fault("onLate", f'must be "record" or "amend"; got {naming.shown(value)}')
+        return OnLate.RECORD
+
+    def _steps(self, source: object) -> list[Step]:
+        if not isinstance(source, list) or not source:
+            self._fault("steps", "is required: a list of at least one step")
+            return []
+        if len(source) > MAX_STEPS:
+            self._fault("steps", f"has {len(source)} steps; at most {MAX_STEPS} are allowed")
+            return []
+        steps = [step for number, item in enumerate(source) if (step := self._step(item, number))]
+        seen: dict[str, int] = {}
+        for number, step in enumerate(steps):
+            if (first := seen.setdefault(step.id, number)) != number:
+                self._fault(
+                    f"steps[{number}]",
+                    f"step '{step.id}' is there already as steps[{first}]; give one an `id`",
+                )
+        return steps
+
+    def _step(self, item: object, number: int) -> Step | None:
+        at = f"steps[{number}]"
+        if not isinstance(item, dict):
+            self._fault(at, f"a step is an object with `type`; got {naming.shown(item)}")
+            return None
+        before = len(self.faults)
+        step_type = item.get("type")
+        if not isinstance(step_type, str) or not step_type:
+            self._fault(f"{at}.type", "is required: a job type or the name of a queue")
+            return None
+        step_id = self._typed(item, at, "id", str, "a string", step_type)
+        at = f"{at} ({step_id})"
+        self._known_keys(item, at, _STEP_KEYS)
+        queue = item.get("queue", JOB_TYPES.get(step_type, step_type))
+        if fault := naming.queue_fault(queue):
+            near = naming.nearest(step_type, JOB_TYPES)
+            hint = "" if "queue" in item else f" (no `queue` is given and the type is not a job type{near})"
+            self._fault(f"{at}.queue", fault + hint)
+        if fault := text_fault(step_id):
+            self._fault(f"{at}.id", fault)
+        step = Step(
+            id=step_id,
+            queue=str(queue),
+            type=step_type,
+            depends_on=self._depends_on(item, at),
+            config=self._config(item, at),
+            retry=self._retry(item, at),
+            timeout=self._seconds(item, at, "timeout"),
+            optional=self._typed(item, at, "optional", bool, "true or false", False),
+        )
+        return step if len(self.faults) == before else None
+
+    def _depends_on(self, item: dict[str, Any], at: str) -> tuple[str, ...]:
+        value = item.get("dependsOn", [])
+        if isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            self._fault(f"{at}.dependsOn", "must be a list of step ids")
+            return ()
+        return tuple(dict.fromkeys(value))
+
+    def _config(self, item: dict[str, Any], at: str) -> msgspec.Raw:
+        if item.get("config") is None:
+            return NO_JSON
+        if not isinstance(item["config"], dict):
+            self._fault(f"{at}.config", f"must be an object; got {naming.shown(item['config'])}")
+            return NO_JSON
+        try:
+            # Sorted, so that the content hash does not depend on the order in which keys were written.
+            return msgspec.Raw(msgspec.json.encode(item["config"], order="sorted"))
+        except (TypeError, ValueError, RecursionError) as error:
+            self._fault(f"{at}.config", f"cannot be written as JSON: {error}")
+            return NO_JSON
+
+    def _retry(self, item: dict[str, Any], at: str) -> RetryPolicy:
+        value = item.get("retry")
+        if value is None:
+            return self.default_retry
+        if not isinstance(value, dict):
+            self._fault(f"{at}.retry", "must be an object, as {maxAttempts: 3, backoff: 2, maxBackoff: 60}")
+            return self.default_retry
+        at = f"{at}.retry"
+        self._known_keys(value, at, _RETRY_KEYS)
+        attempts = value.get("maxAttempts", self.default_retry.max_attempts)
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or not 1 <= attempts <= 1000:
+            self._fault(f"{at}.maxAttempts", f"must be a whole number from 1 to 1000; got {naming.shown(attempts)}")
+            attempts = 1
+        backoff = self._seconds(value, at, "backoff", zero=True)
+        cap = self._seconds(value, at, "maxBackoff", zero=True)
+        return RetryPolicy(
+            max_attempts=attempts,
+            backoff=self.default_retry.backoff if backoff is None else backoff,
+            max_backoff=self.default_retry.max_backoff if cap is None else cap,
+        )
+
+    def _graph(self, steps: list[Step]) -> None:
+        ids = {step.id for step in steps}
+        for number, step in enumerate(steps):
+            for name in step.depends_on:
+                if name not in ids:
+                    at = f"steps[{number}] ({step.id}).dependsOn"
+                    self._fault(at, f"no step has the id {naming.shown(name)}{naming.nearest(name, ids - {step.id})}")
+        if not self.faults and (cycle := find_cycle({step.id: step.depends_on for step in steps})):
+            at = f"steps[{next(n for n, step in enumerate(steps) if step.id == cycle[0])}] ({cycle[0]}).dependsOn"
+            self._fault(at, "the steps wait for each other in a circle: " + " → ".join(cycle))
+
+    def _seconds(self, item: dict[str, Any], at: str, key: str, zero: bool = False) -> float | None:
+        value = item.get(key)
+        if value is None or (zero and value == 0 and not isinstance(value, bool)):
+            return None if value is None else 0.0
+        if fault := seconds_fault(value):
+            self._fault(f"{at}.{key}" if at else key, fault)
+            return None
+        return float(value)
+
+    def _typed(self, item: dict[str, Any], at: str, key: str, kind: type, right: str, default: Any) -> Any:
+        value = item.get(key, default)
+        if isinstance(value, kind):
+            return value
+        self._fault(f"{at}.{key}" if at else key, f"must be {right}; got {naming.shown(value)}")
+        return default
+
+    def _known_keys(self, item: Mapping[Any, Any], at: str, known: frozenset[str]) -> None:
+        for key in item:
+            if key not in known:
+                path = f"{at}.{key}" if at else str(key)
+                self._fault(path, f"is not a known key{naming.nearest(str(key), known)}")
+
+    def _fault(self, field: str, problem: str) -> None:
+        self.faults.append(Fault(field, problem))
+
+
+_PIPELINE_KEYS = frozenset({"name", "description", "timeout", "steps", "quorum", "onLate"})
+_STEP_KEYS = frozenset({"id", "type", "queue", "dependsOn", "config", "retry", "timeout", "optional"})
+_RETRY_KEYS = frozenset({"maxAttempts", "backoff", "maxBackoff"})
+
+
+def text_fault(value: str, limit: int = 128) -> str | None:
+    """Why `value` cannot be an id, or None: 1 to 128 printable characters."""
+    if not 1 <= len(value) <= limit:
+        return f"must have 1 to {limit} characters; got {len(value)}"
+    if not value.isprintable():
+        return "must not hold control characters"
+    return None
+
+
+def find_cycle(depends_on: Mapping[str, tuple[str, ...]]) -> list[str] | None:
+    """A circle of dependencies as `[a, b, a]`, or None. Iterative: a chain may be 10,000 deep."""
+    done: set[str] = set()
+    for start in depends_on:
+        if start in done:
+            continue
+        path: dict[str, None] = {start: None}
+        stack = [iter(depends_on[start])]
+        while stack:
+            name = next(stack[-1], None)
+            if name is None:
+                stack.pop()
+                done.add(path.popitem()[0])
+            elif name in path:
+                names = list(path)
+                return [*names[names.index(name) :], name]
+            elif name not in done:
+                path[name] = None
+                stack.append(iter(depends_on[name]))
+    return None
+
+
+def pipeline_document(definition: Definition) -> dict[str, Any]:
+    """The definition as a user would write it, for `GET /pipelines/{name}`."""
+    steps: list[dict[str, Any]] = []
+    for step in definition.steps:
+        item: dict[str, Any] = {"id": step.id, "type": step.type, "queue": step.queue}
+        _put(item, "dependsOn", list(step.depends_on), bool)
+        _put(item, "config", step.config, bool)
+        item["retry"] = step.retry
+        _put(item, "timeout", step.timeout, _is_given)
+        _put(item, "optional", step.optional, bool)
+        steps.append(item)
+    document: dict[str, Any] = {"name": definition.name, "description": definition.description}
+    document["timeout"] = definition.timeout
+    _put(document, "quorum", definition.quorum, _is_given)
+    return document | {"onLate": definition.on_late, "steps": steps}
+
+
+def _put(item: dict[str, Any], key: str, value: Any, wanted: Callable[[Any], bool]) -> None:
+    if wanted(value):
+        item[key] = value
+
+
+def _is_given(value: object) -> bool:
+    return value is not None

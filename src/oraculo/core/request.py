@@ -1,0 +1,276 @@
+"""A request for a run (the body of `POST /orquestracoes`): reading it, and making the run's first state of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from oraculo.core import naming
+from oraculo.core.json_guard import check_json_text
+from oraculo.core.message import fault_of
+from oraculo.core.pipeline import (
+    MAX_STEPS,
+    NO_JSON,
+    Definition,
+    Kind,
+    Step,
+    content_hash,
+    encode_definition,
+    quorum_fault,
+    seconds_fault,
+    text_fault,
+)
+from oraculo.core.plan import Plan
+from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
+from oraculo.core.run import Channel, Delivery, Run, RunHead, Task
+from oraculo.errors import Fault, InvalidJson, InvalidRequest, PayloadTooLarge
+
+FIELDS = (
+    "destinos",
+    "tipo",
+    "pipeline",
+    "payload",
+    "timeout",
+    "correlation_id",
+    "webhook",
+    "responder_em",
+    "prioridade",
+    "quorum",
+)
+
+
+class Destination(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    fila: str | None = None
+    id: str | None = None
+    payload: msgspec.Raw = NO_JSON
+    timeout: Any = None
+
+
+class RunRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """As it came. `core.request.read_request` has checked what needs no knowledge of pipelines and routes."""
+
+    destinos: list[str | Destination] | None = None
+    tipo: str | None = None
+    pipeline: str | None = None
+    payload: msgspec.Raw = NO_JSON
+    timeout: Any = None
+    correlation_id: str | None = None
+    webhook: str | None = None
+    responder_em: str | None = None
+    prioridade: int | None = None
+    quorum: Any = None
+
+
+class Catalogue(Protocol):
+    """What a request may name."""
+
+    @property
+    def routes(self) -> Mapping[str, Sequence[str]]: ...
+    @property
+    def pipelines(self) -> Mapping[str, Definition]: ...
+
+
+class Limits(msgspec.Struct, frozen=True):
+    payload_bytes: int = 1024 * 1024
+    request_bytes: int = 32 * 1024 * 1024
+
+
+_decoder = msgspec.json.Decoder(RunRequest)
+
+
+def read_request(body: bytes, limits: Limits) -> RunRequest:
+    """Raises PayloadTooLarge, InvalidJson or InvalidRequest with every fault that can be told from the body alone."""
+    if len(body) > limits.request_bytes:
+        raise PayloadTooLarge("request", len(body), limits.request_bytes)
+    check_json_text(body)
+    try:
+        request = _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(_known_field_fault(fault_of(error))) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidJson(Fault("", f"not valid JSON: {error}")) from None
+    faults = [*_subject_faults(request), *_option_faults(request)]
+    if faults:
+        raise InvalidRequest(faults)
+    _check_payload("payload", request.payload, limits)
+    for number, destination in enumerate(request.destinos or ()):
+        if isinstance(destination, Destination):
+            _check_payload(f"destinos[{number}].payload", destination.payload, limits)
+    return request
+
+
+def _known_field_fault(fault: Fault) -> Fault:
+    if fault.problem != "is not a known field":
+        return fault
+    in_destination = fault.field.startswith("destinos")
+    known = Destination.__struct_fields__ if in_destination else FIELDS
+    return Fault(fault.field, fault.problem + naming.nearest(fault.field.rpartition(".")[2], known))
+
+
+def _check_payload(field: str, payload: msgspec.Raw, limits: Limits) -> None:
+    if not payload:
+        return
+    text = bytes(payload)
+    if not text.startswith(b"{"):
+        raise InvalidRequest(Fault(field, "must be an object"))
+    if len(text) > limits.payload_bytes:
+        raise PayloadTooLarge(field, len(text), limits.payload_bytes)
+
+
+def _subject_faults(request: RunRequest) -> list[Fault]:
+    given = [name for name in ("destinos", "tipo", "pipeline") if getattr(request, name) is not None]
+    if len(given) != 1:
+        what = f"got {' and '.join(given)}" if given else "got none of them"
+        return [
+            Fault(
+                given[1] if given else "destinos",
+                f"exactly one of destinos, tipo and pipeline is needed; {what}",
+            )
+        ]
+    if request.destinos is None:
+        return []
+    if not request.destinos:
+        return [Fault("destinos", "is empty: name at least one destination")]
+    if len(request.destinos) > MAX_STEPS:
+        return [Fault("destinos", f"has {len(request.destinos)} destinations; at most {MAX_STEPS} are allowed")]
+    return _destination_faults(request.destinos)
+
+
+def _destination_faults(destinations: list[str | Destination]) -> list[Fault]:
+    faults: list[Fault] = []
+    seen: dict[str, int] = {}
+    for number, item in enumerate(destinations):
+        at = f"destinos[{number}]"
+        queue, name = (item, item) if isinstance(item, str) else (item.fila or item.id, item.id or item.fila)
+        if queue is None or name is None:
+            faults.append(Fault(at, 'needs `fila`, the name of its queue, as {"fila": "escavador_youtube"}'))
+            continue
+        if fault := naming.queue_fault(queue):
+            faults.append(Fault(f"{at}.fila" if isinstance(item, Destination) else at, fault))
+        elif name is not queue and (fault := text_fault(name)):
+            faults.append(Fault(f"{at}.id", fault))
+        if isinstance(item, Destination) and item.timeout is not None and (fault := seconds_fault(item.timeout)):
+            faults.append(Fault(f"{at}.timeout", fault))
+        if (first := seen.setdefault(name, number)) != number:
+            faults.append(Fault(at, f"the id '{name}' is destinos[{first}]'s already; give each its own `id`"))
+        if len(faults) >= 20:
+            break
+    return faults
+
+
+def _option_faults(request: RunRequest) -> list[Fault]:
+    faults: list[Fault] = []
+    if request.timeout is not None and (fault := seconds_fault(request.timeout)):
+        faults.append(Fault("timeout", fault))
+    if request.correlation_id is not None and (fault := text_fault(request.correlation_id)):
+        faults.append(Fault("correlation_id", fault))
+    if request.webhook is not None and (fault := webhook_fault(request.webhook)):
+        faults.append(Fault("webhook", fault))
+    if request.responder_em is not None and (fault := naming.queue_fault(request.responder_em)):
+        faults.append(Fault("responder_em", fault))
+    if request.prioridade is not None and not 0 <= request.prioridade <= 9:
+        faults.append(Fault("prioridade", f"must be a whole number from 0 to 9; got {request.prioridade}"))
+    return faults
+
+
+def webhook_fault(url: str) -> str | None:
+    right = "must be an http:// or https:// URL of at most 2048 characters"
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    return None if fits and url.isprintable() and " " not in url and len(url) <= 2048 else right
+
+
+class PlanCache(Protocol):
+    def plan(self, definition_hash: str, encoded: bytes, definition: Definition | None = None) -> Plan: ...
+
+
+def definition_of(
+    request: RunRequest,
+    catalogue: Catalogue,
+    *,
+    default_timeout: float,
+    default_retry: RetryPolicy = DEFAULT_RETRY,
+) -> Definition:
+    """What the request asks to run. Raises InvalidRequest for an unknown route or pipeline, naming the nearest."""
+    if request.pipeline is not None:
+        definition = catalogue.pipelines.get(request.pipeline)
+        if definition is None:
+            near = naming.nearest(request.pipeline, catalogue.pipelines)
+            raise InvalidRequest(Fault("pipeline", f"there is no pipeline {naming.shown(request.pipeline)}{near}"))
+        changed = {key: value for key, value in _overrides(request).items() if value is not None}
+        definition = msgspec.structs.replace(definition, **changed) if changed else definition
+    else:
+        definition = _fan_out(request, catalogue, default_timeout, default_retry)
+    if fault := quorum_fault(definition.quorum, len(definition.steps)):
+        raise InvalidRequest(Fault("quorum", fault))
+    return definition
+
+
+def _overrides(request: RunRequest) -> dict[str, Any]:
+    return {"timeout": request.timeout, "quorum": request.quorum}
+
+
+def _fan_out(
+    request: RunRequest, catalogue: Catalogue, default_timeout: float, default_retry: RetryPolicy
+) -> Definition:
+    destinations: Sequence[str | Destination]
+    if request.tipo is not None:
+        if request.tipo not in catalogue.routes:
+            near = naming.nearest(request.tipo, catalogue.routes)
+            raise InvalidRequest(Fault("tipo", f"there is no route {naming.shown(request.tipo)}{near}"))
+        destinations = catalogue.routes[request.tipo]
+    else:
+        destinations = request.destinos or ()
+    return Definition(
+        name=request.tipo or "",
+        steps=tuple(_fan_out_step(item, default_retry) for item in destinations),
+        kind=Kind.FAN_OUT,
+        timeout=default_timeout if request.timeout is None else float(request.timeout),
+        quorum=request.quorum,
+    )
+
+
+def _fan_out_step(item: str | Destination, retry: RetryPolicy) -> Step:
+    if isinstance(item, str):
+        return Step(id=item, queue=item, retry=retry)
+    queue = item.fila or item.id or ""
+    timeout = None if item.timeout is None else float(item.timeout)
+    return Step(id=item.id or queue, queue=queue, payload=item.payload, timeout=timeout, retry=retry)
+
+
+def new_run(
+    request: RunRequest,
+    definition: Definition,
+    *,
+    run_id: str,
+    now: float,
+    plans: PlanCache,
+    traceparent: str | None = None,
+) -> Run:
+    """The run before its first event; `core.machine.start` makes its first changes."""
+    encoded = encode_definition(definition)
+    digest = content_hash(encoded)
+    plan = plans.plan(digest, encoded, definition)
+    head = RunHead(
+        id=run_id,
+        name=definition.name,
+        definition_hash=digest,
+        created_at=now,
+        deadline=now + definition.timeout,
+        timeout=definition.timeout,
+        total=len(plan),
+        priority=request.prioridade or 0,
+        traceparent=traceparent,
+        deliveries=_deliveries(request),
+    )
+    payload = bytes(request.payload) or b"{}"
+    return Run(head, plan, encoded, payload, [Task(number) for number in range(len(plan))])
+
+
+def _deliveries(request: RunRequest) -> list[Delivery]:
+    wanted = ((Channel.WEBHOOK, request.webhook), (Channel.QUEUE, request.responder_em))
+    return [Delivery(channel, target) for channel, target in wanted if target is not None]

@@ -1,0 +1,213 @@
+"""The state of a run and of its tasks, and the list of what changed in it."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
+
+from oraculo.core.history import Happened, HistoryEntry
+from oraculo.core.plan import Plan
+
+
+class TaskStatus(StrEnum):
+    PENDING = "pendente"
+    RUNNING = "em_execucao"
+    SUCCEEDED = "concluida"
+    FAILED = "erro"
+    TIMED_OUT = "timeout"
+    SKIPPED = "ignorada"
+    CANCELLED = "cancelada"
+
+
+class RunStatus(StrEnum):
+    RUNNING = "em_execucao"
+    SUCCEEDED = "concluida"
+    PARTIAL = "parcial"
+    FAILED = "erro"
+    TIMED_OUT = "timeout"
+    CANCELLED = "cancelada"
+
+
+OPEN = frozenset({TaskStatus.PENDING, TaskStatus.RUNNING})
+
+
+class Cause(StrEnum):
+    """Why a task did not succeed, for the run's end status; `reason` says it in words."""
+
+    ANSWER = "answer"
+    TASK_DEADLINE = "task_deadline"
+    RUN_DEADLINE = "run_deadline"
+    DEPENDENCY = "dependency"
+    QUORUM = "quorum"
+    REQUEST = "request"
+
+
+class Task(msgspec.Struct, gc=False):
+    """One subtask. `number` is its place in the plan."""
+
+    number: int
+    status: TaskStatus = TaskStatus.PENDING
+    attempt: int = 0
+    last_attempt: int = 0  # the attempt after which a failure is final
+    unsent: bool = False  # its command, or dead letter, is decided and the broker has not confirmed it yet
+    due_at: float | None = None  # when its timer rings: the next attempt, or the deadline
+    deadline: float | None = None
+    result: bytes | None = None  # the answer's payload, exactly as it came
+    cause: Cause | None = None
+    reason: str | None = None
+    mark: int = 0  # tells a worker's repeated failure message from a new one
+    percent: float | None = None
+    note: str | None = None
+    sent_at: float | None = None
+    ended_at: float | None = None
+    dead_letter: bool = False  # its command rests, or is to rest, in the dead-letter queue
+    missing: int = 0  # dependencies that have not succeeded yet; not stored, counted again on load
+
+    @property
+    def is_open(self) -> bool:
+        return self.status in OPEN
+
+    @property
+    def awaits_retry(self) -> bool:
+        """An attempt failed and the next one is not due yet."""
+        return self.status is TaskStatus.PENDING and self.attempt > 0 and not self.unsent and self.missing == 0
+
+
+class DeliveryStatus(StrEnum):
+    PENDING = "pendente"
+    DELIVERED = "entregue"
+    UNDELIVERED = "nao_entregue"
+
+
+class Channel(StrEnum):
+    WEBHOOK = "webhook"
+    QUEUE = "fila"
+
+
+class Delivery(msgspec.Struct):
+    """Where the aggregate goes besides the API, and how far it got. `edition` is the last one attempted."""
+
+    channel: Channel
+    target: str
+    status: DeliveryStatus = DeliveryStatus.PENDING
+    edition: int = 0
+    attempts: int = 0
+    due_at: float | None = None
+    error: str | None = None
+
+
+class RunHead(msgspec.Struct):
+    """All of a run but its tasks, its payload and its definition: the part that every change rewrites."""
+
+    id: str
+    name: str  # the pipeline's or route's name; empty for a list of destinations
+    definition_hash: str
+    created_at: float
+    deadline: float
+    timeout: float
+    total: int
+    version: int = 0
+    status: RunStatus = RunStatus.RUNNING
+    priority: int = 0
+    traceparent: str | None = None
+    ended_at: float | None = None
+    due_at: float | None = None
+    edition: int = 0  # `versao` of the aggregate: one more at each end and amendment
+    cancelled: bool = False
+    entries: int = 0  # history entries so far
+    late: int = 0
+    duplicates: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    skipped: int = 0
+    task_cancelled: int = 0
+    deliveries: list[Delivery] = []
+
+
+class Run:
+    """A run in memory: owned and changed by the engine that loaded it, one event at a time."""
+
+    __slots__ = ("awaited", "awaited_on", "definition", "head", "open_tasks", "payload", "plan", "tasks")
+
+    def __init__(self, head: RunHead, plan: Plan, definition: bytes, payload: bytes, tasks: list[Task]) -> None:
+        self.head = head
+        self.plan = plan
+        self.definition = definition  # encoded, as it is stored
+        self.payload = payload
+        self.tasks = tasks
+        self.open_tasks = 0
+        # Tasks that were sent and have not ended, by kind of answer and by queue: what lets the answer of a
+        # worker that names no task be placed without looking at all of them.
+        self.awaited = {True: 0, False: 0}
+        self.awaited_on: dict[str, int] = {}
+        for task in tasks:
+            self._count(task)
+
+    def _count(self, task: Task) -> None:
+        succeeded = TaskStatus.SUCCEEDED
+        task.missing = sum(self.tasks[n].status is not succeeded for n in self.plan.dependencies[task.number])
+        if task.is_open:
+            self.open_tasks += 1
+            if task.attempt and not task.missing:
+                self.expect_answer(task.number, 1)
+
+    def expect_answer(self, number: int, step: int) -> None:
+        self.awaited[self.plan.is_collector[number]] += step
+        queue = self.plan.steps[number].queue
+        self.awaited_on[queue] = self.awaited_on.get(queue, 0) + step
+
+    @property
+    def id(self) -> str:
+        return self.head.id
+
+    @property
+    def is_open(self) -> bool:
+        return self.head.status is RunStatus.RUNNING
+
+    def awaited_tasks(self) -> Iterator[Task]:
+        return (task for task in self.tasks if task.is_open and task.attempt and not task.missing)
+
+
+class Changes:
+    """What a batch of events changed in one run: only that is written, sent and told."""
+
+    __slots__ = (
+        "based_on",
+        "commands",
+        "dead_letters",
+        "deliver",
+        "dirty",
+        "ended",
+        "history",
+        "run",
+        "tasks",
+    )
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.based_on = run.head.version
+        self.tasks: dict[int, Task] = {}
+        self.history: list[HistoryEntry] = []
+        self.commands: list[tuple[int, int]] = []  # (task, attempt) to be sent
+        self.dead_letters: list[tuple[int, int]] = []  # (task, attempt) whose command goes to the dead letters
+        self.dirty = False  # something is to be written
+        self.ended = False  # the run has a new aggregate
+        self.deliver = False  # and it is this engine's to deliver
+
+    def touch(self, task: Task) -> None:
+        self.dirty = True
+        self.tasks[task.number] = task
+
+    def tell(
+        self,
+        at: float,
+        what: Happened,
+        task: int | None = None,
+        attempt: int | None = None,
+        detail: str | None = None,
+    ) -> None:
+        self.dirty = True
+        head = self.run.head
+        head.entries += 1
+        self.history.append(HistoryEntry(head.entries, at, what, task, attempt, detail))

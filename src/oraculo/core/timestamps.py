@@ -1,0 +1,27 @@
+"""ISO 8601 on the wire, seconds since the epoch inside."""
+
+from datetime import UTC, datetime
+
+
+def to_iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+def from_iso(text: str) -> float | None:
+    """Seconds since the epoch, or None when `text` is not ISO 8601 with an offset."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if moment.tzinfo is None else moment.timestamp()
+
+
+def in_words(seconds: float) -> str:
+    """`1.5 s`, `30 s`, `2 min 5 s`, `3 h`: a length of time as a sentence says it."""
+    if seconds < 60:
+        return f"{seconds:.1f}".removesuffix(".0") + " s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"

@@ -1,0 +1,108 @@
+"""Runs as the API shows them: the wire's words for the state inside."""
+
+from typing import Any
+from urllib.parse import quote
+
+from oraculo.core.aggregate import aggregate, summary
+from oraculo.core.history import HistoryEntry
+from oraculo.core.plan import Plan
+from oraculo.core.run import Delivery, Run, RunHead, RunStatus, Task
+from oraculo.core.timestamps import to_iso
+
+
+def head_view(head: RunHead) -> dict[str, Any]:
+    """A run in a list."""
+    return {
+        "correlation_id": head.id,
+        "status": head.status,
+        "pipeline": head.name or None,
+        "versao": head.edition,
+        "prioridade": head.priority,
+        "resumo": summary(head),
+        "iniciada_em": to_iso(head.created_at),
+        "prazo": to_iso(head.deadline),
+        "concluida_em": _moment(head.ended_at),
+        "duracao_ms": None if head.ended_at is None else round((head.ended_at - head.created_at) * 1000),
+        "links": links(head.id),
+    }
+
+
+def run_view(run: Run) -> dict[str, Any]:
+    """A run with its tasks; once it ended, also all that the aggregate has."""
+    head = run.head
+    view = head_view(head)
+    if not run.is_open:
+        view |= aggregate(run)
+    view["definicao"] = head.definition_hash
+    view["respostas_tardias"] = head.late
+    view["respostas_repetidas"] = head.duplicates
+    view["entregas"] = [_delivery_view(delivery) for delivery in head.deliveries]
+    view["tarefas"] = [_task_view(run.plan, task) for task in run.tasks]
+    return view
+
+
+def _task_view(plan: Plan, task: Task) -> dict[str, Any]:
+    step = plan.steps[task.number]
+    progress = (
+        None if task.percent is None and task.note is None else {"percentual": task.percent, "mensagem": task.note}
+    )
+    return {
+        "id": step.id,
+        "fila": step.queue,
+        "status": task.status,
+        "tentativas": task.attempt,
+        "max_tentativas": task.last_attempt,
+        "depende_de": list(step.depends_on),
+        "opcional": step.optional,
+        "progresso": progress,
+        "motivo": task.reason,
+        "enviada_em": _moment(task.sent_at),
+        "prazo": _moment(task.deadline),
+        "proxima_tentativa_em": _moment(task.due_at) if task.awaits_retry else None,
+        "concluida_em": _moment(task.ended_at),
+        "na_dlq": task.dead_letter,
+    }
+
+
+def _delivery_view(delivery: Delivery) -> dict[str, Any]:
+    return {
+        "canal": delivery.channel,
+        "destino": delivery.target,
+        "status": delivery.status,
+        "versao": delivery.edition,
+        "tentativas": delivery.attempts,
+        "proxima_tentativa_em": _moment(delivery.due_at),
+        "erro": delivery.error,
+    }
+
+
+def entry_view(plan: Plan, entry: HistoryEntry) -> dict[str, Any]:
+    """One line of a run's history."""
+    return {
+        "seq": entry.seq,
+        "timestamp": to_iso(entry.at),
+        "evento": entry.what,
+        "tarefa": None if entry.task is None else plan.steps[entry.task].id,
+        "tentativa": entry.attempt,
+        "detalhe": entry.detail,
+    }
+
+
+def accepted_view(run_id: str, status: RunStatus) -> dict[str, Any]:
+    """The answer to a request that was taken."""
+    return {"correlation_id": run_id, "status": status, "links": links(run_id)}
+
+
+def links(run_id: str) -> dict[str, str]:
+    path = f"/orquestracoes/{quote(run_id, safe='')}"
+    return {
+        "self": path,
+        "eventos": f"{path}/eventos",
+        "explicacao": f"{path}/explicacao",
+        "cancelar": f"{path}/cancelar",
+        "repetir": f"{path}/repetir",
+    }
+
+
+def _moment(seconds: float | None) -> str | None:
+    return None if seconds is None else to_iso(seconds)

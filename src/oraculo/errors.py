@@ -1,0 +1,105 @@
+"""Every error that ORÁCULO raises on purpose.
+
+OraculoError
+├── InvalidInput            the caller's input is wrong; carries one Fault for each field
+│   ├── InvalidJson         not JSON, or JSON that is refused (too deep, NUL, not UTF-8)
+│   ├── InvalidMessage      a message that breaks the schema
+│   ├── InvalidRequest      a request for a run that breaks its rules
+│   ├── InvalidPipeline     a pipeline definition that breaks its rules
+│   └── InvalidSettings     oraculo.toml or the environment
+├── PayloadTooLarge         over the configured limit
+├── NotFound                no such run, pipeline, queue or dead letter
+├── Conflict                it clashes with what is there (an id in use, a run that has not ended)
+│   └── IdempotencyKeyReused  the same key with another body
+├── BrokerError             the broker refused or did not confirm
+│   └── BrokerUnavailable   it cannot be reached now; worth a retry
+├── StoreError              the store refused
+│   └── StoreUnavailable    it cannot be reached now; worth a retry
+└── InvariantBroken         a programmer's error: the state machine was asked for the impossible
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with an input: where it is, and what would be right."""
+
+    field: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.problem}" if self.field else self.problem
+
+
+class OraculoError(Exception):
+    """The root of the tree."""
+
+
+class InvalidInput(OraculoError):
+    def __init__(self, faults: Sequence[Fault] | Fault) -> None:
+        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
+        super().__init__("; ".join(map(str, self.faults)))
+
+    @classmethod
+    def at(cls, field: str, problem: str) -> "InvalidInput":
+        return cls(Fault(field, problem))
+
+
+class InvalidJson(InvalidInput):
+    pass
+
+
+class InvalidMessage(InvalidInput):
+    pass
+
+
+class InvalidRequest(InvalidInput):
+    pass
+
+
+class InvalidPipeline(InvalidInput):
+    pass
+
+
+class InvalidSettings(InvalidInput):
+    pass
+
+
+class PayloadTooLarge(OraculoError):
+    def __init__(self, field: str, size: int, limit: int) -> None:
+        self.field, self.size, self.limit = field, size, limit
+        super().__init__(f"{field}: {size} bytes, over the limit of {limit} bytes")
+
+
+class NotFound(OraculoError):
+    pass
+
+
+class Conflict(OraculoError):
+    pass
+
+
+class IdempotencyKeyReused(Conflict):
+    pass
+
+
+class BrokerError(OraculoError):
+    pass
+
+
+class BrokerUnavailable(BrokerError):
+    pass
+
+
+class StoreError(OraculoError):
+    pass
+
+
+class StoreUnavailable(StoreError):
+    pass
+
+
+class InvariantBroken(OraculoError, AssertionError):
+    pass
