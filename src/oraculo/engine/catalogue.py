@@ -1,0 +1,121 @@
+"""The pipelines and routes that a request may name: built in, from a folder, or put by users."""
+
+import importlib.resources
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from oraculo.core import naming
+from oraculo.core.pipeline import Definition, decode_definition, encode_definition
+from oraculo.core.pipeline_text import read_pipeline
+from oraculo.core.retry import RetryPolicy
+from oraculo.errors import Conflict, Fault, InvalidPipeline, NotFound
+from oraculo.ports.clock import Clock
+from oraculo.ports.store import Store
+
+SUFFIXES = frozenset({".yaml", ".yml", ".json"})
+
+
+class Origin(StrEnum):
+    BUILT_IN = "embutido"
+    FOLDER = "pasta"
+    STORED = "api"
+
+
+class Catalogue:
+    """What a user put wins over the folder, and the folder over what is built in."""
+
+    def __init__(self, routes: Mapping[str, Sequence[str]], folder: str, default_retry: RetryPolicy) -> None:
+        self.routes = routes
+        self._folder = Path(folder) if folder else None
+        self._default_retry = default_retry
+        self._layers: dict[Origin, dict[str, Definition]] = {origin: {} for origin in Origin}
+        self._merged: dict[str, Definition] = {}
+        self._seen: dict[Path, tuple[int, int]] = {}
+
+    @property
+    def pipelines(self) -> Mapping[str, Definition]:
+        return self._merged
+
+    def origin(self, name: str) -> Origin:
+        return next(origin for origin in reversed(Origin) if name in self._layers[origin])
+
+    def get(self, name: str) -> Definition:
+        if name not in self._merged:
+            raise NotFound(f"there is no pipeline {naming.shown(name)}{naming.nearest(name, self._merged)}")
+        return self._merged[name]
+
+    async def load(self, store: Store) -> None:
+        """Raises InvalidPipeline, naming the file, when the folder holds a bad one."""
+        self._layers[Origin.BUILT_IN] = built_in_pipelines(self._default_retry)
+        if self._folder is not None:
+            self._layers[Origin.FOLDER] = self._read_folder(self._folder)
+            self._seen = self._signature()
+        stored = await store.pipelines()
+        self._layers[Origin.STORED] = {name: decode_definition(body) for name, body in stored.items()}
+        self._merge()
+
+    def refresh_folder(self) -> bool:
+        """Reads the folder again when a file of it changed. Raises InvalidPipeline and keeps what was good before."""
+        if self._folder is None or (signature := self._signature()) == self._seen:
+            return False
+        self._seen = signature
+        self._layers[Origin.FOLDER] = self._read_folder(self._folder)
+        self._merge()
+        return True
+
+    async def put(self, name: str, text: bytes, store: Store, clock: Clock) -> tuple[Definition, bool]:
+        """The definition, and whether its name is new. Raises InvalidPipeline with step and fault."""
+        definition = read_pipeline(text, name=name, default_retry=self._default_retry)
+        is_new = name not in self._merged
+        await store.put_pipeline(name, encode_definition(definition), clock.now())
+        self._layers[Origin.STORED][name] = definition
+        self._merge()
+        return definition, is_new
+
+    async def delete(self, name: str, store: Store) -> None:
+        self.get(name)
+        if not await store.delete_pipeline(name):
+            where = "built in" if self.origin(name) is Origin.BUILT_IN else "a file of the pipelines folder"
+            raise Conflict(
+                f"pipeline '{name}' is {where} and cannot be deleted here; PUT one of that name to replace it"
+            )
+        self._layers[Origin.STORED].pop(name, None)
+        self._merge()
+
+    def _merge(self) -> None:
+        self._merged = {name: found for origin in Origin for name, found in self._layers[origin].items()}
+
+    def _signature(self) -> dict[Path, tuple[int, int]]:
+        return {path: (stat.st_mtime_ns, stat.st_size) for path in self._files() for stat in (path.stat(),)}
+
+    def _files(self) -> list[Path]:
+        if self._folder is None or not self._folder.is_dir():
+            raise InvalidPipeline(Fault(str(self._folder), "the pipelines folder is not there or not a folder"))
+        return sorted(path for path in self._folder.iterdir() if path.suffix in SUFFIXES)
+
+    def _read_folder(self, folder: Path) -> dict[str, Definition]:
+        found: dict[str, Definition] = {}
+        for path in self._files():
+            definition = read_pipeline_file(path, self._default_retry)
+            if definition.name in found:
+                raise InvalidPipeline(Fault(str(path), f"the name '{definition.name}' is another file's already"))
+            found[definition.name] = definition
+        return found
+
+
+def read_pipeline_file(path: Path, default_retry: RetryPolicy) -> Definition:
+    try:
+        return read_pipeline(path.read_bytes(), default_retry=default_retry)
+    except InvalidPipeline as error:
+        faults = [
+            Fault(f"{path.name}: {fault.field}" if fault.field else path.name, fault.problem) for fault in error.faults
+        ]
+        raise InvalidPipeline(faults) from None
+
+
+def built_in_pipelines(default_retry: RetryPolicy) -> dict[str, Definition]:
+    folder = importlib.resources.files("oraculo") / "pipelines"
+    texts = [entry.read_bytes() for entry in folder.iterdir() if entry.name.endswith(".yaml")]
+    definitions = [read_pipeline(text, default_retry=default_retry) for text in texts]
+    return {definition.name: definition for definition in sorted(definitions, key=lambda found: found.name)}

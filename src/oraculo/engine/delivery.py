@@ -1,0 +1,158 @@
+"""Brings the aggregate of an ended run to its webhook and to its reply queue, and notes how it went."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import partial
+
+import httpx2
+import msgspec
+from standardwebhooks import Webhook
+
+from oraculo.core import naming
+from oraculo.core.events import Delivered, DeliveryFailed, Event
+from oraculo.core.message import Message, encode_message
+from oraculo.core.naming import QueueNames
+from oraculo.core.retry import RetryPolicy
+from oraculo.core.run import Channel, Delivery, DeliveryStatus, Run
+from oraculo.core.timestamps import to_iso
+from oraculo.engine.inputs import Inbox, Note
+from oraculo.errors import BrokerError
+from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.clock import Clock, Entropy
+from oraculo.ports.telemetry import DeliveryAttempted, Telemetry
+from oraculo.settings import WebhookSettings
+
+# Attempts under way or waiting; past that a run is left to its delivery timer, which finds it again.
+MAX_UNDER_WAY = 1_000
+MAX_BYTES_UNDER_WAY = 64 * 1024 * 1024
+
+Post = Callable[[str, bytes, dict[str, str]], Awaitable[int]]
+
+
+class Courier:
+    def __init__(
+        self,
+        broker: Broker,
+        inbox: Inbox,
+        settings: WebhookSettings,
+        *,
+        names: QueueNames,
+        clock: Clock,
+        entropy: Entropy,
+        telemetry: Telemetry,
+        post: Post,
+    ) -> None:
+        self._broker = broker
+        self._inbox = inbox
+        self._names = names
+        self._clock = clock
+        self._entropy = entropy
+        self._telemetry = telemetry
+        self._post = post
+        self._retry = RetryPolicy(settings.max_attempts, settings.backoff, settings.max_backoff)
+        self._signer = Webhook(settings.secret) if settings.secret else None
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._under_way: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._bytes = 0
+
+    def deliver(self, run: Run, aggregate: bytes) -> None:
+        """Starts an attempt for each channel that is due. Never blocks."""
+        for number, delivery in enumerate(run.head.deliveries):
+            key = (run.id, number)
+            if delivery.status is not DeliveryStatus.PENDING or key in self._under_way:
+                continue
+            if len(self._under_way) >= MAX_UNDER_WAY or self._bytes + len(aggregate) > MAX_BYTES_UNDER_WAY:
+                return
+            attempt = self._attempt(run.id, number, msgspec.structs.replace(delivery), run.head.edition, aggregate)
+            self._bytes += len(aggregate)
+            self._under_way[key] = asyncio.create_task(attempt)
+            self._under_way[key].add_done_callback(partial(self._finished, key, len(aggregate)))
+
+    def _finished(self, key: tuple[str, int], size: int, _: object) -> None:
+        del self._under_way[key]
+        self._bytes -= size
+
+    async def finished(self) -> None:
+        """Returns when no attempt is under way."""
+        while self._under_way:
+            await asyncio.wait(list(self._under_way.values()))
+
+    async def abandon(self) -> None:
+        """Stops the attempts under way; their timers bring them back."""
+        for task in self._under_way.values():
+            task.cancel()
+        await self.finished()
+
+    async def _attempt(self, run_id: str, number: int, delivery: Delivery, edition: int, aggregate: bytes) -> None:
+        async with self._slots:
+            try:
+                if delivery.channel is Channel.WEBHOOK:
+                    await self._send_webhook(run_id, delivery.target, edition, aggregate)
+                else:
+                    await self._send_reply(run_id, delivery.target, aggregate)
+            except _Refused as error:
+                self._note_failure(run_id, number, delivery, edition, str(error))
+                return
+        self._telemetry.emit(DeliveryAttempted(run_id, delivery.channel, "delivered"))
+        self._note(run_id, Delivered(number, edition))
+
+    def _note_failure(self, run_id: str, number: int, delivery: Delivery, edition: int, reason: str) -> None:
+        attempt = delivery.attempts + 1
+        retry_at = None
+        # A reply queue is our own broker's: it comes back, so the reply is never given up.
+        if delivery.channel is Channel.QUEUE or attempt < self._retry.max_attempts:
+            retry_at = self._clock.now() + self._retry.delay(attempt, self._entropy.jitter())
+        outcome = "given_up" if retry_at is None else "failed"
+        self._telemetry.emit(DeliveryAttempted(run_id, delivery.channel, outcome, reason))
+        self._note(run_id, DeliveryFailed(number, edition, reason, retry_at))
+
+    def _note(self, run_id: str, event: Event) -> None:
+        self._inbox.note([Note(run_id, event)])
+
+    async def _send_reply(self, run_id: str, queue: str, aggregate: bytes) -> None:
+        message = Message(
+            correlation_id=run_id,
+            tipo_evento=naming.RUN_ENDED,
+            payload=msgspec.Raw(aggregate),
+            timestamp=to_iso(self._clock.now()),
+        )
+        try:
+            await self._broker.publish([Outgoing(self._names.physical(queue), encode_message(message))])
+        except BrokerError as error:
+            raise _Refused(str(error)) from error
+
+    async def _send_webhook(self, run_id: str, url: str, edition: int, aggregate: bytes) -> None:
+        status = await self._post(url, aggregate, self._headers(run_id, edition, aggregate))
+        if not 200 <= status < 300:
+            raise _Refused(f"answered {status}; a 2xx is awaited")
+
+    def _headers(self, run_id: str, edition: int, aggregate: bytes) -> dict[str, str]:
+        """The id is the same at every attempt of one edition, so that the receiver can tell a repeat."""
+        message_id = f"{run_id}.{edition}".encode("ascii", "backslashreplace").decode()
+        moment = datetime.fromtimestamp(self._clock.now(), UTC)
+        headers = {
+            "content-type": "application/json",
+            "webhook-id": message_id,
+            "webhook-timestamp": str(int(moment.timestamp())),
+        }
+        if self._signer is not None:
+            headers["webhook-signature"] = self._signer.sign(message_id, moment, aggregate.decode())
+        return headers
+
+
+class _Refused(Exception):
+    pass
+
+
+def http_post(client: httpx2.AsyncClient) -> Post:
+    """Posts with `client` and returns the status; what keeps it from one is told as a refusal."""
+
+    async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
+        try:
+            response = await client.post(url, content=body, headers=headers)
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
+            raise _Refused(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        return response.status_code
+
+    return post

@@ -1,0 +1,121 @@
+"""What the engine decides on: messages, requests, wishes and notes; and the inbox where they gather."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from oraculo.core.events import Event
+from oraculo.core.machine import Verdict
+from oraculo.core.message import Message
+from oraculo.core.run import Changes
+from oraculo.ports.broker import Consumer, Delivery
+from oraculo.ports.store import Created
+
+
+@dataclass(slots=True, eq=False)
+class Arrived:
+    """A delivery from `resultados` or `orquestrador`, to be settled once its effect is committed."""
+
+    delivery: Delivery
+    consumer: Consumer
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """An arrived message that is about a run."""
+
+    message: Message
+    arrived: Arrived
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    """A run to be created, with its first changes. `done` is for the API; `arrived` for one that came as a message."""
+
+    changes: Changes
+    fingerprint: str
+    idempotency_key: str | None = None
+    done: "asyncio.Future[Created] | None" = None
+    arrived: Arrived | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Wish:
+    """What an operator or a timer wants done to a run. `done` gets the verdict, or None: there is no such run."""
+
+    run_id: str
+    event: Event
+    done: "asyncio.Future[Verdict | None]"
+
+
+@dataclass(slots=True, eq=False)
+class Resend:
+    """A command, or dead letter, that was found committed but not noted as sent."""
+
+    run_id: str
+    task: int
+    attempt: int
+    done: "asyncio.Future[Verdict | None]"
+
+
+@dataclass(slots=True, eq=False)
+class Note:
+    """What the engine itself did for a run: a command the broker confirmed, a delivery that came through or not."""
+
+    run_id: str
+    event: Event
+
+
+Input = Arrived | Submission | Wish | Resend
+OfRun = Answer | Wish | Resend | Note
+
+
+class Inbox:
+    """Gathers inputs until the intake takes them. What fills it is bounded at its source: messages by the consumers'
+    prefetch, wishes and submissions by the callers who wait for them, notes by the outbox's window."""
+
+    def __init__(self, linger: float) -> None:
+        self._inputs: deque[Input] = deque()
+        self._notes: deque[Note] = deque()
+        self._linger = linger
+        self._waiter: asyncio.Future[None] | None = None
+        self._lingering: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._inputs) + len(self._notes)
+
+    def put(self, inputs: Iterable[Input]) -> None:
+        self._inputs.extend(inputs)
+        self.wake()
+
+    def note(self, notes: Iterable[Note]) -> None:
+        """Notes wait a moment for other work to be committed with, because alone they are not worth a commit."""
+        self._notes.extend(notes)
+        if self._waiter is not None and self._lingering is None:
+            self._lingering = asyncio.get_running_loop().call_later(self._linger, self.wake)
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self, limit: int) -> tuple[Sequence[Input], Sequence[Note]]:
+        """All that is there, up to `limit` of each; waits when there is nothing. May return nothing when woken."""
+        if not self._inputs:
+            await self._wait()
+        inputs = [self._inputs.popleft() for _ in range(min(limit, len(self._inputs)))]
+        notes = [self._notes.popleft() for _ in range(min(limit, len(self._notes)))]
+        return inputs, notes
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        if self._notes and self._lingering is None:
+            self._lingering = loop.call_later(self._linger, self.wake)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if self._lingering is not None:
+                self._lingering.cancel()
+                self._lingering = None

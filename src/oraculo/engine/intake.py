@@ -1,0 +1,359 @@
+"""The batch pipeline: take what has arrived, decode, group by run, load, decide, commit once, settle, hand on.
+
+One batch at a time. While its commit is on the way to the disk, more arrives; so the slower the store, the larger
+the batches, and throughput holds. A run is changed in memory before the commit; when the commit does not succeed,
+the changed copy is thrown away and the stored one is loaded again: the store is the truth.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from oraculo.core import machine, naming
+from oraculo.core.answer import read_answer
+from oraculo.core.events import Event
+from oraculo.core.machine import Verdict
+from oraculo.core.message import Message, decode_message
+from oraculo.core.naming import QueueNames
+from oraculo.core.run import Changes, Run
+from oraculo.engine.cache import HotRuns, Plans
+from oraculo.engine.inputs import Answer, Arrived, Inbox, Input, Note, OfRun, Resend, Submission
+from oraculo.engine.requests import RunMaker
+from oraculo.errors import InvalidInput, InvalidMessage, OraculoError, PayloadTooLarge, StoreUnavailable
+from oraculo.ports.broker import Consumer, Delivery
+from oraculo.ports.clock import Clock, Entropy
+from oraculo.ports.store import Committed, Created, Creation, Outcome, Store
+from oraculo.ports.telemetry import AnswerTaken, BatchCommitted, DeadLettered, LoopFailed, Telemetry
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+
+class Aftermath(Protocol):
+    """Those who act on what was committed: the outbox, the timers, the courier and whoever watches."""
+
+    def committed(self, changes: Changes) -> None: ...
+    def noted(self, run_id: str, event: Event) -> None: ...
+
+
+@dataclass(slots=True)
+class Decision:
+    """What was decided for one run, on one version of it."""
+
+    changes: Changes
+    verdicts: list[tuple[OfRun, Verdict, str]] = field(default_factory=list)
+
+    @property
+    def must_be_fresh(self) -> bool:
+        """Whether it turned something away without a commit that would have noticed a stale copy."""
+        if self.changes.dirty:
+            return False
+        return any(verdict is not Verdict.APPLIED and not isinstance(item, Note) for item, verdict, _ in self.verdicts)
+
+
+@dataclass(slots=True)
+class Batch:
+    submissions: list[Submission] = field(default_factory=list)
+    by_run: dict[str, list[OfRun]] = field(default_factory=dict)
+    handled: list[Arrived] = field(default_factory=list)
+    refused: list[tuple[Arrived, str]] = field(default_factory=list)
+
+    def of_run(self, run_id: str, item: OfRun) -> None:
+        self.by_run.setdefault(run_id, []).append(item)
+
+
+class Intake:
+    def __init__(
+        self,
+        store: Store,
+        inbox: Inbox,
+        maker: RunMaker,
+        plans: Plans,
+        hot: HotRuns,
+        aftermath: Aftermath,
+        *,
+        names: QueueNames,
+        clock: Clock,
+        entropy: Entropy,
+        telemetry: Telemetry,
+        batch: int,
+    ) -> None:
+        self._store = store
+        self._inbox = inbox
+        self._maker = maker
+        self._plans = plans
+        self._hot = hot
+        self._aftermath = aftermath
+        self._names = names
+        self._clock = clock
+        self._entropy = entropy
+        self._telemetry = telemetry
+        self._limit = batch
+        self._idle = asyncio.Event()
+        self._stopping = False
+
+    # -- the loop ---------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until `stop`; then finishes what is in the inbox and returns."""
+        while not (self._stopping and not len(self._inbox)):
+            self._idle.set()
+            inputs, notes = await self._inbox.take(self._limit)
+            self._idle.clear()
+            if inputs or notes:
+                await self._process_surely(inputs, notes)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._inbox.wake()
+
+    async def drained(self) -> None:
+        """Returns when nothing is waiting or being decided."""
+        while len(self._inbox) or not self._idle.is_set():
+            await self._idle.wait()
+            await asyncio.sleep(0)
+
+    async def _process_surely(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
+        """Waits for a store that cannot be reached; sets apart an input that breaks the engine."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                await self._process(inputs, notes)
+                return
+            except StoreUnavailable as error:
+                self._telemetry.emit(LoopFailed("intake", str(error)))
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            except Exception as error:  # noqa: BLE001  whatever it is, the other inputs must go on
+                self._telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
+                await self._set_apart(inputs, notes, error)
+                return
+
+    async def _set_apart(self, inputs: Sequence[Input], notes: Sequence[Note], error: Exception) -> None:
+        if len(inputs) + len(notes) > 1:
+            for one in inputs:
+                await self._process_surely([one], [])
+            for note in notes:
+                await self._process_surely([], [note])
+        elif inputs:
+            await self._give_back(inputs[0], error)
+        else:
+            self._aftermath.noted(notes[0].run_id, notes[0].event)
+
+    async def _give_back(self, one: Input, error: Exception) -> None:
+        """The one that broke it: a message is tried again later, up to the delivery limit; a caller is told."""
+        if isinstance(one, Arrived):
+            await one.consumer.retry(one.delivery, 1.0, f"{type(error).__name__}: {error}")
+        elif one.done is not None and not one.done.done():
+            one.done.set_exception(error)
+
+    # -- one batch --------------------------------------------------------------------------------------------
+
+    async def _process(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
+        started = self._clock.now()
+        batch = self._read(inputs, notes)
+        created, by_run, conflicts, runs = batch.submissions, batch.by_run, 0, 0
+        while created or by_run:
+            decisions = await self._decide(by_run, batch)
+            committed = await self._commit(created, decisions)
+            self._conclude_creations(created, committed, batch)
+            self._conclude(decisions, committed.conflicts, batch)
+            runs += len(decisions) - len(committed.conflicts)
+            conflicts += len(committed.conflicts)
+            created, by_run = [], {run_id: by_run[run_id] for run_id in committed.conflicts}
+        await self._settle(batch)
+        self._telemetry.emit(
+            BatchCommitted(
+                inputs=len(inputs),
+                runs=runs,
+                created=len(batch.submissions),
+                conflicts=conflicts,
+                seconds=self._clock.now() - started,
+            )
+        )
+
+    def _read(self, inputs: Sequence[Input], notes: Sequence[Note]) -> Batch:
+        batch = Batch()
+        for note in notes:  # first: what was sent comes before its answer
+            batch.of_run(note.run_id, note)
+        for one in inputs:
+            if isinstance(one, Arrived):
+                self._read_arrived(one, batch)
+            elif isinstance(one, Submission):
+                batch.submissions.append(one)
+            else:
+                batch.of_run(one.run_id, one)
+        return batch
+
+    def _read_arrived(self, arrived: Arrived, batch: Batch) -> None:
+        try:
+            message = decode_message(arrived.delivery.body)
+            if arrived.delivery.queue == self._names.requests:
+                batch.submissions.append(self._read_request(message, arrived))
+            else:
+                _expect_event(message, naming.ANSWER_EVENTS | {naming.PROGRESS})
+                batch.of_run(message.correlation_id, Answer(message, arrived))
+        except (InvalidInput, PayloadTooLarge) as error:
+            batch.refused.append((arrived, str(error)))
+
+    def _read_request(self, message: Message, arrived: Arrived) -> Submission:
+        _expect_event(message, {naming.START_RUN})
+        submission = self._maker.submission(
+            bytes(message.payload),
+            run_id=message.correlation_id,
+            reply_to=None if message.responder_em is None else self._names.logical(message.responder_em),
+            traceparent=message.traceparent,
+        )
+        if submission.changes.run.id != message.correlation_id:
+            raise InvalidMessage.at("payload.correlation_id", "differs from the message's correlation_id; leave it out")
+        submission.arrived = arrived
+        return submission
+
+    # -- decide -----------------------------------------------------------------------------------------------
+
+    async def _decide(self, by_run: dict[str, list[OfRun]], batch: Batch) -> list[Decision]:
+        decisions: list[Decision] = []
+        cold: list[str] = []
+        for run_id, items in by_run.items():
+            run = self._hot.get(run_id)
+            decision = None if run is None else self._decide_run(run, items)
+            if decision is None or decision.must_be_fresh:
+                self._hot.drop(run_id)
+                cold.append(run_id)
+            else:
+                decisions.append(decision)
+        if cold:
+            decisions += await self._decide_cold(cold, by_run, batch)
+        return decisions
+
+    async def _decide_cold(self, run_ids: list[str], by_run: dict[str, list[OfRun]], batch: Batch) -> list[Decision]:
+        decisions: list[Decision] = []
+        snapshots = await self._store.load(run_ids)
+        for run_id in run_ids:
+            snapshot = snapshots.get(run_id)
+            if snapshot is None:
+                self._no_such_run(run_id, by_run[run_id], batch)
+                continue
+            run = self._plans.restore(snapshot)
+            self._hot.keep(run)
+            decisions.append(self._decide_run(run, by_run[run_id]))
+        return decisions
+
+    def _decide_run(self, run: Run, items: Iterable[OfRun]) -> Decision:
+        now = self._clock.now()
+        decision = Decision(Changes(run))
+        for item in items:
+            verdict, why = self._apply(run, item, now, decision.changes)
+            decision.verdicts.append((item, verdict, why))
+        return decision
+
+    def _apply(self, run: Run, item: OfRun, now: float, changes: Changes) -> tuple[Verdict, str]:
+        if isinstance(item, Resend):
+            return _resend(run, item, changes), ""
+        if not isinstance(item, Answer):
+            return machine.apply(run, item.event, now, changes), ""
+        event = read_answer(run, item.message, self._entropy.jitter())
+        if not isinstance(event, Event):
+            return Verdict.UNKNOWN, event
+        verdict = machine.apply(run, event, now, changes)
+        return verdict, "its task was not sent yet, so no answer is awaited" if verdict is Verdict.UNKNOWN else ""
+
+    def _no_such_run(self, run_id: str, items: Iterable[OfRun], batch: Batch) -> None:
+        for item in items:
+            if isinstance(item, Answer):
+                batch.refused.append((item.arrived, f"there is no run with the correlation_id {naming.shown(run_id)}"))
+            elif isinstance(item, Note):
+                self._aftermath.noted(run_id, item.event)
+            elif not item.done.done():
+                item.done.set_result(None)
+
+    # -- commit and conclude ----------------------------------------------------------------------------------
+
+    async def _commit(self, submissions: Sequence[Submission], decisions: Sequence[Decision]) -> Committed:
+        creations = [Creation(one.changes, one.fingerprint, one.idempotency_key) for one in submissions]
+        changes = [decision.changes for decision in decisions if decision.changes.dirty]
+        if not creations and not changes:
+            return Committed((), frozenset())
+        try:
+            return await self._store.commit(creations, changes)
+        except BaseException:
+            for one in changes:
+                self._hot.drop(one.run.id)
+            raise
+
+    def _conclude_creations(self, submissions: Sequence[Submission], committed: Committed, batch: Batch) -> None:
+        for one, created in zip(submissions, committed.created, strict=True):
+            if created.outcome is Outcome.CREATED:
+                self._hot.keep(one.changes.run)
+                self._aftermath.committed(one.changes)
+            if one.done is not None and not one.done.done():
+                one.done.set_result(created)
+            if one.arrived is not None:
+                self._conclude_arrived_request(one.arrived, created, batch)
+
+    def _conclude_arrived_request(self, arrived: Arrived, created: Created, batch: Batch) -> None:
+        if created.outcome in (Outcome.CREATED, Outcome.SAME):
+            batch.handled.append(arrived)
+        else:
+            batch.refused.append(
+                (arrived, f"the correlation_id {naming.shown(created.run_id)} is another run's already")
+            )
+
+    def _conclude(self, decisions: Iterable[Decision], conflicts: frozenset[str], batch: Batch) -> None:
+        for decision in decisions:
+            run_id = decision.changes.run.id
+            if run_id in conflicts:
+                self._hot.drop(run_id)
+                continue
+            if decision.changes.dirty:
+                self._hot.grown(decision.changes)
+            self._aftermath.committed(decision.changes)
+            for item, verdict, why in decision.verdicts:
+                self._conclude_item(run_id, item, verdict, why, batch)
+            if not decision.changes.run.is_open:
+                self._hot.drop(run_id)
+
+    def _conclude_item(self, run_id: str, item: OfRun, verdict: Verdict, why: str, batch: Batch) -> None:
+        if isinstance(item, Answer):
+            self._telemetry.emit(AnswerTaken(run_id, verdict, item.message.tipo_evento))
+            if verdict is Verdict.UNKNOWN:
+                batch.refused.append((item.arrived, why))
+            else:
+                batch.handled.append(item.arrived)
+        elif isinstance(item, Note):
+            self._aftermath.noted(run_id, item.event)
+        elif not item.done.done():
+            item.done.set_result(verdict)
+
+    async def _settle(self, batch: Batch) -> None:
+        """Only now may the broker forget the messages. If it cannot be told, they come again and change nothing."""
+        by_consumer: dict[Consumer, list[Delivery]] = {}
+        for arrived in batch.handled:
+            by_consumer.setdefault(arrived.consumer, []).append(arrived.delivery)
+        try:
+            for consumer, deliveries in by_consumer.items():
+                await consumer.ack(deliveries)
+            for arrived, why in batch.refused:
+                await arrived.consumer.dead_letter(arrived.delivery, why)
+                self._telemetry.emit(DeadLettered(self._names.logical(arrived.delivery.queue), why))
+        except OraculoError as error:
+            self._telemetry.emit(LoopFailed("settle", str(error)))
+
+
+def _expect_event(message: Message, known: Iterable[str]) -> None:
+    if message.tipo_evento not in known:
+        right = ", ".join(sorted(known))
+        raise InvalidMessage.at(
+            "tipo_evento", f"must be one of {right} on this queue; got {naming.shown(message.tipo_evento)}"
+        )
+
+
+def _resend(run: Run, item: Resend, changes: Changes) -> Verdict:
+    task = run.tasks[item.task]
+    if not task.unsent or task.attempt != item.attempt:
+        return Verdict.NOTHING
+    if task.is_open:
+        changes.commands.append((item.task, item.attempt))
+    else:
+        changes.dead_letters.append((item.task, item.attempt))
+    return Verdict.APPLIED

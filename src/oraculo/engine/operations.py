@@ -1,0 +1,225 @@
+"""The door: all that the API and the command line may ask of the engine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from oraculo.core import naming
+from oraculo.core.aggregate import encode_aggregate
+from oraculo.core.events import Cancelled, Event, Repeated
+from oraculo.core.explain import explain
+from oraculo.core.history import HistoryEntry
+from oraculo.core.machine import Verdict
+from oraculo.core.pipeline import Definition, text_fault
+from oraculo.core.run import Run, RunStatus, TaskStatus
+from oraculo.engine.catalogue import Origin
+from oraculo.engine.inputs import Submission, Wish
+from oraculo.engine.quarantine import Quarantine, Redrive
+from oraculo.engine.service import Engine
+from oraculo.engine.watchers import Watch
+from oraculo.errors import (
+    Conflict,
+    Fault,
+    IdempotencyKeyReused,
+    InvalidRequest,
+    NotFound,
+    StoreUnavailable,
+)
+from oraculo.ports.broker import DeadLetter, QueueState
+from oraculo.ports.store import Created, Outcome, Page, RunQuery
+
+T = TypeVar("T")
+
+MAX_KEY = 255
+_PATIENCE = 30.0  # how long a caller waits for a commit before it hears that the store is not there
+_HISTORY_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    run_id: str
+    status: RunStatus
+    aggregate: bytes | None = None  # when the caller waited and the run ended in time
+    is_new: bool = True
+
+
+class Operations:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._quarantine = Quarantine(engine.broker, engine.store, engine.inbox, engine.plans, engine.names)
+
+    # -- runs -------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        body: bytes,
+        *,
+        idempotency_key: str | None = None,
+        traceparent: str | None = None,
+        wait: float = 0,
+    ) -> Submitted:
+        """Creates a run and returns once it is committed; with `wait`, up to that many seconds later with its
+        aggregate. Raises InvalidInput, PayloadTooLarge, Conflict or IdempotencyKeyReused."""
+        if idempotency_key is not None and (fault := text_fault(idempotency_key, MAX_KEY)):
+            raise InvalidRequest(Fault("Idempotency-Key", fault))
+        submission = self._engine.maker.submission(body, traceparent=traceparent)
+        submission.idempotency_key = idempotency_key
+        with self._engine.watchers.watching(submission.changes.run.id) as watch:
+            created = await self._create(submission)
+            if created.outcome is Outcome.CREATED:
+                return await self._outcome(watch, wait)
+        return await self._submitted_before(created, wait)
+
+    async def _create(self, submission: Submission) -> Created:
+        self._expect_accepting()
+        submission.done = asyncio.get_running_loop().create_future()
+        self._engine.inbox.put([submission])
+        created = await self._patiently(submission.done)
+        if created.outcome is Outcome.KEY_REUSED:
+            raise IdempotencyKeyReused(
+                f"this Idempotency-Key was used for run {created.run_id} with another body; use a new key"
+            )
+        same_request = created.outcome is Outcome.SAME and submission.idempotency_key is not None
+        if created.outcome is not Outcome.CREATED and not same_request:
+            raise Conflict(
+                f"the correlation_id {naming.shown(created.run_id)} is in use; choose another, or none"
+            )
+        return created
+
+    async def _outcome(self, watch: Watch, wait: float) -> Submitted:
+        if wait <= 0:
+            return Submitted(watch.run_id, RunStatus.RUNNING)
+        done, _ = await asyncio.wait([watch.ended], timeout=wait)
+        return Submitted(watch.run_id, RunStatus.RUNNING, watch.ended.result() if done else None)
+
+    async def _submitted_before(self, created: Created, wait: float) -> Submitted:
+        aggregate = await self.wait(created.run_id, wait) if wait > 0 else None
+        run = await self.run(created.run_id)
+        return Submitted(created.run_id, run.head.status, aggregate, is_new=False)
+
+    async def wait(self, run_id: str, seconds: float) -> bytes | None:
+        """The aggregate, if the run has ended or ends within `seconds`."""
+        with self._engine.watchers.watching(run_id) as watch:
+            run = await self.run(run_id)
+            if not run.is_open:
+                return encode_aggregate(run)
+            done, _ = await asyncio.wait([watch.ended], timeout=max(0.0, seconds))
+            return watch.ended.result() if done else None
+
+    async def run(self, run_id: str) -> Run:
+        """The run as it was last committed. Raises NotFound."""
+        snapshot = (await self._engine.store.load([run_id])).get(run_id)
+        if snapshot is None:
+            raise NotFound(f"there is no run with the correlation_id {naming.shown(run_id)}")
+        return self._engine.plans.restore(snapshot)
+
+    async def runs(self, query: RunQuery) -> Page:
+        return await self._engine.store.runs(query)
+
+    async def history(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[HistoryEntry]:
+        return await self._engine.store.history(run_id, after=after, limit=limit)
+
+    async def follow(self, run: Run, after: int = 0) -> AsyncIterator[HistoryEntry]:
+        """The run's history behind `after`, and what is added to it until the run ends."""
+        with self._engine.watchers.watching(run.id) as watch:
+            while True:
+                watch.changed.clear()
+                ended = not (await self.run(run.id)).is_open
+                while entries := await self.history(run.id, after=after, limit=_HISTORY_PAGE):
+                    for entry in entries:
+                        yield entry
+                    after = entries[-1].seq
+                if ended:
+                    return
+                await watch.changed.wait()
+
+    async def explain(self, run_id: str) -> str:
+        run = await self.run(run_id)
+        awaited = {run.plan.steps[task.number].queue for task in run.tasks if task.status is TaskStatus.RUNNING}
+        names = self._engine.names
+        states = await self._engine.broker.queues([names.physical(queue) for queue in awaited]) if awaited else ()
+        consumers = dict.fromkeys(awaited, 0 if self._engine.broker.capabilities.counts_consumers else None)
+        consumers |= {names.logical(state.queue): state.consumers for state in states}
+        return explain(run, self._engine.clock.now(), consumers)
+
+    async def cancel(self, run_id: str) -> Run:
+        if await self._wish(run_id, Cancelled()) is Verdict.REFUSED:
+            status = (await self.run(run_id)).head.status
+            raise Conflict(f"run {run_id} has ended as {status}; only a run in em_execucao can be cancelled")
+        return await self.run(run_id)
+
+    async def repeat(self, run_id: str) -> Run:
+        """Runs again only what failed. Raises Conflict while the run is open, or when nothing failed."""
+        if await self._wish(run_id, Repeated()) is Verdict.REFUSED:
+            run = await self.run(run_id)
+            why = "is still em_execucao" if run.is_open else "has nothing that failed"
+            raise Conflict(f"run {run_id} {why}; only an ended run with failures can be repeated")
+        return await self.run(run_id)
+
+    async def _wish(self, run_id: str, event: Event) -> Verdict:
+        self._expect_accepting()
+        wish = Wish(run_id, event, asyncio.get_running_loop().create_future())
+        self._engine.inbox.put([wish])
+        verdict = await self._patiently(wish.done)
+        if verdict is None:
+            raise NotFound(f"there is no run with the correlation_id {naming.shown(run_id)}")
+        return verdict
+
+    # -- pipelines --------------------------------------------------------------------------------------------
+
+    def pipelines(self) -> list[tuple[Definition, Origin]]:
+        catalogue = self._engine.catalogue
+        return [(found, catalogue.origin(name)) for name, found in sorted(catalogue.pipelines.items())]
+
+    def pipeline(self, name: str) -> tuple[Definition, Origin]:
+        return self._engine.catalogue.get(name), self._engine.catalogue.origin(name)
+
+    async def put_pipeline(self, name: str, text: bytes) -> tuple[Definition, bool]:
+        return await self._engine.catalogue.put(name, text, self._engine.store, self._engine.clock)
+
+    async def delete_pipeline(self, name: str) -> None:
+        await self._engine.catalogue.delete(name, self._engine.store)
+
+    # -- queues -----------------------------------------------------------------------------------------------
+
+    async def queues(self) -> list[QueueState]:
+        """With the prefix taken off their names; those of another prefix are not ours to show."""
+        prefix = self._engine.names.prefix
+        return [state for state in await self._engine.broker.queues() if state.queue.startswith(prefix)]
+
+    def queue_name(self, state: QueueState | DeadLetter) -> str:
+        return self._engine.names.logical(state.queue)
+
+    async def dead_letters(self, queue: str, *, limit: int = 100, after: str | None = None) -> Sequence[DeadLetter]:
+        return await self._quarantine.letters(queue, limit, after)
+
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> Redrive:
+        self._expect_accepting()
+        return await self._quarantine.redrive(queue, ids)
+
+    async def discard(self, queue: str, letter_id: str) -> None:
+        self._expect_accepting()
+        await self._quarantine.discard(queue, letter_id)
+
+    # -- health -----------------------------------------------------------------------------------------------
+
+    async def health(self) -> dict[str, str | None]:
+        return await self._engine.health()
+
+    async def census(self) -> dict[RunStatus, int]:
+        return await self._engine.store.census()
+
+    def _expect_accepting(self) -> None:
+        if not self._engine.accepting:
+            raise StoreUnavailable("the engine is starting or stopping; try again in a moment")
+
+    async def _patiently(self, future: "asyncio.Future[T]") -> T:
+        """The engine tries a commit until it succeeds; a caller is not kept that long."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise StoreUnavailable(
+                "not committed yet: the store does not answer; ask again with the same Idempotency-Key"
+            ) from None

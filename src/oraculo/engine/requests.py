@@ -1,0 +1,58 @@
+"""From a request's bytes to a run that is ready to be created."""
+
+import hashlib
+
+from oraculo.core import machine
+from oraculo.core.request import Limits, definition_of, new_run, read_request
+from oraculo.core.retry import RetryPolicy
+from oraculo.engine.cache import Plans
+from oraculo.engine.catalogue import Catalogue
+from oraculo.engine.inputs import Submission
+from oraculo.ports.clock import Clock, Entropy
+
+
+class RunMaker:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        plans: Plans,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        limits: Limits,
+        default_timeout: float,
+        default_retry: RetryPolicy,
+    ) -> None:
+        self._catalogue = catalogue
+        self._plans = plans
+        self._clock = clock
+        self._entropy = entropy
+        self._limits = limits
+        self._default_timeout = default_timeout
+        self._default_retry = default_retry
+
+    def submission(
+        self,
+        body: bytes,
+        *,
+        run_id: str | None = None,
+        reply_to: str | None = None,
+        traceparent: str | None = None,
+    ) -> Submission:
+        """Raises InvalidInput or PayloadTooLarge. `run_id` and `reply_to` come from a message's envelope and hold
+        where the body does not say."""
+        request = read_request(body, self._limits)
+        if request.responder_em is None:
+            request.responder_em = reply_to
+        definition = definition_of(
+            request, self._catalogue, default_timeout=self._default_timeout, default_retry=self._default_retry
+        )
+        run = new_run(
+            request,
+            definition,
+            run_id=request.correlation_id or run_id or self._entropy.new_id(),
+            now=self._clock.now(),
+            plans=self._plans,
+            traceparent=traceparent,
+        )
+        return Submission(machine.start(run, run.head.created_at), fingerprint=hashlib.sha256(body).hexdigest())

@@ -1,0 +1,35 @@
+"""Deletes ended runs that are older than the settings ask to keep."""
+
+import asyncio
+
+from oraculo.ports.clock import Clock
+from oraculo.ports.store import Store
+from oraculo.ports.telemetry import RunsPruned, Telemetry
+
+EVERY = 300.0
+_TOGETHER = 500
+
+
+class Retention:
+    def __init__(self, store: Store, clock: Clock, telemetry: Telemetry, days: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._telemetry = telemetry
+        self._days = days
+
+    async def run(self) -> None:
+        while self._days > 0:
+            await self.prune()
+            await asyncio.sleep(EVERY)
+        await asyncio.Event().wait()
+
+    async def prune(self) -> int:
+        """In small bites, so that commits of live runs get their turn between them."""
+        before = self._clock.now() - self._days * 86400
+        total = 0
+        while pruned := await self._store.prune(before, _TOGETHER):
+            total += pruned
+            await asyncio.sleep(0)
+        if total:
+            self._telemetry.emit(RunsPruned(total))
+        return total

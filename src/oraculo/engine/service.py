@@ -1,0 +1,222 @@
+"""The engine as one service: it owns the loops, starts them in order and stops them in phases.
+
+Stopping: first no new work is taken; then what was taken is decided and committed, what was decided is sent and
+delivered, within a grace; at last consumers and connections are closed. Whatever is cut off is in the store, or
+still in its queue, and goes on at the next start.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import httpx2
+
+from oraculo import __version__
+from oraculo.core.naming import QueueNames
+from oraculo.core.request import Limits
+from oraculo.core.retry import RetryPolicy
+from oraculo.engine.aftermath import Consequences
+from oraculo.engine.cache import HotRuns, Plans
+from oraculo.engine.catalogue import Catalogue
+from oraculo.engine.delivery import Courier, Post, http_post
+from oraculo.engine.inputs import Arrived, Inbox
+from oraculo.engine.intake import Intake
+from oraculo.engine.outbox import Outbox
+from oraculo.engine.requests import RunMaker
+from oraculo.engine.retention import Retention
+from oraculo.engine.timers import Timers
+from oraculo.engine.watchers import Watchers
+from oraculo.errors import InvalidPipeline, OraculoError
+from oraculo.ports.broker import Broker, Consumer
+from oraculo.ports.clock import Clock, Entropy
+from oraculo.ports.store import Store
+from oraculo.ports.telemetry import LoopFailed, Telemetry
+from oraculo.settings import Settings
+
+_PAUSE_AFTER_FAILURE = 1.0
+
+
+class Engine:
+    """Start it, use it through `Operations`, stop it. Both are idempotent."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        store: Store,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        telemetry: Telemetry,
+        post: Post | None = None,
+    ) -> None:
+        runs, engine = settings.runs, settings.engine
+        retry = RetryPolicy(runs.max_attempts, runs.backoff, runs.max_backoff)
+        self.settings = settings
+        self.broker = broker
+        self.store = store
+        self.clock = clock
+        self.entropy = entropy
+        self.telemetry = telemetry
+        self.names = QueueNames(settings.broker.prefix)
+        self.catalogue = Catalogue(settings.routes, settings.pipelines, retry)
+        self.plans = Plans()
+        self.inbox = Inbox(engine.note_linger)
+        self.watchers = Watchers()
+        self._http = httpx2.AsyncClient(
+            timeout=settings.webhook.timeout, headers={"user-agent": f"oraculo/{__version__}"}
+        )
+        self.maker = RunMaker(
+            self.catalogue,
+            self.plans,
+            clock,
+            entropy,
+            limits=Limits(settings.limits.payload_bytes, settings.limits.request_bytes),
+            default_timeout=runs.timeout,
+            default_retry=retry,
+        )
+        self._timers = Timers(store, self.inbox, clock, engine.poll)
+        self._outbox = Outbox(broker, store, self.inbox, names=self.names, clock=clock, telemetry=telemetry)
+        self._courier = Courier(
+            broker,
+            self.inbox,
+            settings.webhook,
+            names=self.names,
+            clock=clock,
+            entropy=entropy,
+            telemetry=telemetry,
+            post=post or http_post(self._http),
+        )
+        self._intake = Intake(
+            store,
+            self.inbox,
+            self.maker,
+            self.plans,
+            HotRuns(engine.cached_tasks),
+            Consequences(self._outbox, self._timers, self._courier, self.watchers, telemetry),
+            names=self.names,
+            clock=clock,
+            entropy=entropy,
+            telemetry=telemetry,
+            batch=engine.batch,
+        )
+        self._retention = Retention(store, clock, telemetry, settings.store.retention_days)
+        self._consumers: dict[str, Consumer] = {}
+        self._pumps: list[asyncio.Task[None]] = []
+        self._duties: list[asyncio.Task[None]] = []
+        self._deciding: asyncio.Task[None] | None = None
+        self.accepting = False
+
+    # -- start ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        if self.accepting:
+            return
+        await self.store.start()
+        await self.catalogue.load(self.store)
+        await self.broker.start()
+        await self.broker.declare([self.names.requests, self.names.answers])
+        if not self.broker.capabilities.durable:
+            await self.store.forget_sent()
+        self._deciding = asyncio.create_task(self._intake.run(), name="intake")
+        self._duties = [
+            self._duty("outbox", self._outbox.run),
+            self._duty("sweep", self._sweep),
+            self._duty("timers", self._timers.run),
+            self._duty("retention", self._retention.run),
+            self._duty("pipelines", self._watch_pipelines),
+        ]
+        self._pumps = [
+            self._duty(f"consume {queue}", lambda queue=queue: self._pump(queue))  # type: ignore[misc]
+            for queue in (self.names.answers, self.names.requests)
+        ]
+        self.accepting = True
+
+    def _duty(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        return asyncio.create_task(self._keep_going(name, work), name=name)
+
+    async def _keep_going(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """A duty that fails is told of and taken up again: none may stop in silence."""
+        while True:
+            try:
+                await work()
+            except Exception as error:  # noqa: BLE001
+                self.telemetry.emit(LoopFailed(name, f"{type(error).__name__}: {error}"))
+            await asyncio.sleep(_PAUSE_AFTER_FAILURE)
+
+    async def _pump(self, queue: str) -> None:
+        consumer = await self.broker.consume(queue, prefetch=self.settings.engine.prefetch)
+        self._consumers[queue] = consumer
+        while deliveries := await consumer.take(self.settings.engine.batch):
+            self.inbox.put(Arrived(delivery, consumer) for delivery in deliveries)
+
+    async def _sweep(self) -> None:
+        await self._outbox.sweep(at_once=True)
+        while True:
+            await asyncio.sleep(self.settings.engine.poll)
+            await self._outbox.sweep()
+
+    async def _watch_pipelines(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.engine.poll)
+            try:
+                self.catalogue.refresh_folder()
+            except InvalidPipeline as error:
+                self.telemetry.emit(LoopFailed("pipelines", f"kept the definitions of before: {error}"))
+
+    # -- stop -------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        self.accepting = False
+        await self._end_tasks(self._pumps)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.engine.stop_grace):
+                await self._intake.drained()
+                await self._outbox.flushed()
+                await self._courier.finished()
+        await self._courier.abandon()
+        await self._end_tasks(self._duties)
+        await self._stop_deciding()
+        for consumer in self._consumers.values():
+            with suppress(OraculoError):
+                await consumer.close()
+        self._consumers.clear()
+        await self._http.aclose()
+        await self.broker.close()
+        await self.store.close()
+
+    async def _stop_deciding(self) -> None:
+        """Commits the last notes, so that what was sent is not sent again at the next start."""
+        if self._deciding is None:
+            return
+        self._intake.stop()
+        with suppress(TimeoutError, asyncio.CancelledError):
+            await asyncio.wait_for(self._deciding, self.settings.engine.stop_grace)
+        self._deciding = None
+
+    async def _end_tasks(self, tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks.clear()
+
+    # -- health -----------------------------------------------------------------------------------------------
+
+    async def health(self) -> dict[str, str | None]:
+        """For each part what is wrong with it; None: nothing."""
+        return {
+            "engine": None if self.accepting else "not taking work: it is starting or stopping",
+            f"broker {self.broker.name}": await _fault_of(self.broker.check),
+            f"store {self.store.name}": await _fault_of(self.store.check),
+        }
+
+
+async def _fault_of(check: Callable[[], Awaitable[str]]) -> str | None:
+    try:
+        async with asyncio.timeout(5):
+            await check()
+    except OraculoError as error:
+        return str(error) or type(error).__name__
+    except TimeoutError:
+        return "no answer in 5 s"
+    return None

@@ -1,0 +1,71 @@
+"""Rings the timers that the store keeps: deadlines, retries, deliveries. No message is needed for one to ring."""
+
+import asyncio
+from collections.abc import Sequence
+
+from oraculo.core.events import Event, RunDue, TaskDue
+from oraculo.core.run import Changes
+from oraculo.engine.inputs import Inbox, Wish
+from oraculo.ports.clock import Clock
+from oraculo.ports.store import Due, Store
+
+_PAGE = 500
+
+
+class Timers:
+    """Sleeps until the next timer that it knows of, and looks for other engines' timers now and then."""
+
+    def __init__(self, store: Store, inbox: Inbox, clock: Clock, poll: float) -> None:
+        self._store = store
+        self._inbox = inbox
+        self._clock = clock
+        self._poll = poll
+        self._next: float | None = None
+        self._wake = asyncio.Event()
+
+    def expect(self, changes: Changes) -> None:
+        """A commit set timers: one of them may be the next."""
+        due = changes.run.head.due_at
+        if due is not None:
+            self._expect_at(due)
+        for task in changes.tasks.values():
+            if task.due_at is not None:
+                self._expect_at(task.due_at)
+
+    def _expect_at(self, due: float) -> None:
+        if self._next is None or due < self._next:
+            self._next = due
+            self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._ring_due()
+            self._wake.clear()
+            now = self._clock.now()
+            pause = self._poll if self._next is None else min(self._poll, max(0.0, self._next - now))
+            try:
+                await asyncio.wait_for(self._wake.wait(), pause)
+            except TimeoutError:
+                continue
+
+    async def _ring_due(self) -> None:
+        while True:
+            self._next = None
+            due = await self._store.due(self._clock.now(), _PAGE)
+            if not due:
+                break
+            await self._ring(due)
+        ahead = await self._store.next_due()
+        if ahead is not None:
+            self._expect_at(ahead)
+
+    async def _ring(self, due: Sequence[Due]) -> None:
+        """Waits until they are decided, so that none is rung twice."""
+        loop = asyncio.get_running_loop()
+        wishes = [Wish(one.run_id, _event(one), loop.create_future()) for one in due]
+        self._inbox.put(wishes)
+        await asyncio.gather(*(wish.done for wish in wishes), return_exceptions=True)
+
+
+def _event(due: Due) -> Event:
+    return RunDue() if due.task is None else TaskDue(due.task)

@@ -1,0 +1,142 @@
+"""Queues of messages, as the engine and the workers use them.
+
+Queue names are physical: any prefix is in them already. `<queue>.dlq` is the quarantine of `<queue>`.
+
+Every call may raise BrokerUnavailable (cannot be reached now: try again) or BrokerError (refused).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What an adapter can and cannot do; whoever depends on one of these asks here and nowhere else."""
+
+    durable: bool  # messages survive the broker's restart
+    shared: bool  # other processes can reach the same queues
+    priorities: bool  # a message of a higher priority overtakes
+    counts_consumers: bool  # QueueState.consumers is known
+
+
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
+    """A message to be published. `reason` is for a dead letter: why it is one."""
+
+    queue: str
+    body: bytes
+    priority: int = 0
+    reason: str | None = None
+
+
+class Delivery(msgspec.Struct, gc=False):
+    """A message handed to a consumer: it stays the broker's until it is acked, retried or dead-lettered."""
+
+    queue: str
+    body: bytes
+    token: int | str  # the adapter's own handle
+    redeliveries: int = 0  # how often it was delivered before
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message in quarantine."""
+
+    id: str
+    queue: str  # the queue it came from, not the dead-letter queue
+    body: bytes
+    reason: str
+    at: float  # seconds since the epoch
+    redeliveries: int = 0
+
+
+class QueueState(msgspec.Struct, frozen=True):
+    queue: str
+    ready: int  # waiting to be delivered, those that wait for a delay included
+    unacked: int  # delivered and not yet settled
+    dead_letters: int
+    consumers: int | None = None  # None: the broker does not tell
+
+
+class Consumer(Protocol):
+    """One subscription. A consumer that is closed gives back what it had not settled, to be delivered again."""
+
+    async def take(self, limit: int) -> Sequence[Delivery]:
+        """Waits for at least one message and returns all that are there, up to `limit`, in their order.
+
+        Never more are out unsettled than the prefetch it was opened with. Returns an empty list only when closed.
+        """
+        ...
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """They were handled and leave the queue. Settling one twice, or after it was redelivered, does nothing."""
+        ...
+
+    async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
+        """Deliver it again, not before `delay` seconds. Past the delivery limit it goes to the dead letters instead,
+        with this reason."""
+        ...
+
+    async def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        """Move it to `<queue>.dlq`. It leaves the queue only once it is there."""
+        ...
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        """They are still being worked on: do not deliver them to anyone else yet."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Broker(Protocol):
+    @property
+    def name(self) -> str:
+        """For people: `memory`, `rabbitmq`, …"""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def start(self) -> None:
+        """Connects. Idempotent."""
+        ...
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        """Makes the queues, and the dead-letter queue of each, where they are missing."""
+        ...
+
+    async def publish(self, messages: Sequence[Outgoing]) -> None:
+        """Returns once the broker has confirmed every message; a queue that is missing is made.
+
+        Raises BrokerUnavailable when it cannot, or not in time. Some may then have been taken: publishing again makes
+        duplicates, never losses. A message whose `reason` is set is a dead letter of `queue` and goes to its dlq.
+        """
+        ...
+
+    async def consume(self, queue: str, *, prefetch: int) -> Consumer:
+        """Subscribes, making the queue where it is missing. Messages published before are delivered too."""
+        ...
+
+    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        """The state of the named queues that exist, or of all; dead-letter queues are counted with their queue."""
+        ...
+
+    async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
+        """Looks at the quarantine of `queue`, oldest first, starting behind id `after`. Takes nothing out."""
+        ...
+
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
+        """Moves dead letters (all, or those named) back to the end of `queue`, their deliveries counted from zero.
+        Returns how many were moved; unknown ids are passed over."""
+        ...
+
+    async def discard(self, queue: str, ids: Sequence[str]) -> int:
+        """Deletes dead letters. Returns how many there were."""
+        ...
+
+    async def check(self) -> str:
+        """Proves that it works and returns its version for people; raises BrokerUnavailable with the reason."""
+        ...
+
+    async def close(self) -> None:
+        """Closes every consumer and the connection. Idempotent."""
+        ...

@@ -1,0 +1,152 @@
+"""The durable state of runs.
+
+Atomic for each run: its head, tasks and history are written together or not at all. Every call may raise
+StoreUnavailable (cannot be reached now: try again) or StoreError (refused).
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from oraculo.core.history import HistoryEntry
+from oraculo.core.run import Changes, RunHead, RunStatus, Task
+
+
+class Creation(msgspec.Struct):
+    """A new run with its first changes. `fingerprint` tells whether a second request asks for the same thing."""
+
+    changes: Changes
+    fingerprint: str
+    idempotency_key: str | None = None
+
+
+class Outcome(StrEnum):
+    CREATED = "created"
+    SAME = "same"  # the id or the idempotency key is there already, with the same fingerprint
+    ID_IN_USE = "id_in_use"  # the id is there already, with another fingerprint
+    KEY_REUSED = "key_reused"  # the idempotency key is there already, with another fingerprint
+
+
+class Created(msgspec.Struct, frozen=True):
+    outcome: Outcome
+    run_id: str  # of the run that is there now: the new one, or the one that was there before
+
+
+class Committed(msgspec.Struct, frozen=True):
+    created: Sequence[Created]  # one for each creation, in their order
+    conflicts: frozenset[str]  # runs whose version was not the expected one: nothing of theirs was written
+
+
+class Snapshot(msgspec.Struct):
+    """A run as it was committed. `definition` and `payload` are the bytes that were created with it."""
+
+    head: RunHead
+    definition: bytes
+    payload: bytes
+    tasks: list[Task]
+
+
+class Due(msgspec.Struct, frozen=True, gc=False):
+    """A timer that rang. `task` is None for the run's own."""
+
+    run_id: str
+    task: int | None = None
+
+
+class Unsent(msgspec.Struct, frozen=True, gc=False):
+    """A command, or the dead letter of a failed task, that was committed and is not noted as sent."""
+
+    run_id: str
+    task: int
+    attempt: int
+
+
+class RunQuery(msgspec.Struct, frozen=True):
+    status: RunStatus | None = None
+    name: str | None = None  # pipeline or route
+    text: str | None = None  # anywhere in the id or the name, any case
+    limit: int = 50
+    cursor: str | None = None  # as a page before gave it
+
+
+class Page(msgspec.Struct, frozen=True):
+    heads: Sequence[RunHead]  # newest first
+    cursor: str | None  # None: there is no more
+
+
+class Store(Protocol):
+    @property
+    def name(self) -> str:
+        """For people: `sqlite`, `postgresql`, …"""
+        ...
+
+    async def start(self) -> None:
+        """Opens it and brings its schema up to date. Idempotent."""
+        ...
+
+    async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+        """Writes everything at once, durably, and returns when it is safe.
+
+        A run's changes are written only where the stored version is `changes.based_on`; then the stored version, and
+        `changes.run.head.version`, become one more. A creation is written whole at version 1. The caller gives at
+        most one Changes for a run in one call.
+        """
+        ...
+
+    async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
+        """The runs that exist, by id."""
+        ...
+
+    async def due(self, now: float, limit: int) -> Sequence[Due]:
+        """Timers at or before `now`, the oldest first. They stay until a commit moves or clears them."""
+        ...
+
+    async def next_due(self) -> float | None:
+        """When the next timer rings; None when there is none."""
+        ...
+
+    async def unsent(self, limit: int, after: tuple[str, int] | None = None) -> Sequence[Unsent]:
+        """Commands of open tasks, and dead letters of failed ones, that are not noted as sent: in a stable order,
+        starting behind (run id, task) `after`."""
+        ...
+
+    async def forget_sent(self) -> int:
+        """The broker lost its memory: every command in work (`em_execucao`) and every resting dead letter counts as
+        not sent. Returns how many. Call it before the engine takes work: it moves no version."""
+        ...
+
+    async def runs(self, query: RunQuery) -> Page:
+        """Raises InvalidInput when the cursor is not one of ours."""
+        ...
+
+    async def history(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[HistoryEntry]:
+        """Entries with `seq` above `after`, in order."""
+        ...
+
+    async def census(self) -> dict[RunStatus, int]:
+        """How many runs there are in each status."""
+        ...
+
+    async def prune(self, ended_before: float, limit: int) -> int:
+        """Deletes runs that ended before then and have nothing left to deliver. Returns how many were deleted."""
+        ...
+
+    async def pipelines(self) -> dict[str, bytes]:
+        """Encoded definitions that were put by users, by name."""
+        ...
+
+    async def put_pipeline(self, name: str, definition: bytes, now: float) -> None: ...
+
+    async def delete_pipeline(self, name: str) -> bool:
+        """False when there was none."""
+        ...
+
+    async def check(self) -> str:
+        """Proves that it can be read and written and returns its version; raises StoreUnavailable with the reason."""
+        ...
+
+    async def close(self) -> None:
+        """Finishes what was accepted and closes. Idempotent."""
+        ...

@@ -1,0 +1,88 @@
+"""What happens inside, told to whoever listens: metrics and logs are subscribers.
+
+One frozen record for each kind of happening; the engine tells them by batch, so that telling costs little.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+class BatchCommitted(Record, frozen=True, gc=False):
+    inputs: int
+    runs: int
+    created: int
+    conflicts: int
+    seconds: float  # from the first input taken to the commit
+
+
+class RunFinished(Record, frozen=True, gc=False):
+    run_id: str
+    name: str
+    status: str
+    edition: int
+    tasks: int
+    seconds: float
+
+
+class AnswerTaken(Record, frozen=True, gc=False):
+    """`verdict`: applied, late, duplicate, unknown."""
+
+    run_id: str
+    verdict: str
+    kind: str
+
+
+class CommandsPublished(Record, frozen=True, gc=False):
+    count: int
+    seconds: float
+
+
+class PublishFailed(Record, frozen=True, gc=False):
+    count: int
+    reason: str
+
+
+class DeadLettered(Record, frozen=True, gc=False):
+    queue: str
+    reason: str
+    run_id: str | None = None
+
+
+class DeliveryAttempted(Record, frozen=True, gc=False):
+    run_id: str
+    channel: str
+    outcome: str  # delivered, failed, given_up
+    reason: str | None = None
+
+
+class LoopFailed(Record, frozen=True, gc=False):
+    """A background duty met an error and goes on after a pause."""
+
+    duty: str
+    reason: str
+
+
+class RunsPruned(Record, frozen=True, gc=False):
+    count: int
+
+
+class Telemetry(Protocol):
+    def emit(self, record: Record) -> None:
+        """Never raises and never blocks."""
+        ...
+
+
+Subscriber = Callable[[Record], None]
+
+
+class Silent:
+    """For those who do not listen."""
+
+    def emit(self, record: Record) -> None:
+        pass
