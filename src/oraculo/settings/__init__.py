@@ -1,0 +1,35 @@
+"""Settings: `oraculo.toml`, and over it the environment, read once into one frozen object made of small ones."""
+
+from oraculo.settings.loading import load_settings
+from oraculo.settings.sections import (
+    BUILT_IN_ROUTES,
+    DEFAULT_BROKER_URL,
+    DEFAULT_STORE_URL,
+    ApiSettings,
+    BrokerSettings,
+    EngineSettings,
+    LimitSettings,
+    LogSettings,
+    RunSettings,
+    Settings,
+    StoreSettings,
+    WebhookSettings,
+    WorkerSettings,
+)
+
+__all__ = [
+    "BUILT_IN_ROUTES",
+    "DEFAULT_BROKER_URL",
+    "DEFAULT_STORE_URL",
+    "ApiSettings",
+    "BrokerSettings",
+    "EngineSettings",
+    "LimitSettings",
+    "LogSettings",
+    "RunSettings",
+    "Settings",
+    "StoreSettings",
+    "WebhookSettings",
+    "WorkerSettings",
+    "load_settings",
+]

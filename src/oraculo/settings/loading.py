@@ -1,0 +1,223 @@
+"""Reads the settings from the file and the environment, and collects every fault before it complains.
+
+Each field of a section is `[section] field = …` in the file and `ORACULO_SECTION_FIELD` in the environment, which
+wins. A variable that is there but empty counts as not set, because that is what `VAR=` means in a compose file.
+"""
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+
+from oraculo.errors import Fault, InvalidSettings
+from oraculo.settings.sections import Route, Section, Settings, split_list
+from oraculo.settings.values import broker_url_fault, nearest, route_fault, secret_fault, store_url_fault
+
+DEFAULT_FILE = "oraculo.toml"
+PREFIX = "ORACULO_"
+ROUTES = "rotas"
+
+# Read by the command line, its client or the tests; no settings of the server.
+_NOT_SETTINGS = re.compile(r"ORACULO_(URL|CONFIG|API_KEY|TEST_.*)")
+# Kubernetes tells every pod of a service named `oraculo` or `oraculo-api` where it is, under names like ours.
+_KUBERNETES_NAME = re.compile(r"ORACULO_(.*_)?(SERVICE_(HOST|PORT)(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
+_KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://.*")
+
+
+class Place(NamedTuple):
+    """Where a value belongs: `section` is empty for those at the top."""
+
+    section: str
+    field: str
+
+
+class Given(NamedTuple):
+    """A value somebody set. `where` names it as its author knows it; text is parsed, a file's values are not."""
+
+    where: str
+    value: object
+    is_text: bool
+
+
+def load_settings(environ: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
+    """Raises InvalidSettings with every fault found. Without `file`: $ORACULO_CONFIG, else ./oraculo.toml if any."""
+    environ = os.environ if environ is None else environ
+    faults: list[Fault] = []
+    path = _chosen_file(environ, file)
+    given = _from_document(_read(path, faults), path, faults) if path else {}
+    given |= _from_environment(environ, faults)
+    settings = _build(given, faults)
+    if faults:
+        raise InvalidSettings(faults)
+    return settings
+
+
+# -- the file ---------------------------------------------------------------------------------------------------
+
+
+def _chosen_file(environ: Mapping[str, str], file: Path | None) -> Path | None:
+    if file is not None:
+        return file
+    if named := environ.get("ORACULO_CONFIG"):
+        return Path(named)
+    default = Path(DEFAULT_FILE)
+    return default if default.is_file() else None
+
+
+def _read(path: Path, faults: list[Fault]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        faults.append(Fault(str(path), "there is no such file"))
+    except OSError as error:
+        faults.append(Fault(str(path), f"cannot be read: {error.strerror}"))
+    except UnicodeDecodeError as error:
+        faults.append(Fault(str(path), f"is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"))
+    except tomllib.TOMLDecodeError as error:
+        faults.append(Fault(str(path), f"is not TOML: {error}"))
+    return {}
+
+
+def _from_document(document: Mapping[str, Any], path: Path, faults: list[Fault]) -> dict[Place, Given]:
+    given: dict[Place, Given] = {}
+    for key, value in document.items():
+        where = f"{path.name}: {key}"
+        if key in _SECTIONS:
+            given |= _from_table(key, value, where, faults)
+        elif Place("", key) in _FIELD_TYPES:
+            given[Place("", key)] = Given(where, value, is_text=False)
+        else:
+            faults.append(Fault(where, f"is not a known key{nearest(key, _SECTIONS.keys() | {'pipelines'})}"))
+    return given
+
+
+def _from_table(section: str, table: object, where: str, faults: list[Fault]) -> dict[Place, Given]:
+    if not isinstance(table, dict):
+        faults.append(Fault(where, f"must be a table: [{section}] on a line of its own, its keys below"))
+        return {}
+    given: dict[Place, Given] = {}
+    for key, value in table.items():
+        place = Place(section, key)
+        if section == ROUTES and not key:
+            faults.append(Fault(f"{where}.", "a route needs a name"))
+        elif section == ROUTES or place in _FIELD_TYPES:
+            given[place] = Given(f"{where}.{key}", value, is_text=False)
+        else:
+            known = [place.field for place in _FIELD_TYPES if place.section == section]
+            faults.append(Fault(f"{where}.{key}", f"is not a known key{nearest(key, known)}"))
+    return given
+
+
+# -- the environment --------------------------------------------------------------------------------------------
+
+
+def _from_environment(environ: Mapping[str, str], faults: list[Fault]) -> dict[Place, Given]:
+    given: dict[Place, Given] = {}
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or _is_not_ours(name, environ[name]):
+            continue
+        if (place := _VARIABLES.get(name)) is None:
+            _suspect(name, faults)
+        elif environ[name].strip():
+            _take(given, place, Given(name, environ[name].strip(), is_text=True), faults)
+    return given
+
+
+def _is_not_ours(name: str, value: str) -> bool:
+    if _NOT_SETTINGS.fullmatch(name) or _KUBERNETES_NAME.fullmatch(name):
+        return True
+    return name.endswith("_PORT") and _KUBERNETES_PORT.fullmatch(value) is not None
+
+
+def _suspect(name: str, faults: list[Fault]) -> None:
+    """A slip of the pen is a fault; a variable that merely begins like ours is somebody else's."""
+    in_section = name.removeprefix(PREFIX).partition("_")[0].lower() in _SECTIONS
+    if in_section or difflib.get_close_matches(name, _VARIABLES, n=1, cutoff=0.8):
+        faults.append(Fault(name, f"is not a known variable{nearest(name, _VARIABLES)}"))
+
+
+def _take(given: dict[Place, Given], place: Place, value: Given, faults: list[Fault]) -> None:
+    other = given.setdefault(place, value)
+    if other.value != value.value:
+        faults.append(Fault(value.where, f"says something else than {other.where}; set one of them"))
+
+
+# -- from what was given to Settings ----------------------------------------------------------------------------
+
+
+def _build(given: Mapping[Place, Given], faults: list[Fault]) -> Settings:
+    values: dict[str, dict[str, Any]] = {}
+    for place, item in given.items():
+        try:
+            values.setdefault(place.section, {})[place.field] = _checked(place, item)
+        except ValueError as error:
+            faults.append(Fault(item.where, str(error)))
+    top = values.pop("", {})
+    return Settings(**top, **{name: _SECTIONS[name](**fields) for name, fields in values.items()})
+
+
+def _checked(place: Place, item: Given) -> Any:
+    """The value in its field's type. Raises ValueError with the fault."""
+    kind = _type_of(place)
+    try:
+        value = msgspec.convert(_parsed(item, kind), kind, strict=not item.is_text)
+    except msgspec.ValidationError:
+        raise ValueError(_wrong(item.value, kind)) from None
+    if (check := _CHECKS.get(place) or _CHECKS.get(Place(place.section, ""))) and (fault := check(value)):
+        raise ValueError(fault)
+    return value
+
+
+def _parsed(item: Given, kind: Any) -> object:
+    """`INFO` means `info`, and a list in the environment is text with commas; numbers are left to msgspec."""
+    plain = get_args(kind)[0]
+    if isinstance(item.value, str) and get_origin(plain) is Literal:
+        return item.value.lower()
+    if item.is_text and get_origin(plain) is tuple:
+        return split_list(str(item.value))
+    return item.value
+
+
+def _wrong(value: object, kind: Any) -> str:
+    meta = get_args(kind)[1]
+    got = f"{type(value).__name__}, which is not shown" if (meta.extra or {}).get("secret") else repr(value)[:60]
+    return f"must be {meta.description}; got {got}"
+
+
+def _type_of(place: Place) -> Any:
+    return Route if place.section == ROUTES else _FIELD_TYPES[place]
+
+
+def _section_types() -> dict[str, type[Section]]:
+    fields = msgspec.structs.fields(Settings)
+    return {f.name: f.type for f in fields if isinstance(f.type, type) and issubclass(f.type, Section)}
+
+
+def _field_types() -> dict[Place, Any]:
+    types = {Place("", f.name): f.type for f in msgspec.structs.fields(Settings) if f.name not in _SECTIONS}
+    for name, section in _section_types().items():
+        types |= {Place(name, f.name): f.type for f in msgspec.structs.fields(section)}
+    return types
+
+
+def _variables() -> dict[str, Place]:
+    """Derived from the sections, so that no field lacks one; then the short names of the contract."""
+    derived = {PREFIX + "_".join(filter(None, place)).upper(): place for place in _FIELD_TYPES}
+    return derived | {"ORACULO_PREFIX": Place("broker", "prefix")}
+
+
+# A route is a field that its author names; its section is a plain dict.
+_SECTIONS: dict[str, Callable[..., Any]] = {**_section_types(), ROUTES: dict}
+_FIELD_TYPES = _field_types()
+_VARIABLES = _variables()
+_CHECKS: dict[Place, Callable[[Any], str | None]] = {
+    Place("broker", "url"): broker_url_fault,
+    Place("store", "url"): store_url_fault,
+    Place("webhook", "secret"): secret_fault,
+    Place(ROUTES, ""): route_fault,
+}

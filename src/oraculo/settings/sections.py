@@ -1,0 +1,137 @@
+"""What can be set: one small frozen section for each concern, each field with its default and its limits.
+
+A field's type says what is allowed; the description in it is what an error message says would be right.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+DEFAULT_BROKER_URL = "memory://"
+DEFAULT_STORE_URL = "sqlite:///.oraculo/oraculo.db"
+BUILT_IN_ROUTES: Mapping[str, tuple[str, ...]] = {
+    "coleta_completa": ("escavador_youtube", "escavador_blog", "executador_relatorio")
+}
+
+_YEAR = 365 * 86400.0
+_SECRET = {"secret": True}  # an error message never shows such a value
+
+Text = Annotated[str, Meta(description="a string")]
+Secret = Annotated[str, Meta(description="a string", extra=_SECRET)]
+Url = Annotated[str, Meta(description="a URL", extra=_SECRET)]  # it may hold a password
+Prefix = Annotated[
+    str,
+    Meta(pattern=r"\A[A-Za-z0-9_.-]{0,64}\Z", description="at most 64 letters, digits, '_', '-' or '.'"),
+]
+Keys = Annotated[
+    tuple[Annotated[str, Meta(min_length=1)], ...],
+    Meta(description="a list of strings that are not empty", extra=_SECRET),
+]
+Route = Annotated[tuple[str, ...], Meta(description="a list of names of queues")]
+Port = Annotated[int, Meta(ge=0, le=65535, description="a port: a whole number from 0 to 65535")]
+Count = Annotated[int, Meta(ge=1, le=10**9, description="a whole number, 1 or more")]
+CountOrNone = Annotated[int, Meta(ge=0, le=10**9, description="a whole number, 0 or more")]
+Attempts = Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000")]
+# The most that AMQP can say.
+Prefetch = Annotated[int, Meta(ge=1, le=65535, description="a whole number from 1 to 65535")]
+Bytes = Annotated[int, Meta(ge=1, le=2**40, description="a number of bytes, 1 or more")]
+Seconds = Annotated[float, Meta(gt=0, le=_YEAR, description="a number of seconds, more than 0 and at most a year")]
+Pause = Annotated[float, Meta(ge=0, le=_YEAR, description="a number of seconds, from 0 to a year")]
+Days = Annotated[float, Meta(ge=0, le=36500, description="a number of days, from 0 to 36500")]
+Level = Annotated[
+    Literal["debug", "info", "warning", "error", "critical"],
+    Meta(description="one of debug, info, warning, error, critical"),
+]
+Format = Annotated[Literal["auto", "json", "console"], Meta(description="one of auto, json, console")]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class BrokerSettings(Section, frozen=True):
+    url: Url = DEFAULT_BROKER_URL  # one, or several in order of preference, separated by commas
+    prefix: Prefix = ""
+    delivery_limit: Count = 20  # deliveries without being handled, after which a message is quarantined
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return split_list(self.url)
+
+
+class StoreSettings(Section, frozen=True):
+    url: Url = DEFAULT_STORE_URL
+    retention_days: Days = 30.0  # ended runs older than this are deleted; 0 keeps them for ever
+
+
+class ApiSettings(Section, frozen=True):
+    host: Text = "127.0.0.1"
+    port: Port = 8000
+    keys: Keys = ()
+    max_wait: Pause = 300.0  # the longest `Prefer: wait`
+
+
+class LimitSettings(Section, frozen=True):
+    payload_bytes: Bytes = 1024 * 1024
+    request_bytes: Bytes = 32 * 1024 * 1024
+
+
+class RunSettings(Section, frozen=True):
+    timeout: Seconds = 300.0
+    max_attempts: Attempts = 3
+    backoff: Pause = 1.0
+    max_backoff: Pause = 60.0
+
+
+class EngineSettings(Section, frozen=True):
+    batch: Count = 1000  # inputs decided in one commit
+    prefetch: Prefetch = 2000
+    cached_tasks: CountOrNone = 200_000  # tasks of hot runs kept in memory
+    note_linger: Pause = 0.05  # how long a confirmed command waits for other work to be noted with
+    poll: Seconds = 1.0  # how often timers and the outbox look for what another engine left
+    stop_grace: Pause = 10.0
+
+
+class WebhookSettings(Section, frozen=True):
+    secret: Secret = ""  # `whsec_…`, as Standard Webhooks has it; without one, webhooks go out unsigned
+    timeout: Seconds = 10.0
+    max_attempts: Attempts = 8
+    backoff: Pause = 2.0
+    max_backoff: Pause = 300.0
+    concurrency: Count = 20
+
+
+class WorkerSettings(Section, frozen=True):
+    concurrency: Count = 16
+    remembered: CountOrNone = 10_000  # answers kept to answer a repeated command again
+    stop_grace: Pause = 30.0
+
+
+class LogSettings(Section, frozen=True):
+    level: Level = "info"
+    format: Format = "auto"  # `json`, `console`, or `auto`: console on a terminal
+
+
+class Settings(Section, frozen=True):
+    broker: BrokerSettings = BrokerSettings()
+    store: StoreSettings = StoreSettings()
+    api: ApiSettings = ApiSettings()
+    limits: LimitSettings = LimitSettings()
+    runs: RunSettings = RunSettings()
+    engine: EngineSettings = EngineSettings()
+    webhook: WebhookSettings = WebhookSettings()
+    worker: WorkerSettings = WorkerSettings()
+    log: LogSettings = LogSettings()
+    pipelines: Text = ""  # a folder of pipeline files; empty: only the built-in ones and those put by the API
+    rotas: dict[str, Route] = {}
+
+    @property
+    def routes(self) -> dict[str, tuple[str, ...]]:
+        return {**BUILT_IN_ROUTES, **self.rotas}
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """The parts of a comma-separated list, as the environment writes one."""
+    return tuple(part for piece in text.split(",") if (part := piece.strip()))

@@ -1,0 +1,85 @@
+"""What a type cannot say of a value: URLs, secrets, routes. Each function tells the fault, or None."""
+
+import base64
+import binascii
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit
+
+BROKER_SCHEMES = ("memory", "amqp", "amqps", "redis", "rediss", "nats", "tls")
+STORE_SCHEMES = ("sqlite", "postgresql", "postgres", "redis", "rediss", "mongodb", "mongodb+srv")
+
+# As `core.naming` has it, which stands above this layer.
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_OWN_QUEUES = frozenset({"orquestrador", "resultados"})
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or the known names, to end an error message with."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names[:12])}"
+
+
+def broker_url_fault(urls: str) -> str | None:
+    pieces = [piece.strip() for piece in urls.split(",")]
+    if not all(pieces):
+        return "has an empty URL in its list; it is one URL, or several separated by single commas"
+    return next((fault for url in pieces if (fault := _scheme_fault(url, BROKER_SCHEMES) or _port_fault(url))), None)
+
+
+def store_url_fault(url: str) -> str | None:
+    if fault := _scheme_fault(url, STORE_SCHEMES):
+        return fault
+    if url.startswith("sqlite:") and not url.removeprefix("sqlite:///").strip("/").removeprefix("sqlite:"):
+        return "names no file; as sqlite:///oraculo.db, or sqlite:////var/lib/oraculo.db for an absolute path"
+    if url.startswith("sqlite:") and not url.startswith("sqlite:///"):
+        return "needs three slashes before the path; as sqlite:///oraculo.db"
+    return None
+
+
+def _scheme_fault(url: str, allowed: Sequence[str]) -> str | None:
+    right = " Use one of " + ", ".join(f"{scheme}://" for scheme in allowed)
+    if not (found := _SCHEME.match(url)):
+        return f"has a URL without a scheme.{right}"
+    if found[1] in allowed:
+        return None
+    close = difflib.get_close_matches(found[1].lower(), allowed, n=1, cutoff=0.6)
+    hint = f"; did you mean {close[0]}://?" if close else "."
+    return f"has the unknown scheme {found[1]}://{hint}{right}"
+
+
+def _port_fault(url: str) -> str | None:
+    try:
+        urlsplit(url).port  # noqa: B018 - reading it is the check
+    except ValueError:
+        return (
+            "has a port that is not a number from 0 to 65535; a ':', '@' or '/' in a password is written %3A, %40, %2F"
+        )
+    return None
+
+
+def secret_fault(secret: str) -> str | None:
+    try:
+        base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except (binascii.Error, ValueError):
+        return "must be base64 behind `whsec_`; make one with: echo whsec_$(openssl rand -base64 24)"
+    return None
+
+
+def route_fault(queues: Sequence[str]) -> str | None:
+    if not queues:
+        return "must name at least one queue"
+    if len(set(queues)) < len(queues):
+        return f"names '{next(q for q in queues if queues.count(q) > 1)}' more than once"
+    return next((fault for queue in queues if (fault := _queue_fault(queue))), None)
+
+
+def _queue_fault(queue: str) -> str | None:
+    if not _QUEUE_NAME.fullmatch(queue):
+        return f"{queue[:60]!r} is not the name of a queue: 1 to 128 letters, digits, '_', '-' or '.'"
+    if queue in _OWN_QUEUES or queue.endswith(".dlq"):
+        return f"'{queue}' is the orchestrator's own queue; name the destination's"
+    return None

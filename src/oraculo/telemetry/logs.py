@@ -1,0 +1,172 @@
+"""Structured logs: one JSON object a line for machines, with the field names of ECS; colours for a terminal.
+
+structlog's and stdlib's loggers, uvicorn's included, end in the same handler and look the same. An event carries
+`correlation_id` when it is given as a field, in stdlib's `extra`, or bound around a block:
+
+    with structlog.contextvars.bound_contextvars(correlation_id=run_id): ...
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
+from typing import Any, TextIO
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from oraculo.ports.telemetry import (
+    AnswerTaken,
+    BatchCommitted,
+    CommandsPublished,
+    DeadLettered,
+    DeliveryAttempted,
+    LoopFailed,
+    PublishFailed,
+    Record,
+    RunFinished,
+    RunsPruned,
+)
+from oraculo.settings import LogSettings
+
+LOGGER = "oraculo"
+ECS_VERSION = "8.11.0"
+_HANDLER = "oraculo"
+_LEVELS = {"debug": DEBUG, "info": INFO, "warning": WARNING, "error": ERROR, "critical": CRITICAL}
+
+# Loggers that bring their own handlers; theirs go, so that a line appears once and in our format.
+_OWN_HANDLERS = ("uvicorn", "uvicorn.error", "uvicorn.access")
+# Libraries that tell each request at `info`, which is our `debug`.
+_CHATTY = ("httpx", "httpx2", "httpcore", "httpcore2", "asyncio")
+
+
+def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
+    """Sets up the whole process's logging, to `stream` or stderr. A second call replaces the first."""
+    target = sys.stderr if stream is None else stream
+    as_json = settings.format == "json" or (settings.format == "auto" and not target.isatty())
+    _install(_handler(target, as_json), _LEVELS[settings.level])
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_shared(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
+def _handler(stream: TextIO, as_json: bool) -> logging.Handler:
+    handler = logging.StreamHandler(stream)
+    handler.name = _HANDLER
+    rendering = _json_rendering() if as_json else [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *_shared()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    return handler
+
+
+def _install(handler: logging.Handler, level: int) -> None:
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if old.name == _HANDLER]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level)
+    for name in _OWN_HANDLERS:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(level, WARNING))
+
+
+def _shared() -> list[Processor]:
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+
+
+def _json_rendering() -> list[Processor]:
+    return [structlog.processors.format_exc_info, _name_as_ecs, structlog.processors.JSONRenderer()]
+
+
+_ECS_NAMES = {
+    "timestamp": "@timestamp",
+    "level": "log.level",
+    "event": "message",
+    "logger": "log.logger",
+    "exception": "error.stack_trace",
+}
+
+
+def _name_as_ecs(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """What every line has comes first, so that people can read JSON lines too."""
+    named = {theirs: event.pop(ours) for ours, theirs in _ECS_NAMES.items() if ours in event}
+    return {**named, "ecs.version": ECS_VERSION, **event}
+
+
+# -- records ----------------------------------------------------------------------------------------------------
+
+
+def _always(level: int) -> Callable[[Record], int]:
+    return lambda _record: level
+
+
+_STRAY_LEVELS = {"applied": DEBUG, "duplicate": DEBUG, "late": INFO, "unknown": WARNING}
+_DELIVERY_LEVELS = {"delivered": DEBUG, "failed": WARNING, "given_up": ERROR}
+
+
+def _answer_level(record: AnswerTaken) -> int:
+    return _STRAY_LEVELS.get(record.verdict, INFO)
+
+
+def _delivery_level(record: DeliveryAttempted) -> int:
+    return _DELIVERY_LEVELS.get(record.outcome, WARNING)
+
+
+# What is said of each kind of record, and how loudly.
+_TELLINGS: Mapping[type[Record], tuple[str, Callable[[Any], int]]] = {
+    BatchCommitted: ("batch committed", _always(DEBUG)),
+    RunFinished: ("run finished", _always(INFO)),
+    AnswerTaken: ("answer taken", _answer_level),
+    CommandsPublished: ("commands published", _always(DEBUG)),
+    PublishFailed: ("publish failed", _always(WARNING)),
+    DeadLettered: ("dead-lettered", _always(WARNING)),
+    DeliveryAttempted: ("delivery attempted", _delivery_level),
+    LoopFailed: ("background duty failed and goes on", _always(ERROR)),
+    RunsPruned: ("runs pruned", _always(INFO)),
+}
+_UNFORESEEN = ("something happened", _always(INFO))
+
+
+class LogSubscriber:
+    """Turns records into log events. What its level silences costs next to nothing."""
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger(LOGGER)
+        self._log: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(LOGGER)
+
+    def __call__(self, record: Record) -> None:
+        event, level_of = _TELLINGS.get(type(record), _UNFORESEEN)
+        level = level_of(record)
+        if self._logger.isEnabledFor(level):
+            self._log.log(level, event, **_fields(record))
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    fields = {key: value for key, value in msgspec.structs.asdict(record).items() if value is not None}
+    if "run_id" in fields:
+        fields["correlation_id"] = fields.pop("run_id")
+    if "seconds" in fields:
+        fields["seconds"] = round(fields["seconds"], 6)
+    return fields

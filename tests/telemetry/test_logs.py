@@ -1,0 +1,215 @@
+import io
+import json
+import logging
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+import pytest
+import structlog
+
+from oraculo.ports.telemetry import (
+    AnswerTaken,
+    BatchCommitted,
+    CommandsPublished,
+    DeadLettered,
+    DeliveryAttempted,
+    LoopFailed,
+    PublishFailed,
+    Record,
+    RunFinished,
+    RunsPruned,
+)
+from oraculo.settings import LogSettings
+from oraculo.telemetry import logs
+from oraculo.telemetry.logs import LogSubscriber, configure_logging
+
+TOUCHED = ("", *logs._OWN_HANDLERS, *logs._CHATTY)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    before = [(logging.getLogger(name), logging.getLogger(name).level) for name in TOUCHED]
+    handlers = list(logging.getLogger().handlers)
+    yield
+    for logger, level in before:
+        logger.setLevel(level)
+    logging.getLogger().handlers[:] = handlers
+    structlog.reset_defaults()
+
+
+def configured(
+    level: Literal["debug", "info", "warning"] = "debug", layout: Literal["auto", "json", "console"] = "json"
+) -> io.StringIO:
+    stream = io.StringIO()
+    configure_logging(LogSettings(level=level, format=layout), stream)
+    return stream
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def told(record: Record, level: Literal["debug", "info", "warning"] = "debug") -> dict[str, Any] | None:
+    stream = configured(level)
+    LogSubscriber()(record)
+    found = lines(stream)
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def test_a_json_line_has_the_names_of_ecs_and_an_iso_time() -> None:
+    stream = configured()
+    structlog.get_logger("somewhere").info("said", correlation_id="c1", number=3)
+    (line,) = lines(stream)
+    assert datetime.fromisoformat(line.pop("@timestamp")).utcoffset() == timedelta(0)
+    assert line == {
+        "log.level": "info",
+        "message": "said",
+        "log.logger": "somewhere",
+        "ecs.version": logs.ECS_VERSION,
+        "correlation_id": "c1",
+        "number": 3,
+    }
+
+
+@pytest.mark.parametrize("name", ["anything", "uvicorn", "uvicorn.error", "uvicorn.access"])
+def test_stdlib_and_uvicorn_speak_the_same_format(name: str) -> None:
+    stream = configured()
+    logging.getLogger(name).info("%s took %d", "it", 5, extra={"correlation_id": "c2"})
+    (line,) = lines(stream)
+    assert (line["message"], line["log.logger"], line["correlation_id"]) == ("it took 5", name, "c2")
+
+
+@pytest.mark.parametrize("name", ["uvicorn", "uvicorn.error", "uvicorn.access"])
+def test_uvicorns_own_handlers_go(name: str) -> None:
+    logger, own = logging.getLogger(name), io.StringIO()
+    logger.addHandler(logging.StreamHandler(own))
+    logger.propagate = False
+    stream = configured()
+    logger.warning("once")
+    assert own.getvalue() == ""
+    assert len(lines(stream)) == 1
+
+
+def test_a_bound_correlation_id_reaches_both_kinds_of_logger() -> None:
+    stream = configured()
+    with structlog.contextvars.bound_contextvars(correlation_id="c3"):
+        structlog.get_logger().info("one")
+        logging.getLogger("x").info("two")
+    assert [line["correlation_id"] for line in lines(stream)] == ["c3", "c3"]
+
+
+def test_an_exception_is_one_line_with_its_trace() -> None:
+    stream = configured()
+    try:
+        raise ValueError("odd\nvalue")
+    except ValueError:
+        logging.getLogger("x").exception("failed")
+        structlog.get_logger("y").exception("failed")
+    for line in lines(stream):
+        assert "ValueError: odd\nvalue" in line["error.stack_trace"]
+        assert "exc_info" not in line
+    assert len(lines(stream)) == 2
+
+
+def test_what_cannot_be_json_is_still_told() -> None:
+    stream = configured()
+    structlog.get_logger("x").info("odd", value=object(), text="\ud800 não")
+    assert lines(stream)[0]["message"] == "odd"
+
+
+def test_below_the_level_nothing_is_told() -> None:
+    stream = configured("warning")
+    structlog.get_logger("x").info("no")
+    logging.getLogger("x").info("no")
+    logging.getLogger("x").warning("yes")
+    assert [line["message"] for line in lines(stream)] == ["yes"]
+
+
+def test_chatty_libraries_are_kept_down() -> None:
+    stream = configured("info")
+    logging.getLogger("httpx").info("HTTP Request: POST …")
+    assert stream.getvalue() == ""
+
+
+def test_configured_twice_a_line_appears_once() -> None:
+    first = configured()
+    second = configured()
+    logging.getLogger("x").warning("once")
+    assert first.getvalue() == ""
+    assert len(lines(second)) == 1
+
+
+def test_auto_is_console_on_a_terminal_and_json_elsewhere() -> None:
+    terminal = Terminal()
+    configure_logging(LogSettings(), terminal)
+    logging.getLogger("x").warning("for people")
+    assert "for people" in terminal.getvalue()
+    assert "{" not in terminal.getvalue()
+    assert "\x1b[" in terminal.getvalue()
+    stream = configured(layout="auto")
+    logging.getLogger("x").warning("for machines")
+    assert lines(stream)[0]["message"] == "for machines"
+
+
+def test_console_in_a_file_has_no_colours() -> None:
+    stream = configured(layout="console")
+    logging.getLogger("x").warning("plain")
+    assert "plain" in stream.getvalue()
+    assert "\x1b[" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("record", "level"),
+    [
+        (BatchCommitted(1, 1, 1, 0, 0.1), "debug"),
+        (RunFinished("c", "p", "concluida", 1, 3, 0.1), "info"),
+        (AnswerTaken("c", "applied", "resultado_coleta"), "debug"),
+        (AnswerTaken("c", "duplicate", "resultado_coleta"), "debug"),
+        (AnswerTaken("c", "late", "resultado_coleta"), "info"),
+        (AnswerTaken("c", "unknown", "resultado_coleta"), "warning"),
+        (CommandsPublished(1, 0.1), "debug"),
+        (PublishFailed(1, "refused"), "warning"),
+        (DeadLettered("q", "not JSON"), "warning"),
+        (DeliveryAttempted("c", "webhook", "delivered"), "debug"),
+        (DeliveryAttempted("c", "webhook", "failed", "503"), "warning"),
+        (DeliveryAttempted("c", "webhook", "given_up", "503"), "error"),
+        (LoopFailed("timers", "boom"), "error"),
+        (RunsPruned(3), "info"),
+    ],
+)
+def test_each_record_is_told_at_its_level(record: Record, level: str) -> None:
+    line = told(record)
+    assert line is not None
+    assert line["log.level"] == level
+
+
+def test_every_kind_of_record_has_words() -> None:
+    assert set(logs._TELLINGS) == set(Record.__subclasses__())
+
+
+def test_a_records_run_is_its_correlation_id_and_what_is_none_is_left_out() -> None:
+    line = told(DeadLettered("q", "no such task", "c9"))
+    assert line is not None
+    assert (line["correlation_id"], line["queue"], line["reason"]) == ("c9", "q", "no such task")
+    assert "run_id" not in line
+    nobody = told(DeadLettered("q", "not JSON"))
+    assert nobody is not None
+    assert "correlation_id" not in nobody
+
+
+def test_a_silenced_record_is_not_told() -> None:
+    assert told(BatchCommitted(1, 1, 1, 0, 0.1), level="info") is None
+    assert told(RunFinished("c", "p", "concluida", 1, 3, 0.1), level="warning") is None
+
+
+def test_a_silenced_record_costs_no_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    configured("warning")
+    monkeypatch.setattr(logs, "_fields", lambda _record: pytest.fail("rendered in vain"))
+    LogSubscriber()(RunFinished("c", "p", "concluida", 1, 3, 0.1))

@@ -1,0 +1,146 @@
+"""The files made from the code are fresh, and the published schema accepts and refuses what the code does."""
+
+import importlib.util
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+from oraculo.core.diagram import state_machine_page
+from oraculo.core.machine import RUN_TRANSITIONS, TASK_TRANSITIONS
+from oraculo.core.message import decode_message
+from oraculo.errors import InvalidMessage
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "scripts" / "generate_docs.py"
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_docs", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+script = load_script()
+schema = json.loads((ROOT / "mensagem_schema.json").read_text("utf-8"))
+validator = Draft202012Validator(schema)
+
+# -- fresh files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", script.generated())
+def test_the_file_is_fresh(path: str) -> None:
+    assert (ROOT / path).read_text("utf-8") == script.generated()[path], "run: python scripts/generate_docs.py"
+
+
+def test_check_names_what_is_stale_and_writing_mends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["--check"], tmp_path) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 3
+    assert script.main([], tmp_path) == 0
+    assert script.main(["--check"], tmp_path) == 0
+    (tmp_path / "docs/state-machine.md").write_text("old", "utf-8")
+    assert script.main(["--check"], tmp_path) == 1
+    assert capsys.readouterr().err.startswith("docs/state-machine.md is stale")
+
+
+# -- the state machine's page -----------------------------------------------------------------------------------
+
+
+def diagrams() -> list[str]:
+    return re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", state_machine_page(), re.DOTALL)
+
+
+def arrows(diagram: str) -> set[tuple[str, str]]:
+    return set(re.findall(r"(\w+) --> (\w+)", diagram))
+
+
+def test_every_transition_is_drawn_and_no_other() -> None:
+    task, run = diagrams()
+    assert arrows(task) == {(a, b) for a, moves in TASK_TRANSITIONS.items() for b in moves.values()}
+    assert arrows(run) == {(a, b) for a, moves in RUN_TRANSITIONS.items() for ends in moves.values() for b in ends}
+
+
+def test_no_label_has_what_mermaid_cannot_read() -> None:
+    for line in "".join(diagrams()).splitlines():
+        assert line.count(":") <= 1, line
+        assert ";" not in line
+
+
+def test_only_ended_statuses_lead_out_of_the_diagram() -> None:
+    task, run = (set(re.findall(r"(\w+) --> \[\*\]", diagram)) for diagram in diagrams())
+    assert task == {"concluida", "erro", "timeout", "ignorada", "cancelada"}
+    assert run == {"concluida", "parcial", "erro", "timeout", "cancelada"}
+
+
+# -- the schema -------------------------------------------------------------------------------------------------
+
+GOOD: dict[str, Any] = {
+    "correlation_id": "abc123",
+    "tipo_evento": "iniciar_coleta",
+    "payload": {"fonte": "youtube", "parametros": {"canal": "canal_exemplo", "periodo": "2025-10"}},
+    "timestamp": "2025-10-14T12:00:00Z",
+}
+SEED_EXAMPLES = [  # of seeds 001, 002 and 003, where `{...}` stands for an object
+    GOOD,
+    GOOD | {"payload": {"fonte": "youtube", "parametros": {}}},
+    GOOD | {"payload": {"fonte": "youtube", "parametros": {"canal": "canal_exemplo"}}},
+    {
+        "correlation_id": "abc123",
+        "tipo_evento": "resultado_execucao",
+        "payload": {"resultado": "ok", "arquivo": "relatorio.pdf"},
+        "timestamp": "2025-10-14T12:05:00Z",
+    },
+    GOOD | {"correlation_id": "123e4567-e89b-12d3-a456-426614174000", "payload": {"param": "valor"}},
+]
+FULL = GOOD | {
+    "tarefa": "escavador_youtube",
+    "tentativa": 1,
+    "responder_em": "resultados",
+    "prazo": "2025-10-14T12:05:00+00:00",
+    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "campo_desconhecido": [1, 2],
+}
+BAD = [
+    *({key: value for key, value in GOOD.items() if key != missing} for missing in GOOD),
+    GOOD | {"correlation_id": ""},
+    GOOD | {"correlation_id": "x" * 129},
+    GOOD | {"correlation_id": 7},
+    GOOD | {"tipo_evento": None},
+    GOOD | {"payload": []},
+    GOOD | {"payload": "texto"},
+    GOOD | {"timestamp": 1760443200},
+    GOOD | {"tarefa": 1},
+    GOOD | {"tentativa": 0},
+    GOOD | {"tentativa": "1"},
+    GOOD | {"responder_em": {}},
+]
+
+
+def test_the_schema_is_itself_valid_and_of_2020_12() -> None:
+    Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+def test_the_package_ships_the_same_schema() -> None:
+    assert json.loads((files("oraculo") / "mensagem_schema.json").read_text("utf-8")) == schema
+
+
+@pytest.mark.parametrize("message", [*SEED_EXAMPLES, FULL])
+def test_schema_and_code_accept(message: dict[str, Any]) -> None:
+    validator.validate(message)
+    assert decode_message(json.dumps(message).encode()).correlation_id == message["correlation_id"]
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_schema_and_code_refuse(message: dict[str, Any]) -> None:
+    assert not validator.is_valid(message)
+    with pytest.raises(InvalidMessage):
+        decode_message(json.dumps(message).encode())
