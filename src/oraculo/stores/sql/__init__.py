@@ -1,0 +1,53 @@
+"""The SQL of the stores, kept in `.sql` files: one folder a dialect, with `queries.sql` and numbered `migrations/`."""
+
+import re
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import NamedTuple
+
+from oraculo.errors import StoreError
+
+_NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_MIGRATION = re.compile(r"(\d{4})_(\w+)\.sql")
+
+
+class Migration(NamedTuple):
+    number: int
+    name: str
+    script: str
+
+
+def named_queries(dialect: str) -> dict[str, str]:
+    """The statements of the dialect's `queries.sql`, by the name in the `-- name:` line above each."""
+    return parse_queries(_folder(dialect).joinpath("queries.sql").read_text("utf-8"))
+
+
+def parse_queries(text: str) -> dict[str, str]:
+    # What stands before the first name is for the reader of the file.
+    _, *parts = _NAME.split(text)
+    names = parts[::2]
+    if len(set(names)) != len(names):
+        raise StoreError("two queries in queries.sql have one name")
+    return {name: _without_comments(body) for name, body in zip(names, parts[1::2], strict=True)}
+
+
+def _without_comments(body: str) -> str:
+    lines = (line for line in body.splitlines() if not line.lstrip().startswith("--"))
+    return "\n".join(lines).strip().removesuffix(";")
+
+
+def migrations(dialect: str) -> list[Migration]:
+    """In order: number 1 first, and none missing."""
+    found = sorted(filter(None, map(_migration, _folder(dialect).joinpath("migrations").iterdir())))
+    if [migration.number for migration in found] != list(range(1, len(found) + 1)):
+        raise StoreError(f"the migrations of {dialect} are not numbered 1, 2, 3 and so on")
+    return found
+
+
+def _migration(file: Traversable) -> Migration | None:
+    match = _MIGRATION.fullmatch(file.name)
+    return Migration(int(match[1]), match[2], file.read_text("utf-8")) if match else None
+
+
+def _folder(dialect: str) -> Traversable:
+    return resources.files(__name__).joinpath(dialect)

@@ -1,0 +1,199 @@
+-- The statements of stores/sqlite.py. `/* rows */` stands for as many rows of parameters as are written at once;
+-- a row of NULLs only fills the statement up to its size (see Bulk in sqlite_rows.py) and must write nothing.
+
+-- name: stored_runs
+SELECT id, n, version, fingerprint
+FROM runs
+WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: used_keys
+SELECT idempotency_key, id, fingerprint
+FROM runs
+WHERE idempotency_key IN (SELECT value FROM json_each(:keys));
+
+-- name: take_numbers
+UPDATE sequence SET last = last + :count RETURNING last;
+
+-- name: insert_runs
+INSERT INTO runs (
+    n, id, name, definition_hash, created_at, timeout, total, priority, traceparent, fingerprint, idempotency_key,
+    status, ended_at, due_at, version, deadline, edition, cancelled, entries, late, duplicates,
+    succeeded, failed, timed_out, skipped, task_cancelled, deliveries
+)
+SELECT * FROM (VALUES /* rows */) WHERE column1 IS NOT NULL;
+
+-- name: insert_inputs
+INSERT INTO inputs (n, definition, payload)
+SELECT * FROM (VALUES /* rows */) WHERE column1 IS NOT NULL;
+
+-- name: update_heads
+UPDATE runs SET
+    status = new.column2,
+    ended_at = new.column3,
+    due_at = new.column4,
+    version = new.column5,
+    deadline = new.column6,
+    edition = new.column7,
+    cancelled = new.column8,
+    entries = new.column9,
+    late = new.column10,
+    duplicates = new.column11,
+    succeeded = new.column12,
+    failed = new.column13,
+    timed_out = new.column14,
+    skipped = new.column15,
+    task_cancelled = new.column16,
+    deliveries = new.column17
+FROM (VALUES /* rows */) AS new
+WHERE runs.n = new.column1;
+
+-- name: write_tasks
+INSERT INTO tasks (
+    n, number, step, status, attempt, last_attempt, unsent, due_at, deadline, result, cause, reason, mark,
+    percent, note, sent_at, ended_at, dead_letter
+)
+SELECT * FROM (VALUES /* rows */) WHERE column1 IS NOT NULL
+ON CONFLICT (n, number) DO UPDATE SET
+    status = excluded.status,
+    attempt = excluded.attempt,
+    last_attempt = excluded.last_attempt,
+    unsent = excluded.unsent,
+    due_at = excluded.due_at,
+    deadline = excluded.deadline,
+    result = excluded.result,
+    cause = excluded.cause,
+    reason = excluded.reason,
+    mark = excluded.mark,
+    percent = excluded.percent,
+    note = excluded.note,
+    sent_at = excluded.sent_at,
+    ended_at = excluded.ended_at,
+    dead_letter = excluded.dead_letter;
+
+-- name: insert_history
+INSERT INTO history (n, seq, at, what, task, attempt, detail)
+SELECT * FROM (VALUES /* rows */) WHERE column1 IS NOT NULL;
+
+-- name: load_runs
+SELECT
+    runs.n, definition, payload,
+    id, name, definition_hash, created_at, deadline, timeout, total, version, status, priority, traceparent,
+    ended_at, due_at, edition, cancelled, entries, late, duplicates,
+    succeeded, failed, timed_out, skipped, task_cancelled, deliveries
+FROM runs
+JOIN inputs ON inputs.n = runs.n
+WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: load_tasks
+SELECT
+    n, number, status, attempt, last_attempt, unsent, due_at, deadline, result, cause, reason, mark,
+    percent, note, sent_at, ended_at, dead_letter
+FROM tasks
+WHERE n IN (SELECT value FROM json_each(:numbers))
+ORDER BY n, number;
+
+-- name: due
+SELECT due_at, n, NULL AS number, id FROM runs WHERE due_at <= :now
+UNION ALL
+SELECT tasks.due_at, tasks.n, number, id FROM tasks JOIN runs ON runs.n = tasks.n WHERE tasks.due_at <= :now
+ORDER BY 1, 2, 3
+LIMIT :limit;
+
+-- name: next_due
+SELECT min(due_at) FROM (
+    SELECT min(due_at) AS due_at FROM runs WHERE due_at IS NOT NULL
+    UNION ALL
+    SELECT min(due_at) FROM tasks WHERE due_at IS NOT NULL
+);
+
+-- name: number_of_run
+SELECT n FROM runs WHERE id = :id;
+
+-- name: unsent
+SELECT id, number, attempt
+FROM tasks
+JOIN runs ON runs.n = tasks.n
+WHERE unsent = 1 AND (tasks.n, number) > (:n, :number)
+ORDER BY tasks.n, number
+LIMIT :limit;
+
+-- name: forget_commands
+UPDATE tasks SET unsent = 1
+WHERE status = 'em_execucao' AND unsent = 0 AND n IN (SELECT n FROM runs WHERE status = 'em_execucao');
+
+-- name: forget_dead_letters
+UPDATE tasks SET unsent = 1
+WHERE dead_letter = 1 AND unsent = 0;
+
+-- name: list_runs
+SELECT
+    n,
+    id, name, definition_hash, created_at, deadline, timeout, total, version, status, priority, traceparent,
+    ended_at, due_at, edition, cancelled, entries, late, duplicates,
+    succeeded, failed, timed_out, skipped, task_cancelled, deliveries
+FROM runs
+WHERE n < :before /* filters */
+ORDER BY n DESC
+LIMIT :limit;
+
+-- name: with_status
+AND status = :status
+
+-- name: with_name
+AND name = :name
+
+-- LIKE ignores the case of ASCII letters only; `folded` is Python's, and slower.
+-- name: with_ascii_text
+AND (id LIKE :text ESCAPE '\' OR name LIKE :text ESCAPE '\')
+
+-- name: with_text
+AND (folded(id) LIKE :text ESCAPE '\' OR folded(name) LIKE :text ESCAPE '\')
+
+-- name: history
+SELECT seq, at, what, task, attempt, detail
+FROM history
+WHERE n = (SELECT n FROM runs WHERE id = :id) AND seq > :after
+ORDER BY seq
+LIMIT :limit;
+
+-- name: census
+SELECT status, count(*) FROM runs GROUP BY status;
+
+-- A dead letter that is still to be sent is something left to deliver.
+-- name: prunable
+SELECT n, total FROM runs
+WHERE ended_at < :ended_before AND due_at IS NULL
+    AND NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.n = runs.n AND unsent = 1)
+ORDER BY ended_at
+LIMIT :limit;
+
+-- A run may have been opened again since it was found.
+-- name: still_prunable
+SELECT n FROM runs
+WHERE n IN (SELECT value FROM json_each(:numbers)) AND ended_at < :ended_before AND due_at IS NULL
+    AND NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.n = runs.n AND unsent = 1);
+
+-- name: delete_history
+DELETE FROM history WHERE n IN (SELECT value FROM json_each(:numbers));
+
+-- name: delete_tasks
+DELETE FROM tasks WHERE n IN (SELECT value FROM json_each(:numbers));
+
+-- name: delete_inputs
+DELETE FROM inputs WHERE n IN (SELECT value FROM json_each(:numbers));
+
+-- name: delete_runs
+DELETE FROM runs WHERE n IN (SELECT value FROM json_each(:numbers));
+
+-- name: pipelines
+SELECT name, definition FROM pipelines ORDER BY name;
+
+-- name: put_pipeline
+INSERT INTO pipelines (name, definition, updated_at) VALUES (:name, :definition, :now)
+ON CONFLICT (name) DO UPDATE SET definition = excluded.definition, updated_at = excluded.updated_at;
+
+-- name: delete_pipeline
+DELETE FROM pipelines WHERE name = :name;
+
+-- name: prove_write
+UPDATE sequence SET last = last;

@@ -1,0 +1,106 @@
+"""Checks that hold for any run at rest, whatever happened to it: run them over a store after a crash.
+
+Each returns the faults it found, in words; none means that all is well.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from oraculo.core.aggregate import end_status
+from oraculo.core.history import Happened, HistoryEntry
+from oraculo.core.pipeline import content_hash, decode_definition
+from oraculo.core.plan import Plan
+from oraculo.core.run import OPEN, Run, RunStatus, TaskStatus
+from oraculo.ports.store import RunQuery, Snapshot, Store
+
+
+async def check_store(store: Store) -> list[str]:
+    """Every run of the store, each with its id before the fault."""
+    faults: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = await store.runs(RunQuery(limit=200, cursor=cursor))
+        snapshots = await store.load([head.id for head in page.heads])
+        for run_id, snapshot in snapshots.items():
+            history = await store.history(run_id, limit=1_000_000)
+            faults += [f"run {run_id}: {fault}" for fault in check_run(snapshot, history)]
+        cursor = page.cursor
+        if cursor is None:
+            return faults
+
+
+def check_run(snapshot: Snapshot, history: Sequence[HistoryEntry]) -> list[str]:
+    run = Run(
+        snapshot.head,
+        Plan(decode_definition(snapshot.definition)),
+        snapshot.definition,
+        snapshot.payload,
+        snapshot.tasks,
+    )
+    return [*_head(run), *_tasks(run), *_order(run), *_history(run, history)]
+
+
+def _head(run: Run) -> Iterator[str]:
+    head = run.head
+    counts = Counter(task.status for task in run.tasks)
+    told = {
+        TaskStatus.SUCCEEDED: head.succeeded,
+        TaskStatus.FAILED: head.failed,
+        TaskStatus.TIMED_OUT: head.timed_out,
+        TaskStatus.SKIPPED: head.skipped,
+        TaskStatus.CANCELLED: head.task_cancelled,
+    }
+    for status, number in told.items():
+        if counts[status] != number:
+            yield f"the head counts {number} tasks as {status}, there are {counts[status]}"
+    if head.total != len(run.tasks) or len(run.plan) != len(run.tasks):
+        yield f"the head says {head.total} tasks, the plan {len(run.plan)}, there are {len(run.tasks)}"
+    if content_hash(run.definition) != head.definition_hash:
+        yield "the definition is not the one that the run is pinned to"
+    if run.is_open != bool(run.open_tasks):
+        yield f"the run is {head.status} with {run.open_tasks} tasks open"
+    if run.is_open and head.due_at is None:
+        yield "the run is open and no timer will end it"
+    if not run.is_open and head.ended_at is None:
+        yield "the run ended and does not say when"
+    if not run.is_open and not run.open_tasks and end_status(run) is not head.status:
+        yield f"the run ended as {head.status}, its tasks make it {end_status(run)}"
+
+
+def _tasks(run: Run) -> Iterator[str]:
+    for task in run.tasks:
+        name = run.plan.steps[task.number].id
+        if (task.status is TaskStatus.SUCCEEDED) != (task.result is not None):
+            yield f"task {name} is {task.status} and its result is {task.result!r}"
+        if task.status in OPEN and task.ended_at is not None:
+            yield f"task {name} is {task.status} and has an end"
+        if task.status not in OPEN and task.due_at is not None:
+            yield f"task {name} is {task.status} and its timer is set"
+        if task.attempt > task.last_attempt:
+            yield f"task {name} is at attempt {task.attempt} of {task.last_attempt}"
+
+
+def _order(run: Run) -> Iterator[str]:
+    """A task is sent only when all that it depends on has succeeded."""
+    for task in run.tasks:
+        for number in run.plan.dependencies[task.number]:
+            before = run.tasks[number]
+            if task.attempt and before.status is not TaskStatus.SUCCEEDED:
+                names = run.plan.steps
+                yield f"task {names[task.number].id} was sent though {names[number].id} is {before.status}"
+
+
+def _history(run: Run, history: Sequence[HistoryEntry]) -> Iterator[str]:
+    if [entry.seq for entry in history] != list(range(1, run.head.entries + 1)):
+        yield f"the history has {len(history)} entries, the head says {run.head.entries}, or there are gaps"
+    ends = sum(entry.what is Happened.RUN_ENDED for entry in history)
+    if ends != run.head.edition:
+        yield f"the history tells of {ends} ends, the head of {run.head.edition}"
+    if run.head.status is not RunStatus.RUNNING and not ends:
+        yield f"the run is {run.head.status} and no end is told"
+    for number, task in enumerate(run.tasks):
+        told = [entry.what for entry in history if entry.task == number]
+        if task.status is TaskStatus.SUCCEEDED and not {Happened.SUCCEEDED, Happened.AMENDED} & set(told):
+            yield f"task {run.plan.steps[number].id} succeeded and no one tells of it"
+        if told.count(Happened.SUCCEEDED) > 1:
+            yield f"task {run.plan.steps[number].id} is told to have succeeded {told.count(Happened.SUCCEEDED)} times"

@@ -1,0 +1,99 @@
+"""The whole product in one process, for tests: engine, memory broker, a store and the workers under test.
+
+async with Harness(app) as oraculo:
+    aggregate = await oraculo.run({"destinos": ["escavador_youtube"], "payload": {}})
+    assert aggregate["status"] == "concluida"
+"""
+
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.engine.delivery import Post
+from oraculo.engine.operations import Operations
+from oraculo.engine.service import Engine
+from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
+from oraculo.ports.store import Store
+from oraculo.ports.telemetry import Silent, Telemetry
+from oraculo.settings import Settings
+from oraculo.stores.sqlite import MEMORY, SqliteStore
+from oraculo.worker import App, Worker
+
+
+class Harness:
+    """Give it your worker apps; anything else may be replaced by name."""
+
+    def __init__(
+        self,
+        *apps: App,
+        settings: Settings | None = None,
+        broker: Broker | None = None,
+        store: Store | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+        telemetry: Telemetry | None = None,
+        post: Post | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.clock = clock or SystemClock()
+        self.broker = broker or MemoryBroker(clock=self.clock, delivery_limit=self.settings.broker.delivery_limit)
+        self.store = store or SqliteStore(MEMORY)
+        self.engine = Engine(
+            self.settings,
+            self.broker,
+            self.store,
+            clock=self.clock,
+            entropy=entropy or SystemEntropy(),
+            telemetry=telemetry or Silent(),
+            post=post,
+        )
+        self.operations = Operations(self.engine)
+        self.workers = [
+            Worker(app, self.broker, self.settings.worker, self.clock, self.settings.broker.prefix) for app in apps
+        ]
+
+    async def __aenter__(self) -> Self:
+        await self.engine.start()
+        for worker in self.workers:
+            await worker.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        for worker in self.workers:
+            await worker.stop()
+        await self.engine.stop()
+
+    async def submit(self, request: dict[str, Any], *, idempotency_key: str | None = None) -> str:
+        """Starts a run and returns its id."""
+        submitted = await self.operations.submit(msgspec.json.encode(request), idempotency_key=idempotency_key)
+        return submitted.run_id
+
+    async def run(self, request: dict[str, Any], *, wait: float = 30.0) -> dict[str, Any]:
+        """Starts a run and returns its aggregate. Raises TimeoutError, with the reason, when it has not ended."""
+        submitted = await self.operations.submit(msgspec.json.encode(request), wait=wait)
+        if submitted.aggregate is None:
+            raise TimeoutError(await self.operations.explain(submitted.run_id))
+        return _decoded(submitted.aggregate)
+
+    async def ended(self, run_id: str, *, wait: float = 30.0) -> dict[str, Any]:
+        """The aggregate of a run that was started before."""
+        aggregate = await self.operations.wait(run_id, wait)
+        if aggregate is None:
+            raise TimeoutError(await self.operations.explain(run_id))
+        return _decoded(aggregate)
+
+    async def publish(self, queue: str, message: dict[str, Any] | bytes) -> None:
+        """Puts a message on a queue, as a program without the SDK would."""
+        body = message if isinstance(message, bytes) else msgspec.json.encode(message)
+        await self.broker.publish([Outgoing(self.engine.names.physical(queue), body)])
+
+
+def _decoded(aggregate: bytes) -> dict[str, Any]:
+    decoded: dict[str, Any] = msgspec.json.decode(aggregate)
+    return decoded

@@ -1,0 +1,351 @@
+"""The half of the store suite that writes: creations, versions, all or nothing. `store_suite` has the rest."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from oraculo.core.events import Answered, Progressed, Sent
+from oraculo.core.history import Happened
+from oraculo.core.machine import start
+from oraculo.core.run import Cause, Changes, RunStatus, Task, TaskStatus
+from oraculo.errors import StoreError
+from oraculo.ports.store import Outcome, Store
+from oraculo.testing.store_runs import (
+    NOW,
+    OK,
+    PAYLOADS,
+    UNWRITABLE,
+    assert_stored,
+    change,
+    changed,
+    create,
+    creation,
+    failure,
+    full_head,
+    full_task,
+    load,
+    make_run,
+    raises,
+    revived,
+    stored_form,
+)
+
+
+class StoreCommits:
+    async def make_store(self) -> Store:
+        """A store that is started and holds nothing."""
+        raise NotImplementedError
+
+    async def reopen(self, store: Store) -> Store:
+        """Closes the store and gives another, started, on the same data."""
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Store]:
+        store = await self.make_store()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    # -- create and load ----------------------------------------------------------------------------------------
+
+    async def test_a_new_run_is_loaded_as_it_was_created(self) -> None:
+        async with self.opened() as store:
+            run = make_run("first", payload=b'{"fonte":"x"}', prioridade=9, webhook="https://example.org/hook")
+            await create(store, run)
+            assert run.head.version == 1
+            await assert_stored(store, run)
+
+    async def test_every_field_comes_back(self) -> None:
+        async with self.opened() as store:
+            run = make_run("full", name="rota")
+            first = creation(run)
+            run.head, run.tasks = full_head(run.head), [full_task(task) for task in run.tasks]
+            first.changes.tasks = {task.number: task for task in run.tasks}
+            await store.commit([first], [])
+            await assert_stored(store, run)
+
+    async def test_every_field_that_changes_is_written_by_a_change(self) -> None:
+        async with self.opened() as store:
+            run = make_run("full", name="rota")
+            await create(store, run)
+            changes = Changes(run)
+            run.head, run.tasks[1] = full_head(run.head), full_task(run.tasks[1])
+            run.head.version = 1
+            changes.touch(run.tasks[1])
+            await change(store, changes)
+            assert run.head.version == 2
+            await assert_stored(store, run)
+
+    async def test_fields_can_be_emptied_again(self) -> None:
+        async with self.opened() as store:
+            run = make_run("full")
+            first = creation(run)
+            run.tasks[0] = first.changes.tasks[0] = full_task(run.tasks[0])
+            await store.commit([first], [])
+            changes = Changes(run)
+            run.tasks[0] = Task(0)
+            run.head.due_at = run.head.ended_at = None
+            run.head.deliveries = []
+            changes.touch(run.tasks[0])
+            await change(store, changes)
+            await assert_stored(store, run)
+
+    async def test_every_status_of_a_run(self) -> None:
+        async with self.opened() as store:
+            for status in RunStatus:
+                run = make_run(status.name)
+                first = creation(run)
+                run.head.status = status
+                await store.commit([first], [])
+                assert (await load(store, status.name)).head.status is status
+
+    async def test_every_status_and_cause_of_a_task(self) -> None:
+        combinations = [(status, cause) for status in TaskStatus for cause in Cause]
+        async with self.opened() as store:
+            run = make_run("run", destinos=[{"fila": "q", "id": str(n)} for n in range(len(combinations))])
+            first = creation(run)
+            for task, (status, cause) in zip(run.tasks, combinations, strict=True):
+                task.status, task.cause = status, cause
+            await store.commit([first], [])
+            loaded = (await load(store, "run")).tasks
+            assert [(task.status, task.cause) for task in loaded] == combinations
+            assert {type(task.status) for task in loaded} == {TaskStatus}
+
+    async def test_payloads_and_results_come_back_byte_for_byte(self) -> None:
+        async with self.opened() as store:
+            for number, payload in enumerate(PAYLOADS):
+                run = make_run(str(number), payload=payload)
+                await create(store, run)
+                await change(store, changed(run, Answered(1, 1, payload)))
+                snapshot = await load(store, run.id)
+                assert snapshot.payload == payload
+                assert snapshot.tasks[1].result == payload
+
+    async def test_ids_and_texts_of_any_script(self) -> None:
+        async with self.opened() as store:
+            run = make_run("漢字 'aspas\" ; -- 🙂 \\ %s $1 :x ?")
+            await create(store, run)
+            await change(store, changed(run, Progressed(0, 33.3, "100 % — não há 'nada' aqui\n\t🙂")))
+            await assert_stored(store, run)
+
+    async def test_loading_what_is_not_there(self) -> None:
+        async with self.opened() as store:
+            await create(store, make_run("here"))
+            assert set(await store.load(["here", "not there", "here"])) == {"here"}
+            assert await store.load([]) == {}
+
+    async def test_many_runs_are_loaded_at_once(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run(f"run-{n}", now=NOW + n) for n in range(1_200)]
+            await create(store, *runs)
+            loaded = await store.load([run.id for run in runs])
+            assert [loaded[run.id].head for run in runs] == [run.head for run in runs]
+            assert all(stored_form(loaded[run.id].tasks) == stored_form(run.tasks) for run in runs)
+
+    async def test_a_run_of_ten_thousand_tasks(self) -> None:
+        async with self.opened() as store:
+            run = make_run("wide", destinos=[{"fila": "q", "id": f"t{n}"} for n in range(10_000)])
+            await create(store, run)
+            await change(store, changed(run, Sent(9_998, 1), Answered(5_000, 1, OK), failure(9_997)))
+            await assert_stored(store, run)
+            last = await store.unsent(limit=20_000, after=("wide", 9_900))
+            assert [command.task for command in last] == [*range(9_901, 9_998), 9_999]
+
+    # -- ids and idempotency keys -------------------------------------------------------------------------------
+
+    async def test_the_same_request_twice_is_one_run(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a")
+            await create(store, run)
+            again = make_run("a")
+            [created] = (await store.commit([creation(again)], [])).created
+            assert (created.outcome, created.run_id) == (Outcome.SAME, "a")
+            assert again.head.version == 0
+            await assert_stored(store, run)
+
+    async def test_an_id_in_use(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a", payload=b'{"mine":1}')
+            await create(store, run)
+            other = creation(make_run("a", payload=b'{"yours":1}'), fingerprint="other", key="k")
+            [created] = (await store.commit([other], [])).created
+            assert (created.outcome, created.run_id) == (Outcome.ID_IN_USE, "a")
+            await assert_stored(store, run)
+            # The refused request has not taken its key.
+            [created] = (await store.commit([creation(make_run("b"), key="k")], [])).created
+            assert created.outcome is Outcome.CREATED
+
+    async def test_an_idempotency_key_gives_the_first_run(self) -> None:
+        async with self.opened() as store:
+            await store.commit([creation(make_run("a"), key="k")], [])
+            same = creation(make_run("b"), key="k")
+            other = creation(make_run("c"), key="k", fingerprint="other")
+            created = (await store.commit([same, other], [])).created
+            assert [(c.outcome, c.run_id) for c in created] == [(Outcome.SAME, "a"), (Outcome.KEY_REUSED, "a")]
+            assert set(await store.load(["a", "b", "c"])) == {"a"}
+
+    async def test_the_key_counts_before_the_id(self) -> None:
+        async with self.opened() as store:
+            await store.commit([creation(make_run("a"), key="k"), creation(make_run("b"))], [])
+            [created] = (await store.commit([creation(make_run("b"), key="k")], [])).created
+            assert (created.outcome, created.run_id) == (Outcome.SAME, "a")
+
+    async def test_equal_requests_in_one_commit(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run("a"), make_run("a"), make_run("b"), make_run("c"), make_run("b")]
+            keys = [None, None, "k", "k", None]
+            creations = [creation(run, key=key) for run, key in zip(runs, keys, strict=True)]
+            created = (await store.commit(creations, [])).created
+            assert [c.outcome for c in created] == [
+                Outcome.CREATED,
+                Outcome.SAME,
+                Outcome.CREATED,
+                Outcome.SAME,
+                Outcome.SAME,
+            ]
+            assert [c.run_id for c in created] == ["a", "a", "b", "b", "b"]
+            assert (await store.census())[RunStatus.RUNNING] == 2
+
+    async def test_a_race_for_one_key_has_one_winner(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run(f"run-{n}") for n in range(50)]
+            commits = await asyncio.gather(*(store.commit([creation(run, key="k")], []) for run in runs))
+            created = [commit.created[0] for commit in commits]
+            winners = [c.run_id for c in created if c.outcome is Outcome.CREATED]
+            assert len(winners) == 1
+            assert {(c.outcome, c.run_id) for c in created} == {
+                (Outcome.CREATED, winners[0]),
+                (Outcome.SAME, winners[0]),
+            }
+            assert set(await store.load([run.id for run in runs])) == set(winners)
+
+    # -- commits by version -------------------------------------------------------------------------------------
+
+    async def test_a_commit_moves_the_version_by_one(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a")
+            await create(store, run)
+            for version in (2, 3, 4):
+                await change(store, changed(run, Progressed(0, float(version))))
+                assert run.head.version == version
+                await assert_stored(store, run)
+
+    async def test_nothing_to_commit(self) -> None:
+        async with self.opened() as store:
+            committed = await store.commit([], [])
+            assert (list(committed.created), committed.conflicts) == ([], frozenset())
+
+    async def test_a_conflict_writes_nothing(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a")
+            await create(store, run)
+            stale = revived(await load(store, "a"))
+            await change(store, changed(run, Sent(0, 1)))
+            lost = changed(stale, Answered(0, 1, OK), failure(1))
+            assert (await store.commit([], [lost])).conflicts == {"a"}
+            assert stale.head.version == 1
+            await assert_stored(store, run)
+            assert [entry.what for entry in await store.history("a")] == [Happened.STARTED, Happened.SENT]
+
+    async def test_a_version_from_the_future_conflicts(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a")
+            await create(store, run)
+            changes = changed(run, Sent(0, 1))
+            changes.based_on = 2
+            assert (await store.commit([], [changes])).conflicts == {"a"}
+            assert (await load(store, "a")).head.version == 1
+
+    async def test_a_change_of_a_run_that_is_gone_conflicts(self) -> None:
+        async with self.opened() as store:
+            run = make_run("never created")
+            start(run, NOW)
+            run.head.version = 1
+            assert (await store.commit([], [changed(run, Sent(0, 1))])).conflicts == {run.id}
+            assert await store.load([run.id]) == {}
+
+    async def test_one_conflict_does_not_stop_the_others(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run(name) for name in "abc"]
+            await create(store, *runs)
+            stale = revived(await load(store, "b"))
+            await change(store, changed(runs[1], Sent(0, 1)))
+            batch = [changed(runs[0], Sent(1, 1)), changed(stale, Sent(2, 1)), changed(runs[2], Sent(1, 1))]
+            committed = await store.commit([creation(new := make_run("d"))], batch)
+            assert committed.conflicts == {"b"}
+            assert [created.outcome for created in committed.created] == [Outcome.CREATED]
+            for run in (*runs, new):
+                await assert_stored(store, run)
+
+    async def test_of_rivals_on_one_version_exactly_one_wins(self) -> None:
+        async with self.opened() as store:
+            await create(store, make_run("a"))
+            for version in range(1, 6):
+                rivals = [revived(await load(store, "a")) for _ in range(10)]
+                batches = [changed(run, Progressed(0, float(number))) for number, run in enumerate(rivals)]
+                committed = await asyncio.gather(*(store.commit([], [batch]) for batch in batches))
+                winners = [run for run, result in zip(rivals, committed, strict=True) if not result.conflicts]
+                assert len(winners) == 1
+                assert winners[0].head.version == version + 1
+                await assert_stored(store, winners[0])
+
+    async def test_what_changes_after_the_call_is_not_written(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a")
+            await create(store, run)
+            commit = asyncio.ensure_future(store.commit([], [changed(run, Progressed(0, 10.0, "then"))]))
+            await asyncio.sleep(0)  # it has begun
+            run.tasks[0].note, run.head.late = "later", 5
+            await commit
+            snapshot = await load(store, "a")
+            assert (snapshot.tasks[0].note, snapshot.head.late) == ("then", 0)
+
+    async def test_a_commit_outlives_the_caller_who_gave_up(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a")
+            commit = asyncio.ensure_future(store.commit([creation(run)], []))
+            await asyncio.sleep(0)
+            commit.cancel()
+            await asyncio.gather(commit, return_exceptions=True)
+            # Written or not, it is whole, and the store goes on.
+            await create(store, make_run("b"))
+            for snapshot in (await store.load(["a"])).values():
+                assert len(snapshot.tasks) == 3
+
+    # -- all or nothing -----------------------------------------------------------------------------------------
+
+    async def test_a_change_that_cannot_be_written_leaves_nothing(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a")
+            await create(store, run)
+            before = await load(store, "a")
+            bad = changed(run, Sent(0, 1), Answered(1, 1, OK))
+            bad.tell(NOW, Happened.PROGRESS, detail=UNWRITABLE)
+            with raises(StoreError):
+                await store.commit([], [bad])
+            assert run.head.version == 1
+            assert await load(store, "a") == before
+            assert len(await store.history("a")) == 1
+            assert len(await store.unsent(10)) == 3
+
+    async def test_a_creation_that_cannot_be_written_leaves_nothing(self) -> None:
+        async with self.opened() as store:
+            bad = creation(make_run("a"), key="k")
+            bad.changes.tasks[2].reason = UNWRITABLE
+            with raises(StoreError):
+                await store.commit([bad], [])
+            assert await store.load(["a"]) == {}
+            assert (await store.unsent(10), await store.next_due()) == ([], None)
+            [created] = (await store.commit([creation(make_run("a"), key="k")], [])).created
+            assert created.outcome is Outcome.CREATED
+
+    async def test_a_bad_commit_does_not_sink_those_beside_it(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run(f"run-{n}") for n in range(20)]
+            creations = [creation(run) for run in runs]
+            creations[7].changes.tasks[0].note = UNWRITABLE
+            results = await asyncio.gather(*(store.commit([each], []) for each in creations), return_exceptions=True)
+            assert [number for number, result in enumerate(results) if isinstance(result, StoreError)] == [7]
+            assert set(await store.load([run.id for run in runs])) == {run.id for run in runs} - {"run-7"}

@@ -1,0 +1,331 @@
+"""What every store must do: one suite for all of them, run by each adapter's own test module.
+
+    class TestMyStore(StoreSuite):
+        async def make_store(self) -> Store: ...          # started, and empty
+        async def reopen(self, store: Store) -> Store: ...  # closes it and opens another on the same data
+
+The tests are plain coroutines with plain asserts: pytest with `asyncio_mode = "auto"` runs them, and importing this
+module needs no pytest.
+"""
+
+import asyncio
+
+from oraculo.core.events import Answered, Cancelled, DeadLetterDiscarded, Delivered, Progressed, RunDue, Sent, TaskDue
+from oraculo.core.history import Happened, HistoryEntry
+from oraculo.core.run import RunStatus
+from oraculo.errors import InvalidInput, StoreUnavailable
+from oraculo.ports.store import Due, Outcome, RunQuery, Unsent
+from oraculo.testing.store_commits import StoreCommits
+from oraculo.testing.store_runs import (
+    NOW,
+    OK,
+    PAYLOADS,
+    assert_stored,
+    change,
+    changed,
+    create,
+    creation,
+    everything,
+    failure,
+    ids_of,
+    load,
+    make_run,
+    raises,
+    revived,
+    succeeded,
+    unsent_pages,
+)
+
+
+class StoreSuite(StoreCommits):
+    """Subclass it, name the class `Test…`, and give it `make_store` and `reopen`."""
+
+    # -- timers -------------------------------------------------------------------------------------------------
+
+    async def test_due_timers_come_oldest_first(self) -> None:
+        async with self.opened() as store:
+            await create(store, make_run("late", timeout=90), make_run("early", timeout=10))
+            tasks = [{"fila": "q", "id": str(n), "timeout": seconds} for n, seconds in enumerate((50, 5, 20))]
+            await create(store, make_run("tasks", destinos=tasks, timeout=70))
+            assert await store.next_due() == NOW + 5
+            expected = [Due("tasks", 1), Due("early"), Due("tasks", 2), Due("tasks", 0), Due("tasks"), Due("late")]
+            assert list(await store.due(NOW + 90, 100)) == expected
+            assert list(await store.due(NOW + 90, 2)) == expected[:2]
+            assert list(await store.due(NOW + 20, 100)) == expected[:3]
+            assert list(await store.due(NOW + 4.999, 100)) == []
+
+    async def test_a_timer_stays_until_a_commit_clears_or_moves_it(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a", destinos=[{"fila": "q", "timeout": 5}, "r"], timeout=60)
+            await create(store, run)
+            for _ in range(2):
+                assert list(await store.due(NOW + 5, 10)) == [Due("a", 0)]
+            await change(store, changed(run, failure(1, retryable=True), now=NOW + 1))
+            retry_at = run.tasks[1].due_at
+            assert await store.next_due() == min(retry_at or 0.0, NOW + 5)
+            await change(store, changed(run, TaskDue(0), now=NOW + 5))
+            assert list(await store.due(NOW + 59, 10)) == [Due("a", 1)]
+            await change(store, changed(run, RunDue(), now=NOW + 60))
+            assert list(await store.due(NOW + 10_000, 10)) == []
+            assert await store.next_due() is None
+
+    # -- what is to be sent, and what rests in dead letters -----------------------------------------------------
+
+    async def test_unsent_commands_are_paged(self) -> None:
+        async with self.opened() as store:
+            await create(store, *(make_run(name, now=NOW + n) for n, name in enumerate("cab")))
+            found = await unsent_pages(store, 4)
+            assert [len(page) for page in found] == [4, 4, 1]
+            commands = [command for page in found for command in page]
+            assert sorted((c.run_id, c.task, c.attempt) for c in commands) == [
+                (name, task, 1) for name in "abc" for task in range(3)
+            ]
+
+    async def test_a_command_is_unsent_until_it_is_noted_or_its_task_ends(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a")
+            await create(store, run)
+            await change(store, changed(run, Sent(0, 1), Answered(2, 1, OK)))
+            assert list(await store.unsent(10)) == [Unsent("a", 1, 1)]
+            await change(store, changed(run, failure(1, retryable=True)))
+            assert list(await store.unsent(10)) == []
+            await change(store, changed(run, TaskDue(1), now=run.tasks[1].due_at or 0.0))
+            assert list(await store.unsent(10)) == [Unsent("a", 1, 2)]
+            await change(store, changed(run, Cancelled()))
+            assert list(await store.unsent(10)) == []
+
+    async def test_a_dead_letter_is_unsent_until_it_is_noted_or_discarded(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a")
+            await create(store, run)
+            await change(store, changed(run, failure(0), failure(1), failure(2)))
+            assert not run.is_open
+            assert list(await store.unsent(10)) == [Unsent("a", n, 1) for n in range(3)]
+            await change(store, changed(run, Sent(1, 1, dead_letter=True), DeadLetterDiscarded(2)))
+            assert list(await store.unsent(10)) == [Unsent("a", 0, 1)]
+
+    async def test_sent_commands_are_forgotten(self) -> None:
+        async with self.opened() as store:
+            run, ended = make_run("a"), make_run("ended")
+            await create(store, run, ended)
+            await change(store, changed(run, Sent(0, 1), Sent(2, 1), failure(2, retryable=True)))
+            await change(store, changed(ended, Sent(0, 1), Cancelled()))
+            assert await store.forget_sent() == 1  # the other one of this run waits for its retry
+            assert list(await store.unsent(10)) == [Unsent("a", 0, 1), Unsent("a", 1, 1)]
+            assert await store.forget_sent() == 0
+            snapshot = await load(store, "a")
+            assert snapshot.tasks[0].unsent
+            assert snapshot.head.version == run.head.version
+            await change(store, changed(revived(snapshot), Sent(0, 1)))
+            assert list(await store.unsent(10)) == [Unsent("a", 1, 1)]
+
+    async def test_resting_dead_letters_are_forgotten(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a")
+            await create(store, run)
+            await change(store, changed(run, *map(failure, range(3)), *(Sent(n, 1, dead_letter=True) for n in (0, 1))))
+            await change(store, changed(run, DeadLetterDiscarded(1)))
+            assert await store.forget_sent() == 1
+            assert list(await store.unsent(10)) == [Unsent("a", 0, 1), Unsent("a", 2, 1)]
+
+    # -- lists --------------------------------------------------------------------------------------------------
+
+    async def test_runs_are_listed_newest_first(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run(f"run-{n}", now=NOW + n) for n in range(5)]
+            await create(store, *runs[:3])
+            await create(store, *runs[3:])
+            page = await store.runs(RunQuery())
+            assert list(page.heads) == [run.head for run in reversed(runs)]
+            assert page.cursor is None
+
+    async def test_lists_are_filtered(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run(f"{name}-{n}", name=name, now=NOW + n) for n, name in enumerate(("video", "blog") * 2)]
+            await create(store, *runs)
+            await change(store, succeeded(runs[0]), succeeded(runs[1]))
+            assert await ids_of(store, RunQuery(name="video")) == ["video-2", "video-0"]
+            assert await ids_of(store, RunQuery(status=RunStatus.SUCCEEDED)) == ["blog-1", "video-0"]
+            assert await ids_of(store, RunQuery(status=RunStatus.RUNNING, name="blog")) == ["blog-3"]
+            assert await ids_of(store, RunQuery(status=RunStatus.FAILED)) == []
+            assert await ids_of(store, RunQuery(name="vide")) == []
+            assert await ids_of(store, RunQuery(status=RunStatus.RUNNING, name="blog", text="og-3")) == ["blog-3"]
+
+    async def test_text_is_found_anywhere_in_any_case_and_literally(self) -> None:
+        async with self.opened() as store:
+            names = ("100%", "1000", "a_b", "aXb", "back\\slash", "Promoção-É", "[x]*.?")
+            await create(store, *(make_run(name, now=NOW + n) for n, name in enumerate(names)))
+            await create(store, make_run("by-name", name="Coleta_Completa", now=NOW + 50))
+            assert await ids_of(store, RunQuery(text="0%")) == ["100%"]
+            assert await ids_of(store, RunQuery(text="A_B")) == ["a_b"]
+            assert await ids_of(store, RunQuery(text="k\\s")) == ["back\\slash"]
+            assert await ids_of(store, RunQuery(text="PROMOÇÃO-é")) == ["Promoção-É"]
+            assert await ids_of(store, RunQuery(text="[X]*.?")) == ["[x]*.?"]
+            assert await ids_of(store, RunQuery(text="coleta_c")) == ["by-name"]
+            assert await ids_of(store, RunQuery(text="nowhere")) == []
+
+    async def test_pages_stay_true_while_runs_are_added(self) -> None:
+        async with self.opened() as store:
+            await create(store, *(make_run(f"old-{n}", now=NOW + n) for n in range(7)))
+            seen: list[str] = []
+            cursor = None
+            for page_number in range(4):
+                page = await store.runs(RunQuery(limit=2, cursor=cursor))
+                seen += [head.id for head in page.heads]
+                cursor = page.cursor
+                assert (cursor is None) == (page_number == 3)
+                await create(store, make_run(f"new-{page_number}", now=NOW + 100 + page_number))
+            assert seen == [f"old-{n}" for n in range(6, -1, -1)]
+
+    async def test_a_full_last_page_has_no_cursor(self) -> None:
+        async with self.opened() as store:
+            await create(store, *(make_run(f"run-{n}", now=NOW + n) for n in range(4)))
+            first = await store.runs(RunQuery(limit=2, text="run"))
+            last = await store.runs(RunQuery(limit=2, text="run", cursor=first.cursor))
+            assert [head.id for head in last.heads] == ["run-1", "run-0"]
+            assert last.cursor is None
+
+    async def test_a_cursor_that_no_page_gave_is_refused(self) -> None:
+        async with self.opened() as store:
+            await create(store, make_run("a"))
+            for cursor in ("", "x", "0", "-1", "AAAA", "não é", "' OR 1=1", "A" * 16, "A" * 5_000):
+                with raises(InvalidInput) as refusal:
+                    await store.runs(RunQuery(cursor=cursor))
+                assert [fault.field for fault in refusal.exception.faults] == ["cursor"]
+
+    async def test_history_is_paged(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a", name="rota")
+            first = creation(run)
+            told = list(first.changes.history)
+            await store.commit([first, creation(make_run("b"))], [])
+            for number in range(5):
+                changes = changed(run, Progressed(1, float(number), f"passo {number}"), now=NOW + number)
+                told += changes.history
+                await change(store, changes)
+            assert list(await store.history("a")) == told
+            assert told[1] == HistoryEntry(2, NOW, Happened.PROGRESS, 1, 1, "0 % passo 0")
+            assert list(await store.history("a", after=2, limit=3)) == told[2:5]
+            assert list(await store.history("a", after=6)) == []
+            assert list(await store.history("nobody")) == []
+
+    async def test_the_census_counts_every_status(self) -> None:
+        async with self.opened() as store:
+            assert await store.census() == dict.fromkeys(RunStatus, 0)
+            runs = [make_run(f"run-{n}") for n in range(5)]
+            await create(store, *runs)
+            await change(store, succeeded(runs[0]), succeeded(runs[1]), changed(runs[2], Cancelled()))
+            counted = await store.census()
+            assert counted == dict.fromkeys(RunStatus, 0) | {
+                RunStatus.RUNNING: 2,
+                RunStatus.SUCCEEDED: 2,
+                RunStatus.CANCELLED: 1,
+            }
+            assert {type(status) for status in counted} == {RunStatus}
+
+    # -- retention ----------------------------------------------------------------------------------------------
+
+    async def test_ended_runs_are_pruned_whole(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run(f"run-{n}") for n in range(3)]
+            await store.commit([creation(run, key=run.id) for run in runs], [])
+            resting = [Sent(n, 1, dead_letter=True) for n in range(3)]
+            await change(store, changed(runs[0], *map(failure, range(3)), *resting, now=NOW + 10))
+            await change(store, succeeded(runs[1], now=NOW + 20))
+            assert await store.prune(NOW + 10, 10) == 0
+            assert await store.prune(NOW + 20, 10) == 1
+            assert set(await store.load([run.id for run in runs])) == {"run-1", "run-2"}
+            assert list(await store.history("run-0")) == []
+            assert sum((await store.census()).values()) == 2
+            # Its id and its key are free again, and nothing of the old run clings to the new one.
+            again = make_run("run-0", payload=b'{"again":true}')
+            [created] = (await store.commit([creation(again, key="run-0", fingerprint="other")], [])).created
+            assert created.outcome is Outcome.CREATED
+            await assert_stored(store, again)
+
+    async def test_a_prune_deletes_no_more_than_its_limit(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run(f"run-{n}") for n in range(5)]
+            await create(store, *runs)
+            await change(store, *(succeeded(run, now=NOW + 1) for run in runs))
+            assert [await store.prune(NOW + 100, 2) for _ in range(4)] == [2, 2, 1, 0]
+
+    async def test_a_run_with_something_to_deliver_is_kept(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a", responder_em="respostas")
+            await create(store, run)
+            await change(store, succeeded(run, now=NOW + 1))
+            assert await store.prune(NOW + 1_000, 10) == 0
+            await change(store, changed(run, Delivered(0, 1), now=NOW + 2))
+            assert await store.prune(NOW + 1_000, 10) == 1
+
+    async def test_a_run_with_a_dead_letter_to_send_is_kept(self) -> None:
+        async with self.opened() as store:
+            run = make_run("a", destinos=["q"])
+            await create(store, run)
+            await change(store, changed(run, failure(0)))
+            assert await store.prune(NOW + 1_000, 10) == 0
+            await change(store, changed(run, Sent(0, 1, dead_letter=True)))
+            assert await store.prune(NOW + 1_000, 10) == 1
+
+    # -- pipelines ----------------------------------------------------------------------------------------------
+
+    async def test_pipelines_are_put_replaced_and_deleted(self) -> None:
+        async with self.opened() as store:
+            assert await store.pipelines() == {}
+            await store.put_pipeline("vídeo", b'{"v":1}', NOW)
+            await store.put_pipeline("blog", b'{"b":1}', NOW)
+            await store.put_pipeline("vídeo", b'{"v":2}', NOW + 1)
+            assert await store.pipelines() == {"vídeo": b'{"v":2}', "blog": b'{"b":1}'}
+            assert await store.delete_pipeline("vídeo") is True
+            assert await store.delete_pipeline("vídeo") is False
+            assert await store.pipelines() == {"blog": b'{"b":1}'}
+
+    # -- opening and closing ------------------------------------------------------------------------------------
+
+    async def test_everything_is_there_after_it_is_opened_again(self) -> None:
+        store = await self.make_store()
+        runs = [make_run(f"run-{n}", payload=PAYLOADS[3], now=NOW + n, webhook="https://a.org") for n in range(3)]
+        await store.commit([creation(run, key=run.id) for run in runs], [])
+        await change(store, changed(runs[0], Sent(0, 1), failure(1)), succeeded(runs[2]))
+        await store.put_pipeline("p", b"{}", NOW)
+        before = await everything(store, runs)
+        page = await store.runs(RunQuery(limit=1))
+        store = await self.reopen(store)
+        try:
+            assert await everything(store, runs) == before
+            rest = await store.runs(RunQuery(cursor=page.cursor))
+            assert [head.id for head in rest.heads] == ["run-1", "run-0"]
+            [created] = (await store.commit([creation(make_run("x"), key="run-1")], [])).created
+            assert (created.outcome, created.run_id) == (Outcome.SAME, "run-1")
+            await change(store, changed(runs[1], Sent(0, 1)))
+        finally:
+            await store.close()
+
+    async def test_closing_finishes_what_was_accepted(self) -> None:
+        store = await self.make_store()
+        runs = [make_run(f"run-{n}") for n in range(10)]
+        commits = [asyncio.ensure_future(store.commit([creation(run)], [])) for run in runs]
+        await asyncio.sleep(0)
+        store = await self.reopen(store)
+        try:
+            await asyncio.gather(*commits)
+            assert len(await store.load([run.id for run in runs])) == 10
+        finally:
+            await store.close()
+
+    async def test_starting_and_closing_twice(self) -> None:
+        store = await self.make_store()
+        await store.start()
+        await create(store, make_run("a"))
+        await store.start()
+        assert set(await store.load(["a"])) == {"a"}
+        await store.close()
+        await store.close()
+        with raises(StoreUnavailable):
+            await store.check()
+
+    async def test_the_check_tells_the_version(self) -> None:
+        async with self.opened() as store:
+            assert any(character.isdigit() for character in await store.check())
+            assert store.name

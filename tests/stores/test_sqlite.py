@@ -1,0 +1,485 @@
+"""The SQLite store: the suite every store passes, and what is its own."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from oraculo.core.events import Progressed, Sent
+from oraculo.core.run import Changes, RunStatus
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.ports.store import Outcome, RunQuery, Store
+from oraculo.stores import sqlite
+from oraculo.stores.sql import migrations, named_queries, parse_queries
+from oraculo.stores.sqlite import SqliteStore
+from oraculo.testing.store_runs import (
+    NOW,
+    UNWRITABLE,
+    assert_stored,
+    change,
+    changed,
+    create,
+    creation,
+    load,
+    make_run,
+    revived,
+    succeeded,
+)
+from oraculo.testing.store_suite import StoreSuite
+
+
+class OnFile(StoreSuite):
+    inline = False
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.path = str(tmp_path / "a folder?" / "100% #1.db")
+
+    async def make_store(self) -> Store:
+        store = SqliteStore(self.path, inline=self.inline)
+        await store.start()
+        return store
+
+    async def reopen(self, store: Store) -> Store:
+        await store.close()
+        return await self.make_store()
+
+
+class TestThreaded(OnFile):
+    pass
+
+
+class TestInline(OnFile):
+    inline = True
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "oraculo.db")
+
+
+@asynccontextmanager
+async def opened(path: str, *, inline: bool = False) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, inline=inline)
+    await store.start()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def look(path: str, sql: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+
+
+def exists(path: str) -> bool:
+    return Path(path).exists()
+
+
+@asynccontextmanager
+async def traced(store: SqliteStore) -> AsyncIterator[list[str]]:
+    """The statements that the writer runs."""
+    statements: list[str] = []
+    await store._writer.run(lambda connection: connection.set_trace_callback(statements.append))
+    yield statements
+    await store._writer.run(lambda connection: connection.set_trace_callback(None))
+
+
+# -- the file -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_file_is_durable_and_shared(path: str) -> None:
+    async with opened(path) as store:
+        names = ("journal_mode", "synchronous", "busy_timeout")
+        values = await store._writer.run(
+            lambda connection: [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names]
+        )
+        assert values == ["wal", 2, sqlite.BUSY_SECONDS * 1000]
+
+
+async def test_readers_cannot_write(path: str) -> None:
+    async with opened(path) as store:
+        for lane in (store._reader, store._browser):
+            assert lane is not store._writer
+            with pytest.raises(StoreUnavailable, match="readonly"):
+                await lane.run(lambda connection: connection.execute("DELETE FROM runs"))
+
+
+async def test_closing_folds_the_log_into_the_file(path: str) -> None:
+    async with opened(path) as store:
+        await create(store, make_run("a"))
+        assert exists(f"{path}-wal")
+    assert not exists(f"{path}-wal")
+
+
+async def test_a_relative_path_is_relative_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with opened("made/here/x.db") as store:
+        assert await store.check() == f"SQLite {sqlite3.sqlite_version}"
+    assert (tmp_path / "made" / "here" / "x.db").exists()
+
+
+@pytest.mark.parametrize("inline", [False, True])
+async def test_a_store_in_memory(inline: bool) -> None:
+    async with opened(":memory:", inline=inline) as store:
+        runs = [make_run(f"run-{n}") for n in range(20)]
+        await asyncio.gather(*(store.commit([creation(run)], []) for run in runs), store.runs(RunQuery()))
+        await change(store, succeeded(runs[0]))
+        await assert_stored(store, runs[0])
+        assert (await store.census())[RunStatus.SUCCEEDED] == 1
+    assert not exists(":memory:")
+
+
+async def test_inline_uses_no_thread(path: str) -> None:
+    before = threading.active_count()
+    async with opened(path, inline=True) as store:
+        commit = store.commit([creation(make_run("a"))], [])
+        with pytest.raises(StopIteration):
+            commit.send(None)  # it is done before it would wait for anything
+        assert threading.active_count() == before
+
+
+# -- the schema -----------------------------------------------------------------------------------------------------
+
+
+async def test_migrations_are_recorded_and_applied_once(path: str) -> None:
+    for _ in range(2):
+        async with opened(path):
+            pass
+        assert look(path, "PRAGMA user_version") == [(len(migrations("sqlite")),)]
+
+
+async def test_a_migration_is_applied_whole_or_not_at_all(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = migrations("sqlite")
+    bad = good[0]._replace(number=len(good) + 1, script="CREATE TABLE half (x);\nINSERT INTO nowhere VALUES (1);\n")
+    monkeypatch.setattr(sqlite, "migrations", lambda dialect: [*good, bad])
+    with pytest.raises(StoreError, match="nowhere"):
+        await SqliteStore(path).start()
+    assert look(path, "SELECT name FROM sqlite_master") == []
+    assert look(path, "PRAGMA user_version") == [(0,)]
+
+
+async def test_a_newer_file_is_refused_with_what_to_do(path: str) -> None:
+    async with opened(path):
+        pass
+    look(path, "PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match=r"newer ORÁCULO \(its schema is 99.*run that version") as refusal:
+        await SqliteStore(path).start()
+    assert not isinstance(refusal.value, StoreUnavailable)
+    assert look(path, "PRAGMA user_version") == [(99,)]
+
+
+def test_queries_are_read_by_name() -> None:
+    text = "-- about the file\n\n-- name: one\nSELECT 1;\n\n-- why\n-- name: two\nSELECT '-- x'\nFROM y;\n"
+    assert parse_queries(text) == {"one": "SELECT 1", "two": "SELECT '-- x'\nFROM y"}
+    with pytest.raises(StoreError, match="one name"):
+        parse_queries("-- name: a\nSELECT 1;\n-- name: a\nSELECT 2;\n")
+
+
+async def test_no_query_scans_a_table_or_sorts(path: str) -> None:
+    async with opened(path):
+        pass
+    connection = sqlite3.connect(path)
+    parameters = dict.fromkeys(("now", "limit", "n", "number", "id", "ids", "keys", "numbers", "after"), 1)
+    parameters["ended_before"] = 1
+    hot = ("stored_runs", "used_keys", "load_runs", "load_tasks", "due", "next_due", "unsent", "history", "prunable")
+    for name in hot:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {named_queries('sqlite')[name]}", parameters).fetchall()
+        steps = [step for *_, step in plan]
+        assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith(("SCAN runs", "SCAN tasks"))]
+    connection.close()
+
+
+# -- writing together -----------------------------------------------------------------------------------------------
+
+
+async def test_commits_that_wait_are_written_in_one_transaction(path: str) -> None:
+    async with opened(path) as store, traced(store) as statements:
+        runs = [make_run(f"run-{n}") for n in range(100)]
+        gate = threading.Event()
+        held = asyncio.ensure_future(store._writer.run(lambda _: gate.wait(10)))
+        commits = [asyncio.ensure_future(store.commit([creation(run)], [])) for run in runs]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(held, *commits)
+        # The first to come finds the writer free, the rest have queued up behind it.
+        assert statements.count("COMMIT") <= 2
+        assert [run.head.version for run in runs] == [1] * 100
+
+
+async def test_a_bad_commit_fails_alone_in_its_group(path: str) -> None:
+    async with opened(path) as store, traced(store) as statements:
+        runs = [make_run(f"run-{n}") for n in range(5)]
+        creations = [creation(run) for run in runs]
+        creations[3].changes.tasks[1].note = UNWRITABLE
+        results = await asyncio.gather(*(store.commit([each], []) for each in creations), return_exceptions=True)
+        assert [isinstance(result, StoreError) for result in results] == [False, False, False, True, False]
+        assert "surrogates" in str(results[3])
+        assert statements.count("ROLLBACK") == 2  # of the group, and of the bad one by itself
+        assert [run.head.version for run in runs] == [1, 1, 1, 0, 1]
+
+
+async def test_a_batch_takes_few_statements(path: str) -> None:
+    """Each statement gives up the interpreter's lock, and a busy event loop is slow to give it back."""
+    async with opened(path) as store, traced(store) as statements:
+        runs = [make_run(f"run-{n}") for n in range(300)]
+        await create(store, *runs)
+        await change(store, *(changed(run, Sent(0, 1), Sent(1, 1)) for run in runs))
+        assert len(statements) < 25
+
+
+async def test_successive_changes_of_one_run_in_one_group(path: str) -> None:
+    async with opened(path) as store:
+        run = make_run("a")
+        await create(store, run)
+        first = store.commit([], [changed(run, Progressed(0, 1.0, "first"))])
+        run.head.version = 2  # an engine so sure of itself that it does not wait
+        second = changed(run, Progressed(0, 2.0, "second"))
+        run.head.version = 1
+        results = await asyncio.gather(first, store.commit([], [second]))
+        assert [result.conflicts for result in results] == [frozenset(), frozenset()]
+        snapshot = await load(store, "a")
+        assert (snapshot.head.version, snapshot.tasks[0].note) == (3, "second")
+
+
+async def test_closing_waits_for_every_group(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "GROUP_ROWS", 1)
+    async with opened(path) as store:
+        commits = [asyncio.ensure_future(store.commit([creation(make_run(f"run-{n}"))], [])) for n in range(10)]
+        await asyncio.sleep(0)
+    await asyncio.gather(*commits)
+    assert look(path, "SELECT count(*) FROM runs") == [(10,)]
+
+
+async def test_a_long_list_holds_up_neither_commits_nor_loads(path: str) -> None:
+    async with opened(path) as store:
+        gate = threading.Event()
+        slow = asyncio.ensure_future(store._browser.run(lambda _: gate.wait(10)))
+        listing = asyncio.ensure_future(store.runs(RunQuery()))
+        await create(store, run := make_run("a"))
+        await assert_stored(store, run)
+        assert not listing.done()
+        gate.set()
+        assert await slow
+        await listing
+
+
+async def test_pruning_lets_commits_in_between(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "PRUNED_TASKS", 6)
+    async with opened(path) as store:
+        runs = [make_run(f"run-{n}") for n in range(5)]
+        await create(store, *runs)
+        await change(store, *(succeeded(run) for run in runs))
+        async with traced(store) as statements:
+            assert await store.prune(NOW + 100, 10) == 5
+        assert statements.count("COMMIT") == 3
+        for table in ("runs", "inputs", "tasks", "history"):
+            assert look(path, f"SELECT count(*) FROM {table}") == [(0,)]
+
+
+async def test_numbers_are_never_used_again(path: str) -> None:
+    """A cursor is a number: one that came back would show new runs on an old page."""
+    async with opened(path) as store:
+        runs = [make_run(f"run-{n}") for n in range(3)]
+        await create(store, *runs)
+        page = await store.runs(RunQuery(limit=1))
+        await change(store, *(succeeded(run) for run in runs))
+        assert await store.prune(NOW + 100, 10) == 3
+        await create(store, make_run("new"))
+        assert (await store.runs(RunQuery(cursor=page.cursor))).heads == []
+
+
+# -- other processes ------------------------------------------------------------------------------------------------
+
+
+async def test_two_stores_on_one_file_conflict_by_version(path: str) -> None:
+    async with opened(path) as one, opened(path) as other:
+        await create(one, make_run("a"))
+        for version in range(1, 20):
+            rivals = [(store, revived(await load(store, "a"))) for store in (one, other)]
+            commits = [store.commit([], [changed(run, Progressed(0, float(version)))]) for store, run in rivals]
+            results = await asyncio.gather(*commits)
+            assert sorted(len(result.conflicts) for result in results) == [0, 1]
+            assert (await load(one, "a")).head.version == version + 1
+
+
+async def test_two_stores_on_one_file_share_ids_and_keys(path: str) -> None:
+    async with opened(path) as one, opened(path) as other:
+        stores = [one, other] * 20
+        creations = [creation(make_run(f"run-{n}"), key=f"key-{n // 4}") for n in range(40)]
+        commits = (store.commit([each], []) for store, each in zip(stores, creations, strict=True))
+        created = [result.created[0] for result in await asyncio.gather(*commits)]
+        assert [each.outcome for each in created].count(Outcome.CREATED) == 10
+        for start in range(0, 40, 4):
+            assert len({each.run_id for each in created[start : start + 4]}) == 1
+
+
+async def test_a_file_that_another_holds_is_unavailable_and_then_available(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
+    async with opened(path) as store:
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        run = make_run("a")
+        first = creation(run)
+        with pytest.raises(StoreUnavailable, match="locked"):
+            await store.commit([first], [])
+        with pytest.raises(StoreUnavailable, match="locked"):
+            await store.check()
+        assert run.head.version == 0
+        assert await store.load(["a"]) == {}  # reading goes on
+        holder.close()
+        [created] = (await store.commit([first], [])).created
+        assert created.outcome is Outcome.CREATED
+
+
+COMMITS_FOR_EVER = """
+import asyncio, sys
+from oraculo.stores.sqlite import SqliteStore
+from oraculo.testing.store_runs import changed, create, make_run
+from oraculo.core.events import Progressed
+
+async def work(store, name):
+    run = make_run(name)
+    await create(store, run)
+    for number in range(1_000_000):
+        print(name, run.head.version, flush=True)
+        committed = await store.commit([], [changed(run, Progressed(0, 1.0, str(number)))])
+        assert not committed.conflicts
+
+async def main():
+    store = SqliteStore(sys.argv[1])
+    await store.start()
+    await asyncio.gather(*(work(store, f"run-{n}") for n in range(5)))
+
+asyncio.run(main())
+"""
+
+
+def commit_until_killed(path: str, lines: int) -> dict[str, int]:
+    """The last version of each run that a process, killed after some `lines`, had been told was safe."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", COMMITS_FOR_EVER, path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdout is not None
+        told = [child.stdout.readline() for _ in range(lines)]
+        child.send_signal(signal.SIGKILL)
+        told += child.stdout.readlines()
+    assert child.returncode == -signal.SIGKILL
+    return {name: int(version) for name, version in (line.split() for line in told if line.endswith("\n"))}
+
+
+async def test_what_was_acknowledged_survives_kill_9(path: str) -> None:
+    acknowledged = commit_until_killed(path, 500)
+    assert len(acknowledged) == 5
+    async with opened(path) as store:
+        assert look(path, "PRAGMA integrity_check") == [("ok",)]
+        for name, version in acknowledged.items():
+            snapshot = await load(store, name)
+            assert snapshot.head.version >= version
+            entries = await store.history(name, limit=10_000)
+            # Head, tasks and history are of one moment.
+            assert len(entries) == snapshot.head.entries == snapshot.head.version
+            if snapshot.head.version > 1:
+                assert snapshot.tasks[0].note == str(snapshot.head.version - 2)
+
+
+# -- what can go wrong with a file ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Root may write anywhere: for as long as this lasts, be nobody."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Unlike tmp_path, one that nobody may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+        folder.chmod(0o755)
+
+
+def make_read_only(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.chmod(0o444)
+    folder.chmod(0o555)
+
+
+async def test_a_read_only_file_says_so(open_folder: Path) -> None:
+    path = str(open_folder / "oraculo.db")
+    async with opened(path, inline=True):
+        pass
+    make_read_only(open_folder)
+    with without_privileges(), pytest.raises(StoreUnavailable, match=r"oraculo\.db: .*readonly"):
+        await SqliteStore(path, inline=True).start()
+
+
+async def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    store = SqliteStore(str(tmp_path / "file" / "folder" / "x.db"))
+    with pytest.raises(StoreUnavailable, match=r"folder .*file/folder .*cannot be made"):
+        await store.start()
+    (tmp_path / "file").unlink()
+    await store.start()  # once it is mended
+    await store.close()
+
+
+async def test_a_path_that_is_a_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=f"{tmp_path}: unable to open"):
+        await SqliteStore(str(tmp_path)).start()
+
+
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_bytes(b"this is no database, but it is long enough to look into\n" * 100)
+    with pytest.raises(StoreError, match="not a database") as refusal:
+        await SqliteStore(str(path)).start()
+    assert not isinstance(refusal.value, StoreUnavailable)
+
+
+async def test_a_full_disk_loses_nothing_and_is_worth_a_retry(path: str) -> None:
+    async with opened(path) as store:
+        await create(store, run := make_run("a"))
+        await store._writer.run(lambda connection: connection.execute("PRAGMA max_page_count = 1").fetchall())
+        big = make_run("big", payload=b'{"x":"' + b"x" * 500_000 + b'"}')
+        with pytest.raises(StoreUnavailable, match="full"):
+            await store.commit([creation(big)], [])
+        await assert_stored(store, run)
+        await store._writer.run(lambda connection: connection.execute("PRAGMA max_page_count = 100000").fetchall())
+        await change(store, changed(run, Sent(0, 1)))
+        await assert_stored(store, run)
+
+
+async def test_a_store_that_is_not_open_says_so(path: str) -> None:
+    store = SqliteStore(path)
+    with pytest.raises(StoreError, match="not open"):
+        await store.load(["a"])
+    with pytest.raises(StoreError, match="not open"):
+        await store.commit([], [Changes(make_run("a"))])
