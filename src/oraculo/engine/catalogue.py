@@ -37,6 +37,11 @@ class Catalogue:
     def pipelines(self) -> Mapping[str, Definition]:
         return self._merged
 
+    def destinations(self) -> set[str]:
+        """The queues that known pipelines and routes send to."""
+        steps = {step.queue for definition in self._merged.values() for step in definition.steps}
+        return steps | {queue for route in self.routes.values() for queue in route}
+
     def origin(self, name: str) -> Origin:
         return next(origin for origin in reversed(Origin) if name in self._layers[origin])
 

@@ -176,7 +176,9 @@ class Operations:
         return self._engine.catalogue.get(name), self._engine.catalogue.origin(name)
 
     async def put_pipeline(self, name: str, text: bytes) -> tuple[Definition, bool]:
-        return await self._engine.catalogue.put(name, text, self._engine.store, self._engine.clock)
+        put = await self._engine.catalogue.put(name, text, self._engine.store, self._engine.clock)
+        await self._engine.declare_queues()
+        return put
 
     async def delete_pipeline(self, name: str) -> None:
         await self._engine.catalogue.delete(name, self._engine.store)

@@ -25,7 +25,7 @@ from oraculo.engine.outbox import Outbox
 from oraculo.engine.requests import RunMaker
 from oraculo.engine.retention import Retention
 from oraculo.engine.timers import Timers
-from oraculo.engine.watchers import Watchers
+from oraculo.engine.watchers import Lookout, Watchers
 from oraculo.errors import InvalidPipeline, OraculoError
 from oraculo.ports.broker import Broker, Consumer
 from oraculo.ports.clock import Clock, Entropy
@@ -101,6 +101,7 @@ class Engine:
             batch=engine.batch,
         )
         self._retention = Retention(store, clock, telemetry, settings.store.retention_days)
+        self._lookout = Lookout(self.watchers, store, self.plans, engine.poll)
         self._consumers: dict[str, Consumer] = {}
         self._pumps: list[asyncio.Task[None]] = []
         self._duties: list[asyncio.Task[None]] = []
@@ -115,7 +116,7 @@ class Engine:
         await self.store.start()
         await self.catalogue.load(self.store)
         await self.broker.start()
-        await self.broker.declare([self.names.requests, self.names.answers])
+        await self.declare_queues()
         if not self.broker.capabilities.durable:
             await self.store.forget_sent()
         self._deciding = asyncio.create_task(self._intake.run(), name="intake")
@@ -123,6 +124,7 @@ class Engine:
             self._duty("outbox", self._outbox.run),
             self._duty("sweep", self._sweep),
             self._duty("timers", self._timers.run),
+            self._duty("lookout", self._lookout.run),
             self._duty("retention", self._retention.run),
             self._duty("pipelines", self._watch_pipelines),
         ]
@@ -131,6 +133,11 @@ class Engine:
             for queue in (self.names.answers, self.names.requests)
         ]
         self.accepting = True
+
+    async def declare_queues(self) -> None:
+        """So that a worker that starts before the first command finds its queue."""
+        known = sorted(self.names.physical(queue) for queue in self.catalogue.destinations())
+        await self.broker.declare([self.names.requests, self.names.answers, *known])
 
     def _duty(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         return asyncio.create_task(self._keep_going(name, work), name=name)
@@ -160,7 +167,8 @@ class Engine:
         while True:
             await asyncio.sleep(self.settings.engine.poll)
             try:
-                self.catalogue.refresh_folder()
+                if self.catalogue.refresh_folder():
+                    await self.declare_queues()
             except InvalidPipeline as error:
                 self.telemetry.emit(LoopFailed("pipelines", f"kept the definitions of before: {error}"))
 
@@ -169,11 +177,8 @@ class Engine:
     async def stop(self) -> None:
         self.accepting = False
         await self._end_tasks(self._pumps)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.engine.stop_grace):
-                await self._intake.drained()
-                await self._outbox.flushed()
-                await self._courier.finished()
+        if self._deciding is not None:  # else nobody decides, sends or delivers: it never started, or has stopped
+            await self._finish_in_grace()
         await self._courier.abandon()
         await self._end_tasks(self._duties)
         await self._stop_deciding()
@@ -184,6 +189,13 @@ class Engine:
         await self._http.aclose()
         await self.broker.close()
         await self.store.close()
+
+    async def _finish_in_grace(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.engine.stop_grace):
+                await self._intake.drained()
+                await self._outbox.flushed()
+                await self._courier.finished()
 
     async def _stop_deciding(self) -> None:
         """Commits the last notes, so that what was sent is not sent again at the next start."""

@@ -4,14 +4,22 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from oraculo.core.aggregate import encode_aggregate
+from oraculo.core.run import RunStatus
+from oraculo.engine.cache import Plans
+from oraculo.ports.store import Store
+
+_PAGE = 500
+
 
 class Watch:
     """One who waits. `ended` is given the aggregate; `changed` is set at each commit of the run."""
 
-    __slots__ = ("changed", "ended", "run_id")
+    __slots__ = ("changed", "ended", "entries", "run_id")
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
+        self.entries = 0  # the history's length when it was last looked at
         self.ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.changed = asyncio.Event()
 
@@ -19,6 +27,9 @@ class Watch:
 class Watchers:
     def __init__(self) -> None:
         self._watches: dict[str, list[Watch]] = {}
+
+    def watched(self) -> list[str]:
+        return list(self._watches)
 
     def __contains__(self, run_id: str) -> bool:
         return run_id in self._watches
@@ -47,3 +58,42 @@ class Watchers:
         for watch in self._watches.get(run_id, ()):
             if not watch.ended.done():
                 watch.ended.set_result(aggregate)
+
+    def awaits_end(self, run_id: str) -> bool:
+        return any(not watch.ended.done() for watch in self._watches.get(run_id, ()))
+
+    def looked_at(self, run_id: str, entries: int) -> None:
+        """Someone saw the run in the store with a history of this length."""
+        for watch in self._watches.get(run_id, ()):
+            if watch.entries != entries:
+                watch.entries = entries
+                watch.changed.set()
+
+
+class Lookout:
+    """Looks at the watched runs in the store now and then: another engine may have changed one, or this one may have
+    committed a change without hearing that it did."""
+
+    def __init__(self, watchers: Watchers, store: Store, plans: Plans, poll: float) -> None:
+        self._watchers = watchers
+        self._store = store
+        self._plans = plans
+        self._poll = poll
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._poll)
+            watched = self._watchers.watched()
+            for start in range(0, len(watched), _PAGE):
+                await self._look_at(watched[start : start + _PAGE])
+
+    async def _look_at(self, run_ids: list[str]) -> None:
+        for run_id, head in (await self._store.heads(run_ids)).items():
+            self._watchers.looked_at(run_id, head.entries)
+            if head.status is not RunStatus.RUNNING and self._watchers.awaits_end(run_id):
+                await self._tell_end(run_id)
+
+    async def _tell_end(self, run_id: str) -> None:
+        snapshot = (await self._store.load([run_id])).get(run_id)
+        if snapshot is not None and snapshot.head.status is not RunStatus.RUNNING:
+            self._watchers.ended(run_id, encode_aggregate(self._plans.restore(snapshot)))

@@ -99,6 +99,10 @@ class Store(Protocol):
         """The runs that exist, by id."""
         ...
 
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
+        """The heads of the runs that exist, by id: cheap, whatever their width."""
+        ...
+
     async def due(self, now: float, limit: int) -> Sequence[Due]:
         """Timers at or before `now`, the oldest first. They stay until a commit moves or clears them."""
         ...

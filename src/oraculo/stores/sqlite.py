@@ -22,7 +22,7 @@ from urllib.parse import quote
 import msgspec
 
 from oraculo.core.history import Happened, HistoryEntry
-from oraculo.core.run import Changes, RunStatus
+from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.sql import migrations, named_queries
@@ -152,6 +152,10 @@ class SqliteStore:
 
     async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
         return await self._reader.run(partial(_load, tuple(run_ids)))
+
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
+        heads = map(head_of, await self._read("load_heads", {"ids": _json(run_ids)}))
+        return {head.id: head for head in heads}
 
     async def due(self, now: float, limit: int) -> Sequence[Due]:
         rows = await self._read("due", {"now": now, "limit": limit})

@@ -209,6 +209,14 @@ class StoreSuite(StoreCommits):
             assert list(await store.history("a", after=6)) == []
             assert list(await store.history("nobody")) == []
 
+    async def test_heads_are_read_without_their_tasks(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run("a", name="rota"), make_run("b")]
+            await create(store, *runs)
+            await change(store, succeeded(runs[0]))
+            heads = await store.heads(["b", "a", "nobody"])
+            assert heads == {"a": runs[0].head, "b": runs[1].head}
+
     async def test_the_census_counts_every_status(self) -> None:
         async with self.opened() as store:
             assert await store.census() == dict.fromkeys(RunStatus, 0)

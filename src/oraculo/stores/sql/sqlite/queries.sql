@@ -84,6 +84,14 @@ FROM runs
 JOIN inputs ON inputs.n = runs.n
 WHERE id IN (SELECT value FROM json_each(:ids));
 
+-- name: load_heads
+SELECT
+    id, name, definition_hash, created_at, deadline, timeout, total, version, status, priority, traceparent,
+    ended_at, due_at, edition, cancelled, entries, late, duplicates,
+    succeeded, failed, timed_out, skipped, task_cancelled, deliveries
+FROM runs
+WHERE id IN (SELECT value FROM json_each(:ids));
+
 -- name: load_tasks
 SELECT
     n, number, status, attempt, last_attempt, unsent, due_at, deadline, result, cause, reason, mark,

@@ -1,0 +1,1 @@
+"""The four workloads, measured on the embedded setup. Run with `make bench`."""

@@ -1,0 +1,130 @@
+"""`make bench`: prints a table of the four workloads, beside what the disk itself allows.
+
+Every workload runs in a process of its own, so that one's memory and caches do not colour the next. Numbers from
+different machines do not compare; the ratio to the disk's own commits, and W3's growth, do.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import workloads
+from oraculo.settings import Settings, WorkerSettings
+from oraculo.stores.sqlite import SqliteStore
+from oraculo.testing.harness import Harness
+
+Measures = dict[str, float]
+
+
+async def _measure(name: str, folder: str) -> Measures:
+    settings = Settings(worker=WorkerSettings(concurrency=200))
+    async with Harness(
+        workloads.no_op_workers(), settings=settings, store=SqliteStore(f"{folder}/bench.db")
+    ) as oraculo:
+        await workloads.one_at_a_time(oraculo, 50)  # warm up
+        before = _resident_mb()
+        if name == "W1":
+            latency = await workloads.one_at_a_time(oraculo, 1000)
+            return {"p50 ms": latency.p50_ms, "p99 ms": latency.p99_ms}
+        if name == "W2":
+            return {"runs/s": statistics.median([await workloads.many_at_once(oraculo, 1000) for _ in range(3)])}
+        if name == "W3":
+            narrow = statistics.median([await workloads.one_wide(oraculo, 1000) for _ in range(3)])
+            wide = await workloads.one_wide(oraculo, 10_000)
+            added = _peak_mb() - before
+            return {
+                "1,000 s": narrow,
+                "10,000 s": wide,
+                "ratio": wide / narrow,
+                "peak MB": _peak_mb(),
+                "added MB": added,
+            }
+        return {"runs/s": statistics.median([await workloads.many_graphs(oraculo, 500) for _ in range(3)])}
+
+
+def _resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def _disk(folder: str) -> Measures:
+    """What one durable commit costs here with nothing around it: the floor under every number above."""
+    connection = sqlite3.connect(f"{folder}/disk.db", isolation_level=None)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("CREATE TABLE t (n INTEGER PRIMARY KEY, body BLOB)")
+    spans = []
+    for _ in range(300):
+        started = time.perf_counter()
+        connection.execute("INSERT INTO t (body) VALUES (?)", (b"x" * 300,))
+        spans.append((time.perf_counter() - started) * 1000)
+    connection.close()
+    return {"p50 ms": statistics.median(spans), "p99 ms": statistics.quantiles(spans, n=100)[98]}
+
+
+TARGETS = {
+    "W1": "p50 under 3 ms",
+    "W2": "over 1,500 runs/s",
+    "W3": "10,000 under 2 s, ratio at most 12, added under 150 MB",
+    "W4": "",
+}
+
+
+def _in_own_process(name: str, folder: str) -> Measures:
+    command = [sys.executable, "-m", "benchmarks", "--only", name, "--folder", folder]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    measures: Measures = json.loads(printed.splitlines()[-1])
+    return measures
+
+
+def _loop_runner(plain: bool) -> asyncio.Runner:
+    if not plain:
+        try:
+            import uvloop
+        except ImportError:
+            return asyncio.Runner()
+        return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    return asyncio.Runner()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks")
+    parser.add_argument("--only", choices=sorted(TARGETS), help="one workload, printed as JSON")
+    parser.add_argument("--folder", help="where the database goes; a temporary folder unless given")
+    parser.add_argument("--plain", action="store_true", help="asyncio's own event loop instead of uvloop")
+    arguments = parser.parse_args()
+    plain = arguments.plain or bool(os.environ.get("ORACULO_BENCH_PLAIN"))
+    with tempfile.TemporaryDirectory(dir=arguments.folder or ".", prefix=".bench-") as folder:
+        if arguments.only:
+            with _loop_runner(plain) as runner:
+                print(json.dumps(runner.run(_measure(arguments.only, folder))))
+            return
+        if plain:
+            os.environ["ORACULO_BENCH_PLAIN"] = "1"
+        _print_row("disk", _disk(folder), "one durable commit")
+        for name, target in TARGETS.items():
+            _print_row(name, _in_own_process(name, folder), target)
+
+
+def _print_row(name: str, measures: Measures, target: str) -> None:
+    numbers = "   ".join(
+        f"{what} {value:,.2f}" if value < 100 else f"{what} {value:,.0f}" for what, value in measures.items()
+    )
+    print(f"{name:5} {numbers:75} {target}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

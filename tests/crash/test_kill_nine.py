@@ -1,0 +1,156 @@
+"""`kill -9` of the real server under load, again and again: every accepted run ends once, and the file is sound."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from oraculo.stores.sqlite import SqliteStore
+from oraculo.testing.checkers import check_store
+from tests.waiting import until
+
+KILLS = int(os.environ.get("ORACULO_TEST_KILLS", "20"))
+ROOT = Path(__file__).parents[2]
+REQUESTS: list[dict[str, Any]] = [
+    {"tipo": "coleta_completa", "payload": {"parametros": {}}},
+    {"pipeline": "promotional-video-full", "payload": {"produto": "x"}},
+    {"pipeline": "coleta-execucao", "payload": {}},
+    {"destinos": [{"id": f"t{n}", "fila": "escavador_blog"} for n in range(30)], "payload": {}},
+    {"destinos": ["escavador_blog", {"fila": "escavador_ninguem", "timeout": 3}], "payload": {}},
+]
+
+
+class Server:
+    """`oraculo serve` as a process of its own, on one port and one file."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.database = folder / "oraculo.db"
+        self.log = folder / "server.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [str(Path(sys.executable).with_name("oraculo")), "serve", "--port", str(self.port)]
+        environment = os.environ | {
+            "ORACULO_STORE_URL": f"sqlite:///{self.database}",
+            "ORACULO_RUNS_BACKOFF": "0.05",
+            "ORACULO_LOG_LEVEL": "warning",
+        }
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--app", "tests.crash.workers:app"], cwd=ROOT, env=environment, stdout=log, stderr=log
+            )
+
+    async def ready(self, client: httpx2.AsyncClient) -> None:
+        async def answers() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log.read_text()[-2000:]
+            try:
+                return (await client.get(f"{self.url}/health/ready")).status_code == 200
+            except httpx2.HTTPError:
+                return False
+
+        await until(answers, within=30, saying="the server's readiness")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(30)
+
+
+class Load:
+    """Asks for runs without a pause, each with an id and key of its own; what got `202` was accepted."""
+
+    def __init__(self, server: Server, client: httpx2.AsyncClient) -> None:
+        self._server = server
+        self._client = client
+        self.asked = 0
+        self.accepted: set[str] = set()
+
+    async def run(self) -> None:
+        while True:
+            self.asked += 1
+            run_id = f"carga-{self.asked}"
+            body = REQUESTS[self.asked % len(REQUESTS)] | {"correlation_id": run_id}
+            try:
+                response = await self._client.post(
+                    f"{self._server.url}/orquestracoes", content=json.dumps(body), headers={"Idempotency-Key": run_id}
+                )
+            except httpx2.HTTPError:
+                await asyncio.sleep(0.02)  # it was just killed
+                continue
+            assert response.status_code == 202, response.text
+            self.accepted.add(run_id)
+
+
+@pytest.mark.timeout(400)
+async def test_every_accepted_run_ends_once_whenever_the_server_is_killed(tmp_path: Path) -> None:
+    chance = random.Random(20251014)
+    server = Server(tmp_path)
+    async with httpx2.AsyncClient(timeout=10) as client:
+        load = Load(server, client)
+        for _ in range(KILLS):
+            server.start()
+            await server.ready(client)
+            callers = [asyncio.create_task(load.run()) for _ in range(8)]
+            await asyncio.sleep(chance.uniform(0.02, 0.6))  # the moment of the kill, not a wait for something
+            server.kill()
+            await _end(callers)
+        server.start()
+        await server.ready(client)
+        await until(lambda: _nothing_runs(client, server), within=60, saying="the end of every run")
+        assert server.stop() == 0, server.log.read_text()[-2000:]
+    assert len(load.accepted) > KILLS, "there was no load to speak of"
+    await _check(server.database, load.accepted)
+
+
+async def _end(callers: list[asyncio.Task[None]]) -> None:
+    for caller in callers:
+        caller.cancel()
+    for outcome in await asyncio.gather(*callers, return_exceptions=True):
+        assert isinstance(outcome, asyncio.CancelledError), outcome
+
+
+async def _nothing_runs(client: httpx2.AsyncClient, server: Server) -> bool:
+    response = await client.get(f"{server.url}/orquestracoes", params={"status": "em_execucao", "limit": 1})
+    return response.json()["orquestracoes"] == []
+
+
+async def _check(database: Path, accepted: set[str]) -> None:
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        for table in ("inputs", "tasks", "history"):
+            orphans = f"SELECT count(*) FROM {table} WHERE n NOT IN (SELECT n FROM runs)"
+            assert connection.execute(orphans).fetchone() == (0,), table
+    store = SqliteStore(str(database))
+    await store.start()
+    assert await check_store(store) == []
+    snapshots = await store.load(sorted(accepted))
+    assert set(snapshots) == accepted, "an accepted run was lost"
+    for run_id, snapshot in snapshots.items():
+        assert snapshot.head.edition == 1, f"{run_id} ended {snapshot.head.edition} times"
+        expected = "parcial" if _lacks_a_worker(run_id) else "concluida"
+        assert snapshot.head.status == expected, (run_id, snapshot.head)
+    await store.close()
+
+
+def _lacks_a_worker(run_id: str) -> bool:
+    return int(run_id.removeprefix("carga-")) % len(REQUESTS) == 4

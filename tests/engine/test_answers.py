@@ -1,0 +1,187 @@
+"""Answers of every kind: plain workers, repeats, strays and garbage. Nothing is lost and nothing loops."""
+
+from typing import Any
+
+import pytest
+
+from oraculo.core.run import Run
+from oraculo.ports.broker import DeadLetter
+from oraculo.testing.harness import Harness
+from tests.engine.workers import answer
+from tests.waiting import until
+
+TWO = {"destinos": ["escavador_youtube", "escavador_blog"]}
+
+
+async def sent(oraculo: Harness, run_id: str) -> Run:
+    """The run, once all its commands are out."""
+
+    async def run() -> Run | None:
+        found = await oraculo.operations.run(run_id)
+        return found if all(task.status == "em_execucao" for task in found.tasks) else None
+
+    return await until(run)
+
+
+async def one_letter(oraculo: Harness, queue: str = "resultados") -> DeadLetter:
+    (letter,) = await until(lambda: oraculo.operations.dead_letters(queue))
+    return letter
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tarefa": "escavador_youtube"},
+        {"payload": {"fonte": "youtube"}},
+        {"payload": {"destino": "escavador_youtube"}},
+        {"payload": {"tarefa": "escavador_youtube"}},
+        {"tarefa": "outra", "payload": {"fonte": "youtube"}},
+    ],
+)
+async def test_a_plain_worker_is_a_full_citizen(fields: dict[str, Any]) -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit(TWO)
+        await sent(oraculo, run_id)
+        await oraculo.publish("resultados", answer(run_id, **fields))
+
+        async def done() -> bool:
+            return (await oraculo.operations.run(run_id)).head.succeeded == 1
+
+        await until(done)
+        # The last one may even leave its name out: it is the only one awaited.
+        await oraculo.publish("resultados", answer(run_id, payload={"resultado": "ok", "arquivo": "r.pdf"}))
+        aggregate = await oraculo.ended(run_id)
+    assert aggregate["status"] == "concluida"
+    assert aggregate["resultados"]["escavador_youtube"] == fields.get("payload", {"status": "ok"})
+    assert aggregate["resultados"]["escavador_blog"] == {"resultado": "ok", "arquivo": "r.pdf"}
+
+
+async def test_an_answer_that_fits_two_tasks_rests_in_the_dlq_and_says_which_were_open() -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit(TWO)
+        await sent(oraculo, run_id)
+        await oraculo.publish("resultados", answer(run_id))
+        letter = await one_letter(oraculo)
+        assert "escavador_youtube" in letter.reason
+        assert "escavador_blog" in letter.reason
+        assert (await oraculo.operations.run(run_id)).head.succeeded == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"\xff\xfe not utf-8", "UTF-8"),
+        (b"", "JSON"),
+        (b"not json", "JSON"),
+        (b"[]", "object"),
+        (b"{}", "correlation_id"),
+        (b'{"correlation_id": "x", "tipo_evento": "resultado_coleta", "payload": {}}', "timestamp"),
+        (
+            b'{"correlation_id":"x","tipo_evento":"resultado_coleta","payload":[],"timestamp":"2026-01-01T00:00:00Z"}',
+            "payload",
+        ),
+        (b'{"correlation_id":"x","tipo_evento":"resultado_coleta","payload":{},"timestamp":"ontem"}', "timestamp"),
+        (
+            b'{"correlation_id":"x","tipo_evento":"outro","payload":{},"timestamp":"2026-01-01T00:00:00Z"}',
+            "tipo_evento",
+        ),
+        (
+            b'{"correlation_id":"x","tipo_evento":"resultado_coleta","payload":{},"timestamp":"2026-01-01T00:00:00Z"}',
+            "no run",
+        ),
+        (b"[" * 20_000 + b"]" * 20_000, "nested"),
+        (b'{"correlation_id":"a\\u0000b"}', "NUL"),
+    ],
+)
+@pytest.mark.parametrize("queue", ["resultados", "orquestrador"])
+async def test_garbage_rests_in_the_dlq_with_a_reason(queue: str, body: bytes, reason: str) -> None:
+    if queue == "orquestrador" and reason == "no run":
+        reason = "tipo_evento"
+    async with Harness() as oraculo:
+        await oraculo.publish(queue, body)
+        letter = await one_letter(oraculo, queue)
+        assert reason in letter.reason
+        assert letter.body == body
+        states = {state.queue: state for state in await oraculo.operations.queues()}
+        assert (states[queue].ready, states[queue].unacked) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        ({}, "exactly one of"),
+        ({"pipeline": "promotional-video-ful"}, "did you mean 'promotional-video-full'"),
+        ({"destinos": []}, "destinos"),
+        ({"destinos": ["a"], "correlation_id": "outro"}, "payload.correlation_id"),
+    ],
+)
+async def test_a_bad_request_by_the_queue_rests_in_its_dlq(payload: dict[str, Any], reason: str) -> None:
+    async with Harness() as oraculo:
+        message = answer("r1", tipo_evento="iniciar_orquestracao", payload=payload)
+        await oraculo.publish("orquestrador", message)
+        assert reason in (await one_letter(oraculo, "orquestrador")).reason
+        assert await oraculo.store.load(["r1"]) == {}
+
+
+async def test_the_same_request_twice_by_the_queue_is_one_run() -> None:
+    async with Harness() as oraculo:
+        message = answer("r1", tipo_evento="iniciar_orquestracao", payload={"destinos": ["escavador_a"]})
+        for _ in range(3):
+            await oraculo.publish("orquestrador", message)
+        other = answer("r1", tipo_evento="iniciar_orquestracao", payload={"destinos": ["escavador_b"]})
+        await oraculo.publish("orquestrador", other)
+        assert "another run's already" in (await one_letter(oraculo, "orquestrador")).reason
+        (state,) = await oraculo.broker.queues(["escavador_a"])
+        assert state.ready == 1
+
+
+async def test_repeated_and_late_answers_are_counted_and_change_nothing() -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_youtube"]})
+        await sent(oraculo, run_id)
+        for number in range(5):
+            message = answer(run_id, tarefa="escavador_youtube", payload={"status": "ok", "dados": number})
+            await oraculo.publish("resultados", message)
+
+        async def repeats() -> bool:
+            return (await oraculo.operations.run(run_id)).head.duplicates == 4
+
+        await until(repeats)
+        aggregate = await oraculo.ended(run_id)
+        told = [entry.what for entry in await oraculo.operations.history(run_id)]
+    assert aggregate["resultados"]["escavador_youtube"]["dados"] == 0
+    assert aggregate["versao"] == 1
+    assert told.count("resposta_repetida") == 4
+
+
+async def test_progress_is_seen_in_the_run_and_in_its_history() -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit(TWO)
+        await sent(oraculo, run_id)
+        progress = {"percentual": 40, "mensagem": "na metade"}
+        await oraculo.publish(
+            "resultados", answer(run_id, tipo_evento="progresso", tarefa="escavador_blog", payload=progress)
+        )
+
+        async def percent() -> float | None:
+            return (await oraculo.operations.run(run_id)).tasks[1].percent
+
+        assert await until(percent) == 40
+        entries = await oraculo.operations.history(run_id)
+        assert entries[-1].detail == "40 % na metade"
+        assert "40 % done" in await oraculo.operations.explain(run_id)
+
+
+async def test_payloads_come_out_exactly_as_they_went_in() -> None:
+    raw = (
+        b'{"status" : "ok", "dados":{"n":12345678901234567890123,"f":1.10,"u":"\\u00e9\xc3\xa9","e":[],"d":{"a":null}}}'
+    )
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_youtube"]})
+        await sent(oraculo, run_id)
+        head = answer(run_id)
+        body = b'{"correlation_id":"%s","tipo_evento":"resultado_coleta","timestamp":"%s","payload":%s}'
+        await oraculo.publish("resultados", body % (run_id.encode(), head["timestamp"].encode(), raw))
+        aggregate = await oraculo.operations.wait(run_id, 10)
+    assert aggregate is not None
+    assert raw in aggregate

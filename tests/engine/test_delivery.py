@@ -1,0 +1,157 @@
+"""The aggregate reaches its webhook and its reply queue: signed, tried again, given up in the open."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from standardwebhooks import Webhook
+
+from oraculo.settings import EngineSettings, Settings, WebhookSettings
+from oraculo.testing.harness import Harness
+from tests.engine.workers import Journal, recording_app
+from tests.waiting import until
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+QUICK = Settings(
+    webhook=WebhookSettings(secret=SECRET, backoff=0.01, max_attempts=3, timeout=2),
+    engine=EngineSettings(poll=0.02, note_linger=0.005),
+)
+
+
+@dataclass
+class Receiver:
+    """A real HTTP server on loopback: it answers with the statuses it was given, then with 200."""
+
+    statuses: list[int] = field(default_factory=list)
+    received: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    url: str = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:]
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head if line)}
+        body = await reader.readexactly(int(headers["content-length"]))
+        self.received.append((headers, body))
+        status = self.statuses.pop(0) if self.statuses else 200
+        writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def receiving(*statuses: int) -> AsyncIterator[Receiver]:
+    receiver = Receiver(list(statuses))
+    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
+    receiver.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/gancho"
+    async with server:
+        yield receiver
+
+
+async def delivery_state(oraculo: Harness, run_id: str) -> tuple[str, int]:
+    (delivery,) = (await oraculo.operations.run(run_id)).head.deliveries
+    return delivery.status, delivery.attempts
+
+
+async def test_a_webhook_is_signed_and_carries_the_aggregate() -> None:
+    async with receiving() as receiver, Harness(recording_app(Journal(), ("escavador_a",)), settings=QUICK) as oraculo:
+        aggregate = await oraculo.run({"destinos": ["escavador_a"], "webhook": receiver.url})
+        await until(lambda: receiver.received)
+        ((headers, body),) = receiver.received
+        assert Webhook(SECRET).verify(body, headers) == aggregate
+        assert headers["webhook-id"] == f"{aggregate['correlation_id']}.1"
+
+        async def noted() -> bool:
+            return await delivery_state(oraculo, aggregate["correlation_id"]) == ("entregue", 1)
+
+        await until(noted)
+
+
+async def test_a_webhook_is_tried_again_under_the_same_id() -> None:
+    async with receiving(500, 503) as receiver, Harness(settings=QUICK) as oraculo:
+        run = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": receiver.url})
+        await until(lambda: len(receiver.received) == 3)
+        assert len({headers["webhook-id"] for headers, _ in receiver.received}) == 1
+
+        async def noted() -> bool:
+            return await delivery_state(oraculo, run["correlation_id"]) == ("entregue", 3)
+
+        await until(noted)
+
+
+async def test_a_webhook_is_given_up_after_its_limit_and_shown_as_undelivered() -> None:
+    async with receiving(*[500] * 10) as receiver, Harness(settings=QUICK) as oraculo:
+        run = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": receiver.url})
+
+        async def given_up() -> bool:
+            return (await delivery_state(oraculo, run["correlation_id"]))[0] == "nao_entregue"
+
+        await until(given_up)
+        assert len(receiver.received) == 3
+        sentence = await oraculo.operations.explain(run["correlation_id"])
+        assert "given up after 3 attempts (answered 500; a 2xx is awaited)" in sentence
+        told = [entry.what for entry in await oraculo.operations.history(run["correlation_id"])]
+        assert told[-3:] == ["entrega_falhou", "entrega_falhou", "entrega_abandonada"]
+
+
+async def test_a_webhook_that_cannot_be_reached_is_given_up_too() -> None:
+    async with receiving() as receiver:
+        url = receiver.url
+    async with Harness(settings=QUICK) as oraculo:
+        run = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": url})
+
+        async def given_up() -> bool:
+            return (await delivery_state(oraculo, run["correlation_id"]))[0] == "nao_entregue"
+
+        await until(given_up)
+
+
+async def test_the_reply_queue_gets_the_aggregate_as_a_message() -> None:
+    async with Harness(recording_app(Journal(), ("escavador_a",)), settings=QUICK) as oraculo:
+        aggregate = await oraculo.run({"destinos": ["escavador_a"], "responder_em": "minhas-respostas"})
+        consumer = await oraculo.broker.consume("minhas-respostas", prefetch=1)
+        (delivery,) = await consumer.take(1)
+        message = json.loads(delivery.body)
+        assert message["tipo_evento"] == "orquestracao_concluida"
+        assert message["correlation_id"] == aggregate["correlation_id"]
+        assert message["payload"] == aggregate
+        await consumer.ack([delivery])
+
+
+async def test_a_delivery_cut_off_by_a_stop_is_made_after_the_restart(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    from oraculo.core import machine
+    from oraculo.stores.sqlite import SqliteStore
+
+    path = str(tmp_path / "o.db")
+    hangs = asyncio.Event()
+
+    async def never(url: str, body: bytes, headers: dict[str, str]) -> int:
+        hangs.set()
+        await asyncio.Event().wait()
+        return 200
+
+    brief = Settings(engine=EngineSettings(poll=0.02, stop_grace=0.05))
+    async with Harness(settings=brief, store=SqliteStore(path), post=never) as before:
+        run = await before.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": "http://127.0.0.1:1/"})
+        await hangs.wait()
+
+    class Later:
+        def now(self) -> float:
+            import time
+
+            return time.time() + machine.DELIVERY_LEASE + 1
+
+    async with receiving() as receiver:
+
+        async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
+            receiver.received.append((headers, body))
+            return 200
+
+        async with Harness(settings=QUICK, store=SqliteStore(path), clock=Later(), post=post) as after:
+            await until(lambda: receiver.received)
+            assert json.loads(receiver.received[0][1]) == run
+
+            async def noted() -> bool:
+                return (await delivery_state(after, run["correlation_id"]))[0] == "entregue"
+
+            await until(noted)

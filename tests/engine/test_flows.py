@@ -1,0 +1,288 @@
+"""Every flow of the contract, end to end in one process: through the API's door and through the queue."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from oraculo.core.message import decode_message
+from oraculo.settings import BrokerSettings, RunSettings, Settings
+from oraculo.testing.harness import Harness
+from oraculo.worker import App, Client
+from tests.engine.workers import VIDEO_QUEUES, Journal, answer, failing_app, recording_app
+from tests.waiting import until
+
+SOURCES = ("escavador_youtube", "escavador_blog", "executador_relatorio")
+FAST_RETRY = Settings(runs=RunSettings(backoff=0.01))
+THE_THREE_REQUESTS = [
+    {"destinos": list(SOURCES), "payload": {"fonte": "x"}, "timeout": 30},
+    {"tipo": "coleta_completa", "payload": {}},
+    {"pipeline": "promotional-video-full", "payload": {"produto": "tênis"}},
+]
+PIPELINES = {
+    "enhanced-images-only": ["ENHANCED_IMAGES"],
+    "viral-copy-only": ["VIRAL_COPY"],
+    "voice-over-only": ["VIRAL_COPY", "VOICE_OVER"],
+    "promotional-video-basic": ["ENHANCED_IMAGES", "PROMOTIONAL_VIDEO"],
+    "promotional-video-with-text": ["ENHANCED_IMAGES", "VIRAL_COPY", "PROMOTIONAL_VIDEO"],
+    "promotional-video-with-voiceover": ["ENHANCED_IMAGES", "VIRAL_COPY", "VOICE_OVER", "PROMOTIONAL_VIDEO"],
+    "promotional-video-full": ["ENHANCED_IMAGES", "VIRAL_COPY", "VOICE_OVER", "CAPTIONS", "PROMOTIONAL_VIDEO"],
+    "coleta-execucao": ["escavador_youtube", "escavador_blog", "executador_relatorio"],
+}
+
+
+def everyone(journal: Journal | None = None, pause: float = 0.0) -> App:
+    return recording_app(journal or Journal(), (*SOURCES, *VIDEO_QUEUES), pause=pause)
+
+
+def assert_whole(aggregate: dict[str, Any]) -> None:
+    assert aggregate["status"] == "concluida"
+    assert aggregate["versao"] == 1
+    total = aggregate["resumo"]["total"]
+    assert aggregate["resumo"] == {
+        "total": total,
+        "concluidas": total,
+        "erros": 0,
+        "timeouts": 0,
+        "ignoradas": 0,
+        "canceladas": 0,
+    }
+    assert len(aggregate["resultados"]) == total
+    assert aggregate["falhas"] == {}
+    assert aggregate["duracao_ms"] >= 0
+
+
+@pytest.mark.parametrize("request_body", THE_THREE_REQUESTS)
+async def test_the_three_requests_of_the_contract_by_the_door(request_body: dict[str, Any]) -> None:
+    async with Harness(everyone()) as oraculo:
+        assert_whole(await oraculo.run(request_body))
+
+
+@pytest.mark.parametrize("request_body", THE_THREE_REQUESTS)
+async def test_the_three_requests_of_the_contract_by_the_queue(request_body: dict[str, Any]) -> None:
+    async with Harness(everyone()) as oraculo, Client(oraculo.broker) as client:
+        aggregate = await client.run(request_body, timeout=30)
+        assert_whole(aggregate)
+        assert (await oraculo.operations.run(aggregate["correlation_id"])).head.status == "concluida"
+
+
+@pytest.mark.parametrize(("name", "steps"), PIPELINES.items())
+async def test_built_in_pipelines_respect_dependencies_and_overlap_the_rest(name: str, steps: list[str]) -> None:
+    journal = Journal()
+    async with Harness(everyone(journal, pause=0.05)) as oraculo:
+        aggregate = await oraculo.run({"pipeline": name, "payload": {"produto": "tênis"}})
+        definition, _ = oraculo.operations.pipeline(name)
+    assert_whole(aggregate)
+    assert sorted(aggregate["resultados"]) == sorted(steps)
+    for step in definition.steps:
+        for before in step.depends_on:
+            assert journal.position("end", before) < journal.position("start", step.id)
+    roots = [step.id for step in definition.steps if not step.depends_on]
+    started = [journal.position("start", root) for root in roots]
+    assert max(started) < min(journal.position("end", root) for root in roots)
+
+
+async def test_a_step_receives_config_entry_and_the_results_it_depends_on() -> None:
+    journal = Journal()
+    async with Harness(everyone(journal)) as oraculo:
+        aggregate = await oraculo.run({"pipeline": "coleta-execucao", "payload": {"parametros": {"canal": "c"}}})
+    collect = aggregate["resultados"]["escavador_youtube"]["dados"]["recebido"]
+    assert collect["fonte"] == "youtube"
+    assert collect["parametros"]["canal"] == "c"
+    assert collect["entrada"] == {"parametros": {"canal": "c"}}
+    execute = aggregate["resultados"]["executador_relatorio"]["resultado"]["recebido"]
+    assert execute["resultados"]["escavador_blog"] == aggregate["resultados"]["escavador_blog"]
+    assert sorted(execute["resultados"]) == ["escavador_blog", "escavador_youtube"]
+
+
+async def test_each_destination_gets_the_payload_as_it_is_or_its_own() -> None:
+    async with Harness(everyone()) as oraculo:
+        aggregate = await oraculo.run(
+            {
+                "destinos": [
+                    "escavador_blog",
+                    {"id": "um", "fila": "escavador_youtube", "payload": {"n": 1}},
+                    {"id": "dois", "fila": "escavador_youtube", "payload": {"n": 2}},
+                ],
+                "payload": {"n": 0},
+            }
+        )
+    received = {name: result["dados"]["recebido"]["n"] for name, result in aggregate["resultados"].items()}
+    assert received == {"escavador_blog": 0, "um": 1, "dois": 2}
+
+
+async def test_a_destination_nobody_serves_times_out_without_blocking_the_others() -> None:
+    async with Harness(everyone()) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_youtube", "escavador_ninguem"], "timeout": 0.5})
+
+        async def one_left() -> bool:
+            head = (await oraculo.operations.run(run_id)).head
+            return head.succeeded == 1 and head.status == "em_execucao"
+
+        await until(one_left)
+        sentence = await oraculo.operations.explain(run_id)
+        assert "escavador_ninguem" in sentence
+        assert "nobody listens on queue escavador_ninguem" in sentence
+        aggregate = await oraculo.ended(run_id)
+    assert aggregate["status"] == "parcial"
+    assert list(aggregate["resultados"]) == ["escavador_youtube"]
+    assert aggregate["falhas"] == {
+        "escavador_ninguem": {"status": "timeout", "motivo": "no answer in 0.5 s", "tentativas": 1}
+    }
+    assert aggregate["duracao_ms"] >= 500
+
+
+async def test_a_destination_with_its_own_deadline_ends_before_the_run_does() -> None:
+    async with Harness(everyone()) as oraculo:
+        request = {"destinos": [{"fila": "escavador_ninguem", "timeout": 0.2}, "escavador_blog"], "timeout": 60}
+        aggregate = await oraculo.run(request)
+    assert aggregate["status"] == "parcial"
+    assert aggregate["falhas"]["escavador_ninguem"]["motivo"] == "no answer in 0.2 s"
+    assert aggregate["duracao_ms"] < 10_000
+
+
+async def test_a_worker_that_fails_twice_succeeds_at_the_third_attempt() -> None:
+    journal = Journal()
+    async with Harness(failing_app("executador_x", failures=2, journal=journal), settings=FAST_RETRY) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_x"]})
+        aggregate = await oraculo.ended(run_id)
+        task = (await oraculo.operations.run(run_id)).tasks[0]
+        told = [entry.what for entry in await oraculo.operations.history(run_id)]
+    assert aggregate["status"] == "concluida"
+    assert task.attempt == 3
+    assert [context.tentativa for context in journal.seen] == [1, 2, 3]
+    assert told.count("tentativa_falhou") == 2
+    assert told.count("tarefa_enviada") == 3
+
+
+async def test_one_that_always_fails_rests_in_the_dlq_and_a_redrive_completes_its_run() -> None:
+    app = failing_app("executador_x", failures=None)
+    async with Harness(app, everyone(), settings=FAST_RETRY) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_x", "escavador_blog"]})
+        first = await oraculo.ended(run_id)
+        assert first["status"] == "parcial"
+        assert first["falhas"]["executador_x"]["tentativas"] == 3
+        assert "broken at attempt 3" in first["falhas"]["executador_x"]["motivo"]
+
+        (letter,) = await until(lambda: oraculo.operations.dead_letters("executador_x"))
+        assert "broken at attempt 3" in letter.reason
+        command = decode_message(letter.body)
+        assert (command.correlation_id, command.tarefa, command.tentativa) == (run_id, "executador_x", 3)
+
+        app.broken = False  # type: ignore[attr-defined]
+        assert (await oraculo.operations.redrive("executador_x")).reopened == 1
+        second = await oraculo.ended(run_id)
+        assert second["status"] == "concluida"
+        assert second["versao"] == 2
+        assert second["resultados"]["escavador_blog"] == first["resultados"]["escavador_blog"]
+        assert not await oraculo.operations.dead_letters("executador_x")
+        assert (await oraculo.operations.run(run_id)).tasks[0].attempt == 4
+
+
+async def test_an_error_that_says_do_not_retry_is_not_retried() -> None:
+    journal = Journal()
+    app = failing_app("executador_x", failures=None, journal=journal, for_good=True)
+    async with Harness(app, settings=FAST_RETRY) as oraculo:
+        aggregate = await oraculo.run({"destinos": ["executador_x"]})
+    assert aggregate["status"] == "erro"
+    assert aggregate["falhas"]["executador_x"]["tentativas"] == 1
+    assert len(journal.seen) == 1
+
+
+async def test_repetir_runs_again_only_what_failed() -> None:
+    journal = Journal()
+    app = failing_app("executador_x", failures=None)
+    async with Harness(app, everyone(journal), settings=FAST_RETRY) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_x", "escavador_blog"]})
+        await oraculo.ended(run_id)
+        app.broken = False  # type: ignore[attr-defined]
+        await oraculo.operations.repeat(run_id)
+        aggregate = await oraculo.ended(run_id)
+    assert aggregate["status"] == "concluida"
+    assert aggregate["versao"] == 2
+    assert journal.lines.count(("start", "escavador_blog")) == 1
+
+
+async def test_cancel_ends_the_run_and_what_comes_later_is_late() -> None:
+    async with Harness(everyone(pause=0.2)) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_blog", "escavador_ninguem"]})
+        await oraculo.operations.cancel(run_id)
+        aggregate = await oraculo.ended(run_id)
+        assert aggregate["status"] == "cancelada"
+        assert aggregate["resumo"]["canceladas"] == 2
+
+        async def late() -> int:
+            return (await oraculo.operations.run(run_id)).head.late
+
+        assert await until(late) == 1
+        assert (await oraculo.ended(run_id)) == aggregate
+
+
+async def test_a_quorum_ends_the_run_and_cancels_the_rest() -> None:
+    async with Harness(everyone()) as oraculo:
+        aggregate = await oraculo.run(
+            {"destinos": ["escavador_blog", "escavador_youtube", "escavador_ninguem"], "quorum": 2}
+        )
+    assert aggregate["status"] == "parcial"
+    assert aggregate["resumo"]["concluidas"] == 2
+    assert aggregate["falhas"]["escavador_ninguem"]["status"] == "cancelada"
+
+
+async def test_a_late_answer_amends_the_aggregate_where_the_pipeline_asks_for_it() -> None:
+    pipeline = {"name": "tardio", "timeout": 0.2, "onLate": "amend", "steps": [{"type": "escavador_lento"}]}
+    async with Harness() as oraculo:
+        await oraculo.operations.put_pipeline("tardio", json.dumps(pipeline).encode())
+        aggregate = await oraculo.run({"pipeline": "tardio"})
+        assert aggregate["status"] == "timeout"
+        run_id = aggregate["correlation_id"]
+        await oraculo.publish(
+            "resultados", answer(run_id, tarefa="escavador_lento", payload={"status": "ok", "dados": 7})
+        )
+
+        async def amended() -> bool:
+            return (await oraculo.operations.run(run_id)).head.edition == 2
+
+        await until(amended)
+        second = await oraculo.ended(run_id)
+    assert second["status"] == "concluida"
+    assert second["versao"] == 2
+    assert second["resultados"] == {"escavador_lento": {"status": "ok", "dados": 7}}
+
+
+async def test_priority_overtakes() -> None:
+    journal = Journal()
+    async with Harness() as oraculo:
+        for name, priority in (("baixa", 0), ("alta", 9)):
+            await oraculo.submit({"destinos": [{"id": name, "fila": "executador_x"}], "prioridade": priority})
+
+        async def both_waiting() -> bool:
+            return any(
+                state.queue == "executador_x" and state.ready == 2 for state in await oraculo.operations.queues()
+            )
+
+        await until(both_waiting)
+        app = recording_app(journal, ("executador_x",))
+        worker = Harness(app, broker=oraculo.broker).workers[0]
+        await worker.start()
+        await until(lambda: len(journal.lines) == 4)
+        await worker.stop()
+    assert journal.position("start", "alta") < journal.position("start", "baixa")
+
+
+async def test_a_prefix_stands_before_every_queue() -> None:
+    settings = Settings(broker=BrokerSettings(prefix="loja."))
+    async with Harness(everyone(), settings=settings) as oraculo, Client(oraculo.broker, prefix="loja.") as client:
+        assert_whole(await client.run({"tipo": "coleta_completa"}, timeout=30))
+        names = {state.queue for state in await oraculo.broker.queues()}
+    assert {"loja.orquestrador", "loja.resultados", "loja.escavador_blog"} <= names
+    assert all(name.startswith("loja.") for name in names)
+
+
+async def test_many_runs_at_once_each_get_their_own_answers() -> None:
+    async with Harness(everyone()) as oraculo:
+        requests = [{"destinos": list(SOURCES), "payload": {"n": n}} for n in range(200)]
+        aggregates = await asyncio.gather(*(oraculo.run(request) for request in requests))
+    for number, aggregate in enumerate(aggregates):
+        assert_whole(aggregate)
+        assert aggregate["resultados"]["escavador_blog"]["dados"]["recebido"] == {"n": number}

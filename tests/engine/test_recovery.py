@@ -1,0 +1,238 @@
+"""Restarts and faults: the store is the truth, and everything accepted ends."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.core.run import Changes
+from oraculo.errors import BrokerUnavailable, StoreUnavailable
+from oraculo.ports.broker import Outgoing
+from oraculo.ports.clock import SystemClock
+from oraculo.ports.store import Committed, Creation
+from oraculo.ports.telemetry import Record
+from oraculo.settings import EngineSettings, RunSettings, Settings, StoreSettings
+from oraculo.stores.sqlite import SqliteStore
+from oraculo.testing.harness import Harness
+from tests.engine.workers import Journal, answer, failing_app, recording_app
+from tests.waiting import until
+
+QUICK = Settings(engine=EngineSettings(poll=0.05, note_linger=0.005), runs=RunSettings(backoff=0.01))
+
+
+def store_at(folder: Path) -> SqliteStore:
+    return SqliteStore(str(folder / "oraculo.db"))
+
+
+async def test_open_runs_go_on_after_a_restart(tmp_path: Path) -> None:
+    async with Harness(store=store_at(tmp_path)) as before:
+        fan_out = await before.submit({"destinos": ["escavador_a", "escavador_b"]})
+        pipeline = await before.submit({"pipeline": "coleta-execucao"})
+    journal = Journal()
+    app = recording_app(
+        journal,
+        ("escavador_a", "escavador_b", "escavador_youtube", "escavador_blog", "executador_relatorio"),
+    )
+    async with Harness(app, store=store_at(tmp_path)) as after:
+        for run_id in (fan_out, pipeline):
+            assert (await after.ended(run_id))["status"] == "concluida"
+    assert {context.tentativa for context in journal.seen} == {1}
+
+
+async def test_deadlines_that_passed_while_it_was_down_ring_at_the_start(tmp_path: Path) -> None:
+    async with Harness(store=store_at(tmp_path)) as before:
+        run_id = await before.submit({"destinos": ["escavador_a"], "timeout": 0.05})
+    async with Harness(store=store_at(tmp_path)) as after:
+        assert (await after.ended(run_id))["status"] == "timeout"
+
+
+async def test_dead_letters_are_there_again_after_the_memory_broker_lost_them(tmp_path: Path) -> None:
+    app = failing_app("executador_x", failures=None)
+    async with Harness(app, store=store_at(tmp_path), settings=QUICK) as before:
+        run_id = await before.submit({"destinos": ["executador_x"]})
+        await before.ended(run_id)
+    mended = failing_app("executador_x", failures=0)
+    async with Harness(mended, store=store_at(tmp_path), settings=QUICK) as after:
+        (letter,) = await until(lambda: after.broker.dead_letters("executador_x", limit=10))
+        assert "broken at attempt 3" in letter.reason
+        assert (await after.operations.redrive("executador_x", [letter.id])).reopened == 1
+        assert (await after.ended(run_id))["status"] == "concluida"
+
+
+async def test_a_discarded_dead_letter_does_not_come_back(tmp_path: Path) -> None:
+    app = failing_app("executador_x", failures=None)
+    async with Harness(app, store=store_at(tmp_path), settings=QUICK) as before:
+        run_id = await before.submit({"destinos": ["executador_x"]})
+        await before.ended(run_id)
+        (letter,) = await until(lambda: before.operations.dead_letters("executador_x"))
+        await before.operations.discard("executador_x", letter.id)
+        assert "carta_morta_descartada" in [entry.what for entry in await before.operations.history(run_id)]
+    async with Harness(store=store_at(tmp_path), settings=QUICK) as after:
+        await after.run({"destinos": ["escavador_ninguem"], "timeout": 0.2})  # the first sweep is over by then
+        assert not await after.broker.dead_letters("executador_x", limit=10)
+
+
+class FlakyStore(SqliteStore):
+    """Fails the first commits that it is asked for, before or after writing them."""
+
+    def __init__(self, path: str, before: int = 0, after: int = 0) -> None:
+        super().__init__(path)
+        self.before, self.after = before, after
+
+    async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+        if self.before:
+            self.before -= 1
+            raise StoreUnavailable("the disk is away")
+        committed = await super().commit(creations, changes)
+        if changes and self.after:
+            self.after -= 1
+            raise StoreUnavailable("the disk went away before it could answer")
+        return committed
+
+
+async def test_a_store_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    store = FlakyStore(str(tmp_path / "o.db"), before=3)
+    journal = Journal()
+    async with Harness(recording_app(journal, ("escavador_a",)), store=store) as oraculo:
+        store.before = 3
+        assert (await oraculo.run({"destinos": ["escavador_a"]}))["status"] == "concluida"
+    assert len(journal.seen) == 1
+
+
+async def test_a_commit_whose_answer_was_lost_is_not_counted_twice(tmp_path: Path) -> None:
+    store = FlakyStore(str(tmp_path / "o.db"), after=2)
+    async with Harness(recording_app(Journal(), ("escavador_a", "escavador_b")), store=store) as oraculo:
+        aggregate = await oraculo.run({"destinos": ["escavador_a", "escavador_b"]})
+        assert aggregate["status"] == "concluida"
+        assert aggregate["versao"] == 1
+
+
+class FlakyBroker(MemoryBroker):
+    def __init__(self) -> None:
+        super().__init__(clock=SystemClock())
+        self.refusals = 0
+        self.published: list[Outgoing] = []
+
+    async def publish(self, messages: Sequence[Outgoing]) -> None:
+        if self.refusals and messages[0].queue != "resultados":
+            self.refusals -= 1
+            raise BrokerUnavailable("nobody home")
+        await super().publish(messages)
+        self.published += messages
+
+
+async def test_a_broker_that_refuses_is_tried_again_under_the_same_identity() -> None:
+    broker = FlakyBroker()
+    journal = Journal()
+    async with Harness(recording_app(journal, ("escavador_a",)), broker=broker) as oraculo:
+        broker.refusals = 2
+        assert (await oraculo.run({"destinos": ["escavador_a"]}))["status"] == "concluida"
+    assert [context.tentativa for context in journal.seen] == [1]
+
+
+async def test_what_the_broker_never_takes_says_so_at_its_deadline() -> None:
+    broker = FlakyBroker()
+    async with Harness(broker=broker) as oraculo:
+        broker.refusals = 10_000
+        run_id = await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.3})
+        assert "not yet confirmed by the broker" in await oraculo.operations.explain(run_id)
+        aggregate = await oraculo.ended(run_id)
+        broker.refusals = 0
+    assert aggregate["falhas"]["escavador_a"]["motivo"].startswith("not sent in 0.3 s")
+
+
+async def test_a_command_that_was_never_noted_is_found_and_sent_again(tmp_path: Path) -> None:
+    """The engine dies between commit and publish: the commit alone must be enough."""
+    store = store_at(tmp_path)
+    broker = FlakyBroker()
+    broker.refusals = 10_000
+    dying = Harness(store=store, broker=broker)
+    await dying.engine.start()
+    run_id = await dying.submit({"destinos": ["escavador_a"]})
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()  # kill -9, as near as one process can come to it
+    await asyncio.sleep(0)
+    await store.close()
+    async with Harness(recording_app(Journal(), ("escavador_a",)), store=store_at(tmp_path)) as after:
+        assert (await after.ended(run_id))["status"] == "concluida"
+
+
+async def test_two_engines_on_one_store_end_every_run_once(tmp_path: Path) -> None:
+    """Each takes half of the answers; versions tell who was first, and the other decides again."""
+    conflicts: list[int] = []
+
+    class Counting:
+        def emit(self, record: Record) -> None:
+            conflicts.append(getattr(record, "conflicts", 0))
+
+    broker = MemoryBroker(clock=SystemClock())
+    one = Harness(store=store_at(tmp_path), broker=broker, settings=QUICK, telemetry=Counting())
+    two = Harness(store=store_at(tmp_path), broker=broker, settings=QUICK, telemetry=Counting())
+    worker = Harness(recording_app(Journal(), ("escavador_a",)), broker=broker).workers[0]
+    await one.engine.start()
+    await two.engine.start()
+    await worker.start()
+    request = {"destinos": [{"id": f"t{n}", "fila": "escavador_a"} for n in range(40)]}
+    run_ids = await asyncio.gather(*(engine.submit(request) for engine in (one, two) for _ in range(20)))
+
+    async def all_ended() -> bool:
+        snapshots = await one.store.load(run_ids)
+        return all(snapshot.head.status == "concluida" for snapshot in snapshots.values())
+
+    await until(all_ended, within=60)
+    snapshots = await one.store.load(run_ids)
+    assert {snapshot.head.edition for snapshot in snapshots.values()} == {1}
+    assert {snapshot.head.succeeded for snapshot in snapshots.values()} == {40}
+    assert sum(conflicts) > 0, "the engines never met: the test proves nothing"
+    for state in await broker.queues(["resultados"]):
+        assert state.dead_letters == 0
+    await worker.stop()
+    await two.engine.stop()
+    await one.engine.stop()
+
+
+async def test_stopping_while_busy_loses_nothing(tmp_path: Path) -> None:
+    queues = ("escavador_a", "escavador_b")
+    async with Harness(recording_app(Journal(), queues), store=store_at(tmp_path)) as before:
+        run_ids = await asyncio.gather(*(before.submit({"destinos": list(queues)}) for _ in range(200)))
+    async with Harness(recording_app(Journal(), queues), store=store_at(tmp_path)) as after:
+        for run_id in run_ids:
+            aggregate = await after.ended(run_id)
+            assert (aggregate["status"], aggregate["versao"]) == ("concluida", 1)
+
+
+async def test_ended_runs_are_deleted_after_their_time(tmp_path: Path) -> None:
+    day = Settings(store=StoreSettings(retention_days=1e-9))
+    async with Harness(store=store_at(tmp_path)) as before:
+        ended = (await before.run({"destinos": ["escavador_a"], "timeout": 0.05}))["correlation_id"]
+        open_run = await before.submit({"destinos": ["escavador_a"]})
+    async with Harness(store=store_at(tmp_path), settings=day) as after:
+        await until(lambda: _gone(after, ended))
+        assert await after.store.load([open_run])
+
+
+async def _gone(oraculo: Harness, run_id: str) -> bool:
+    return not await oraculo.store.load([run_id])
+
+
+async def test_a_message_that_breaks_the_engine_is_set_apart(tmp_path: Path, monkeypatch: Any) -> None:
+    from oraculo.core import machine
+
+    settings = Settings(engine=EngineSettings(poll=0.05))
+    async with Harness(settings=settings) as oraculo:
+        oraculo.broker._delivery_limit = 2  # type: ignore[attr-defined]
+        run_id = await oraculo.submit({"destinos": ["escavador_a", "escavador_b"]})
+        real = machine.apply
+
+        def broken(run: Any, event: Any, now: float, changes: Any) -> Any:
+            if getattr(event, "payload", b"") == b'{"veneno":1}':
+                raise ZeroDivisionError("a bug")
+            return real(run, event, now, changes)
+
+        monkeypatch.setattr(machine, "apply", broken)
+        await oraculo.publish("resultados", answer(run_id, tarefa="escavador_a", payload={"veneno": 1}))
+        await oraculo.publish("resultados", answer(run_id, tarefa="escavador_b"))
+        (letter,) = await until(lambda: oraculo.operations.dead_letters("resultados"), within=20)
+        assert "ZeroDivisionError" in letter.reason
+        assert (await oraculo.operations.run(run_id)).head.succeeded == 1
