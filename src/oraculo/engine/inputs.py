@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from oraculo.core.events import Event
 from oraculo.core.machine import Verdict
 from oraculo.core.message import Message
@@ -13,16 +15,14 @@ from oraculo.ports.broker import Consumer, Delivery
 from oraculo.ports.store import Created
 
 
-@dataclass(slots=True, eq=False)
-class Arrived:
+class Arrived(msgspec.Struct, eq=False, gc=False):
     """A delivery from `resultados` or `orquestrador`, to be settled once its effect is committed."""
 
     delivery: Delivery
     consumer: Consumer
 
 
-@dataclass(slots=True, eq=False)
-class Answer:
+class Answer(msgspec.Struct, eq=False, gc=False):
     """An arrived message that is about a run."""
 
     message: Message
@@ -59,8 +59,7 @@ class Resend:
     done: "asyncio.Future[Verdict | None]"
 
 
-@dataclass(slots=True, eq=False)
-class Note:
+class Note(msgspec.Struct, eq=False, gc=False):
     """What the engine itself did for a run: a command the broker confirmed, a delivery that came through or not."""
 
     run_id: str

@@ -1,0 +1,67 @@
+"""`App`: which function answers which queue."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from oraculo.core import naming
+from oraculo.errors import Conflict, InvalidInput
+from oraculo.worker.handlers import Handler, inspect_handler
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_COLLECTOR = naming.COLLECTOR_PREFIX
+_PROCESSOR = "executador"
+
+
+class App:
+    """The handlers of one worker process, by queue. A `Worker` runs it; by itself it does nothing.
+
+    Each decorator returns the function as it was, so that it stays callable and typed. A handler takes
+    `(payload)` or `(payload, ctx)`, is `async` or plain (plain ones run in threads), and what it returns becomes the
+    answer. `concurrency` bounds how many commands of that queue are worked on at once.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._handlers: dict[str, Handler] = {}
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        return MappingProxyType(self._handlers)
+
+    def escavador(self, name: str, *, concurrency: int | None = None) -> Callable[[Function], Function]:
+        """A collector: `youtube` and `escavador_youtube` both mean the queue `escavador_youtube`."""
+        return self.queue(_with_kind(_COLLECTOR, name), concurrency=concurrency)
+
+    def executador(self, name: str, *, concurrency: int | None = None) -> Callable[[Function], Function]:
+        """A processor: `relatorio` and `executador_relatorio` both mean the queue `executador_relatorio`."""
+        return self.queue(_with_kind(_PROCESSOR, name), concurrency=concurrency)
+
+    def queue(self, name: str, *, concurrency: int | None = None) -> Callable[[Function], Function]:
+        """Any queue, by its own name, as `images-queue`.
+
+        Raises InvalidInput for a name that no destination can have; the decoration itself raises InvalidInput for a
+        function that cannot be a handler, and Conflict when the queue has a handler already.
+        """
+        if fault := naming.queue_fault(name):
+            raise InvalidInput.at("queue", fault)
+        if concurrency is not None and concurrency < 1:
+            raise InvalidInput.at("concurrency", f"must be at least 1; got {concurrency}")
+
+        def register(function: Function) -> Function:
+            self._register(inspect_handler(function, name, concurrency))
+            return function
+
+        return register
+
+    def _register(self, handler: Handler) -> None:
+        if (present := self._handlers.get(handler.queue)) is not None:
+            raise Conflict(
+                f"queue '{handler.queue}' is answered by {present.name} already; {handler.name} cannot be too"
+            )
+        self._handlers[handler.queue] = handler
+
+
+def _with_kind(kind: str, name: str) -> str:
+    return name if not name or name.startswith(kind) else f"{kind}_{name}"

@@ -1,0 +1,234 @@
+"""From a delivery to its answer: read it, tell a repeat, wait for a free place, call the handler."""
+
+import asyncio
+import contextvars
+import functools
+import inspect
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import msgspec
+import structlog
+
+from oraculo.core import naming
+from oraculo.core.message import Message, decode_message, fault_of
+from oraculo.core.timestamps import from_iso
+from oraculo.errors import Fault, InvalidInput, InvalidMessage
+from oraculo.ports.broker import Delivery
+from oraculo.ports.clock import Clock
+from oraculo.worker.answers import AnswerWriter, DoNotRetry, describe
+from oraculo.worker.context import Context
+from oraculo.worker.intake import Subscription
+from oraculo.worker.jobs import Job, Lane, Receipt
+from oraculo.worker.outbox import Outbox
+from oraculo.worker.remembered import Identity, RememberedAnswers, identity_of
+
+_log = structlog.get_logger("oraculo.worker")
+_COMMANDS = (naming.START_COLLECT, naming.START_EXECUTE)
+_STOPPING = "the worker stopped before it began this command"
+
+
+class Dispatcher:
+    """Starts jobs, the lanes taking turns, while fewer than `limit` run and fewer than each lane's own limit."""
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        *,
+        limit: int,
+        outbox: Outbox,
+        writer: AnswerWriter,
+        remembered: RememberedAnswers,
+        threads: Executor,
+        clock: Clock,
+    ) -> None:
+        self._lanes = deque(lanes)
+        self._limit = limit
+        self._outbox = outbox
+        self._writer = writer
+        self._remembered = remembered
+        self._threads = threads
+        self._clock = clock
+        self._unfinished: dict[Identity, Job] = {}
+        self._tasks: dict[Job, asyncio.Task[None]] = {}
+        self._aborting = False
+        self._loop = asyncio.get_running_loop()
+        self._surroundings = contextvars.copy_context()
+
+    async def receive(self, lane: Lane, subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
+        """Takes a batch in. What is no command goes to the dead letters."""
+        for delivery in deliveries:
+            try:
+                self._accept(lane, subscription, delivery)
+            except InvalidInput as error:
+                _log.warning("dead-lettered", queue=lane.queue, reason=str(error))
+                await subscription.dead_letter(delivery, str(error))
+        self._start_waiting()
+
+    def _accept(self, lane: Lane, subscription: Subscription, delivery: Delivery) -> None:
+        command = _read_command(delivery.body)
+        receipt = Receipt(subscription, delivery, command)
+        identity = identity_of(command)
+        if identity is None or not self._is_repeat(identity, receipt):
+            deadline = None if command.prazo is None else from_iso(command.prazo)
+            job = Job(lane, command, [receipt], identity, deadline)
+            lane.backlog.append(job)
+            if identity is not None:
+                self._unfinished[identity] = job
+
+    def _is_repeat(self, identity: Identity, receipt: Receipt) -> bool:
+        """A command that was answered is answered again; one in work will be, when its answer is there."""
+        if (job := self._unfinished.get(identity)) is not None:
+            job.receipts.append(receipt)
+            return True
+        if (body := self._remembered.get(identity)) is not None:
+            self._outbox.answer(receipt, body)
+            return True
+        return False
+
+    def _start_waiting(self) -> None:
+        while len(self._tasks) < self._limit and (lane := self._next_lane()) is not None:
+            job = lane.backlog.popleft()
+            if job.was_given_back:
+                self._close(job)
+            else:
+                lane.running += 1
+                # Its own copy: one job's end may start the next, which must not see the first one's variables.
+                self._tasks[job] = self._loop.create_task(self._perform(job), context=self._surroundings.copy())
+
+    def _next_lane(self) -> Lane | None:
+        for _ in range(len(self._lanes)):
+            lane = self._lanes[0]
+            self._lanes.rotate(-1)
+            if lane.can_start:
+                return lane
+        return None
+
+    async def _perform(self, job: Job) -> None:
+        try:
+            self._finish(job, await self._answer(job))
+        finally:
+            self._close(job)
+            job.lane.running -= 1
+            del self._tasks[job]
+            self._start_waiting()
+
+    def _finish(self, job: Job, body: bytes) -> None:
+        if job.identity is not None:
+            self._remembered.put(job.identity, body)
+        self._outbox.last_report(job)
+        for receipt in job.receipts:
+            self._outbox.answer(receipt, body)
+
+    def _close(self, job: Job) -> None:
+        job.ended = True
+        if job.identity is not None:
+            self._unfinished.pop(job.identity, None)
+
+    async def _answer(self, job: Job) -> bytes:
+        if job.deadline is not None and job.deadline <= self._clock.now():
+            return self._refuse(job, "deadline passed before it was started")
+        try:
+            payload = job.lane.handler.payload.decode(job.command.payload)
+        except msgspec.DecodeError as error:
+            return self._refuse(job, _payload_fault(error))
+        try:
+            value = await self._call(job, payload)
+        except asyncio.CancelledError as error:
+            if self._aborting:
+                raise
+            return self._failed(job, error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is its answer
+            return self._failed(job, error)
+        return self._writer.success(job.lane.queue, job.command, value)
+
+    async def _call(self, job: Job, payload: object) -> object:
+        handler = job.lane.handler
+        arguments = (payload, self._context(job)) if handler.wants_context else (payload,)
+        if handler.is_async:
+            return await handler.function(*arguments)
+        call = functools.partial(contextvars.copy_context().run, _call_in_thread, handler.function, arguments)
+        value = await self._loop.run_in_executor(self._threads, call)
+        # A plain function that returns a coroutine (one wrapped by another decorator, say) is finished here.
+        return await value if inspect.isawaitable(value) else value
+
+    def _context(self, job: Job) -> Context:
+        command = job.command
+        job.context = Context(
+            correlation_id=command.correlation_id,
+            queue=job.lane.queue,
+            tarefa=command.tarefa,
+            tentativa=command.tentativa,
+            deadline=job.deadline,
+            traceparent=command.traceparent,
+            clock=self._clock,
+            announce=functools.partial(self._outbox.announce, job),
+        )
+        return job.context
+
+    def _refuse(self, job: Job, reason: str) -> bytes:
+        _log_of(job).warning("command refused", reason=reason)
+        return self._writer.failure(job.lane.queue, job.command, [reason], retry=False)
+
+    def _failed(self, job: Job, error: BaseException) -> bytes:
+        _log_of(job).error("handler failed", handler=job.lane.handler.name, exc_info=error)
+        retry = not isinstance(error, DoNotRetry)
+        return self._writer.failure(job.lane.queue, job.command, [describe(error)], retry=retry)
+
+    async def give_back_waiting(self) -> None:
+        """What has not begun goes to other workers now, not after the grace."""
+        for lane in self._lanes:
+            while lane.backlog:
+                job = lane.backlog.popleft()
+                self._close(job)
+                for receipt in job.receipts:
+                    await receipt.subscription.give_back(receipt.delivery, _STOPPING)
+
+    async def wait(self, timeout: float) -> bool:
+        """True when everything that ran has ended in time."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks.values()), timeout=timeout)
+        return not self._tasks
+
+    def abort(self) -> None:
+        """Cancels what runs: it gets no answer, so its commands are given back when their consumer closes."""
+        self._aborting = True
+        for job, task in self._tasks.items():
+            _log_of(job).warning("cancelled by the worker's stop; the command is given back")
+            task.cancel()
+
+
+def _read_command(body: bytes) -> Message:
+    message = decode_message(body)
+    if message.tipo_evento not in _COMMANDS:
+        wrong = naming.shown(message.tipo_evento)
+        raise InvalidMessage(
+            Fault("tipo_evento", f"{wrong} is not a command; a worker takes {' and '.join(_COMMANDS)}")
+        )
+    return message
+
+
+def _payload_fault(error: msgspec.DecodeError) -> str:
+    if not isinstance(error, msgspec.ValidationError):
+        return f"payload: {error}"
+    fault = fault_of(error)
+    return str(Fault(f"payload.{fault.field}".rstrip("."), fault.problem))
+
+
+def _call_in_thread(function: Callable[..., Any], arguments: tuple[object, ...]) -> object:
+    try:
+        return function(*arguments)
+    except StopIteration as error:  # no future can carry it: the command would hang
+        raise RuntimeError("the handler raised StopIteration") from error
+
+
+def _log_of(job: Job) -> Any:
+    command = job.command
+    return _log.bind(
+        correlation_id=command.correlation_id,
+        tarefa=command.tarefa,
+        tentativa=command.tentativa,
+        queue=job.lane.queue,
+    )

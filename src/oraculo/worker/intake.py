@@ -1,0 +1,135 @@
+"""Keeping a queue subscribed, whatever the broker does."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from oraculo.core.retry import RetryPolicy
+from oraculo.ports.broker import Broker, Consumer, Delivery
+
+_log = structlog.get_logger("oraculo.worker")
+
+
+class Backoff:
+    """Longer and longer pauses while something fails; short ones again once it works."""
+
+    _policy = RetryPolicy(backoff=0.1, max_backoff=5.0)
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def reset(self) -> None:
+        self._failures = 0
+
+    async def pause(self) -> None:
+        self._failures += 1
+        await asyncio.sleep(self._policy.delay(self._failures, random.random()))
+
+
+class Subscription:
+    """One life of a consumer, and the deliveries it still holds. Once closed it is never used again: what it held
+    was given back to the broker, so settling any of it does nothing."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._held: dict[int | str, Delivery] = {}
+        self.closed = False
+
+    async def take(self, limit: int) -> Sequence[Delivery]:
+        deliveries = await self._consumer.take(limit)
+        self._held.update((each.token, each) for each in deliveries)
+        return deliveries
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        if deliveries and not self.closed:
+            await self._settle(self._consumer.ack(deliveries), deliveries)
+
+    async def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        if not self.closed:
+            await self._settle(self._consumer.dead_letter(delivery, reason), [delivery])
+
+    async def give_back(self, delivery: Delivery, reason: str) -> None:
+        if not self.closed:
+            await self._settle(self._consumer.retry(delivery, 0.0, reason), [delivery])
+
+    async def _settle(self, settling: Awaitable[None], deliveries: Sequence[Delivery]) -> None:
+        """What cannot be settled would fill the prefetch for ever: then everything is given back, and the intake
+        subscribes anew."""
+        try:
+            await settling
+        except Exception as error:  # noqa: BLE001 - whatever the adapter raises, the remedy is the same
+            _log.warning("settling failed; the queue is subscribed again", reason=str(error), count=len(deliveries))
+            await self.close()
+        else:
+            for delivery in deliveries:
+                self._held.pop(delivery.token, None)
+
+    async def extend(self, deliveries: Sequence[Delivery] | None = None) -> None:
+        """Renews the lease of some deliveries, or of all that are held."""
+        wanted = list(self._held.values()) if deliveries is None else deliveries
+        if self.closed or not wanted:
+            return
+        try:
+            await self._consumer.extend(wanted)
+        except Exception as error:  # noqa: BLE001 - a lease that runs out costs a repeat, which is told from its identity
+            _log.warning("leases could not be renewed", reason=str(error), count=len(wanted))
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._held.clear()
+        try:
+            await self._consumer.close()
+        except Exception as error:  # noqa: BLE001 - it was given up already
+            _log.warning("a consumer did not close", reason=str(error))
+
+
+Receive = Callable[[Subscription, Sequence[Delivery]], Awaitable[None]]
+
+
+class Intake:
+    """Takes what arrives on one queue and hands it on; makes the consumer again, after a pause, whenever it fails."""
+
+    def __init__(self, broker: Broker, queue: str, prefetch: int, receive: Receive) -> None:
+        self._broker = broker
+        self._queue = queue
+        self._prefetch = prefetch
+        self._receive = receive
+        self._backoff = Backoff()
+        self.subscription: Subscription | None = None
+
+    async def run(self) -> None:
+        """For ever. When cancelled it leaves the subscription open, for what is in work to be settled on."""
+        while True:
+            try:
+                await self.subscribe()
+                await self._take_until_closed()
+            except Exception as error:  # noqa: BLE001 - the worker outlives whatever its broker does
+                _log.warning("the queue cannot be read; trying again", queue=self._queue, reason=str(error))
+            await self.close()
+            await self._backoff.pause()
+
+    async def subscribe(self) -> None:
+        if self.subscription is None:
+            await self._broker.start()
+            self.subscription = Subscription(await self._broker.consume(self._queue, prefetch=self._prefetch))
+
+    async def _take_until_closed(self) -> None:
+        subscription = self.subscription
+        assert subscription is not None
+        while deliveries := await subscription.take(self._prefetch):
+            self._backoff.reset()
+            await self._receive(subscription, deliveries)
+
+    async def extend(self) -> None:
+        if self.subscription is not None:
+            await self.subscription.extend()
+
+    async def close(self) -> None:
+        """Gives back what was not settled."""
+        if self.subscription is not None:
+            subscription, self.subscription = self.subscription, None
+            await subscription.close()

@@ -1,0 +1,54 @@
+"""The records of the work: a receipt for each delivery, a job for each command, a lane for each queue."""
+
+from collections import deque
+
+import msgspec
+
+from oraculo.core.message import Message
+from oraculo.ports.broker import Delivery
+from oraculo.worker.context import Context
+from oraculo.worker.handlers import Handler
+from oraculo.worker.intake import Subscription
+from oraculo.worker.remembered import Identity
+
+
+class Receipt(msgspec.Struct, eq=False, frozen=True):
+    """A delivered command: it is owed an answer, and acked once the answer is confirmed."""
+
+    subscription: Subscription
+    delivery: Delivery
+    command: Message
+
+
+class Job(msgspec.Struct, eq=False):
+    """A command to be worked on once, however often it was delivered: every receipt gets the same answer."""
+
+    lane: "Lane"
+    command: Message
+    receipts: list[Receipt]
+    identity: Identity | None
+    deadline: float | None
+    context: Context | None = None
+    ended: bool = False
+
+    @property
+    def was_given_back(self) -> bool:
+        """Nobody here holds it any more: it is delivered again, to us or to another worker."""
+        return self.receipts[0].subscription.closed and all(each.subscription.closed for each in self.receipts)
+
+
+class Lane(msgspec.Struct, eq=False):
+    """One queue's handler, the jobs that wait for it and how many run. The backlog is bounded by the prefetch."""
+
+    handler: Handler
+    limit: int
+    backlog: deque[Job] = msgspec.field(default_factory=deque)
+    running: int = 0
+
+    @property
+    def queue(self) -> str:
+        return self.handler.queue
+
+    @property
+    def can_start(self) -> bool:
+        return bool(self.backlog) and self.running < self.limit

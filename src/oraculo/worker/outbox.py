@@ -1,0 +1,170 @@
+"""Answers and progress on their way out: published together, acked together.
+
+While one batch is being confirmed the next one gathers, so a busy worker makes large batches and an idle one answers
+at once. An answer stays here until the broker confirmed it; only then is its command acked.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections import defaultdict
+
+import msgspec
+import structlog
+
+from oraculo.core import naming
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, Delivery, Outgoing
+from oraculo.worker.answers import AnswerWriter
+from oraculo.worker.intake import Backoff, Subscription
+from oraculo.worker.jobs import Job, Receipt
+from oraculo.worker.remembered import RememberedAnswers, identity_of
+
+MAX_BATCH = 500
+PROGRESS_INTERVAL = 0.2  # seconds between two progress messages of one command
+
+_log = structlog.get_logger("oraculo.worker")
+
+
+class _Reply(msgspec.Struct, eq=False):
+    receipt: Receipt
+    body: bytes
+    stands_in: bool = False  # for an answer that the broker refused
+
+
+class Outbox:
+    """Made on the event loop's own thread; `announce` may be called from any."""
+
+    def __init__(
+        self, broker: Broker, writer: AnswerWriter, remembered: RememberedAnswers, names: naming.QueueNames
+    ) -> None:
+        self._broker = broker
+        self._writer = writer
+        self._remembered = remembered
+        self._names = names
+        self._replies: list[_Reply] = []
+        self._reports: dict[Job, None] = {}
+        self._reported_at: dict[Job, float] = {}
+        self._wake = asyncio.Event()
+        self._backoff = Backoff()
+        self._closing = False
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def answer(self, receipt: Receipt, body: bytes) -> None:
+        self._replies.append(_Reply(receipt, body))
+        self._wake.set()
+
+    def announce(self, job: Job) -> None:
+        """The job's context has news."""
+        if threading.get_ident() == self._thread:
+            self._schedule_report(job)
+            return
+        # A closed loop raises: then this thread was given up and has outlived its worker.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._schedule_report, job)
+
+    def last_report(self, job: Job) -> None:
+        """The job has ended: what it told last goes out before its answer."""
+        self._reported_at.pop(job, None)
+        if job.context is not None and job.context.has_news:
+            self._reports[job] = None
+
+    def _schedule_report(self, job: Job) -> None:
+        due = self._reported_at.get(job, 0.0) + PROGRESS_INTERVAL
+        wait = due - self._loop.time()
+        if wait <= 0:
+            self._report(job)
+        else:
+            self._loop.call_later(wait, self._report, job)
+
+    def _report(self, job: Job) -> None:
+        if not job.ended and job.context is not None and job.context.has_news:
+            self._reports[job] = None
+            self._reported_at[job] = self._loop.time()
+            self._wake.set()
+
+    def close(self) -> None:
+        """`run` returns once everything that is here now has been published."""
+        self._closing = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        while not (self._closing and not self._replies):
+            await self._wake.wait()
+            self._wake.clear()
+            while self._replies or self._reports:
+                await self._send_batch()
+
+    async def _send_batch(self) -> None:
+        jobs, self._reports = list(self._reports), {}
+        batch, self._replies = self._replies[:MAX_BATCH], self._replies[MAX_BATCH:]
+        try:
+            await self._broker.publish([*map(self._report_message, jobs), *map(self._reply_message, batch)])
+        except Exception as error:  # noqa: BLE001 - an adapter's fault must not lose answers nor end the worker
+            await (self._send_singly(batch) if _is_refusal(error) else self._put_back(batch, error))
+        else:
+            self._backoff.reset()
+            await self._settle(batch)
+            await self._renew(jobs)
+
+    async def _put_back(self, batch: list[_Reply], error: Exception) -> None:
+        _log.warning("answers could not be published; trying again", reason=str(error), count=len(batch))
+        self._replies[:0] = batch
+        await self._backoff.pause()
+
+    async def _send_singly(self, batch: list[_Reply]) -> None:
+        """One of them is refused: it must not hold up the others."""
+        for position, reply in enumerate(batch):
+            try:
+                await self._broker.publish([self._reply_message(reply)])
+            except Exception as error:  # noqa: BLE001 - as above
+                if not _is_refusal(error):
+                    await self._put_back(batch[position:], error)
+                    return
+                await self._handle_refusal(reply, error)
+            else:
+                await self._settle([reply])
+
+    async def _handle_refusal(self, reply: _Reply, error: Exception) -> None:
+        """First the run is told, by a short answer in its place; when that is refused too, the command is quarantined:
+        running it again would end the same way."""
+        receipt, reason = reply.receipt, f"the broker refused the answer: {error}"
+        _log.warning("answer refused", correlation_id=receipt.command.correlation_id, reason=reason)
+        identity = identity_of(receipt.command)
+        if reply.stands_in:
+            if identity is not None:
+                self._remembered.forget(identity)
+            await receipt.subscription.dead_letter(receipt.delivery, reason)
+            return
+        queue = self._names.logical(receipt.delivery.queue)
+        body = self._writer.failure(queue, receipt.command, [reason], retry=False)
+        if identity is not None:
+            self._remembered.put(identity, body)
+        self._replies.append(_Reply(receipt, body, stands_in=True))
+
+    async def _settle(self, batch: list[_Reply]) -> None:
+        done: defaultdict[Subscription, list[Delivery]] = defaultdict(list)
+        for reply in batch:
+            done[reply.receipt.subscription].append(reply.receipt.delivery)
+        for subscription, deliveries in done.items():
+            await subscription.ack(deliveries)
+
+    async def _renew(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if not job.ended:
+                for receipt in job.receipts:
+                    await receipt.subscription.extend([receipt.delivery])
+
+    def _report_message(self, job: Job) -> Outgoing:
+        assert job.context is not None
+        body = self._writer.progress(job.command, *job.context.take_news())
+        return Outgoing(self._writer.reply_queue(job.command), body)
+
+    def _reply_message(self, reply: _Reply) -> Outgoing:
+        return Outgoing(self._writer.reply_queue(reply.receipt.command), reply.body)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Trying again would not help: the broker can be reached, and says no."""
+    return isinstance(error, BrokerError) and not isinstance(error, BrokerUnavailable)

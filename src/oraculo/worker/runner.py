@@ -1,0 +1,159 @@
+"""`Worker`: runs an app against a broker, from start to an orderly stop."""
+
+import asyncio
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from oraculo.core.naming import QueueNames
+from oraculo.errors import InvalidInput
+from oraculo.ports.broker import Broker
+from oraculo.ports.clock import Clock, SystemClock
+from oraculo.settings import WorkerSettings
+from oraculo.worker.answers import AnswerWriter
+from oraculo.worker.app import App
+from oraculo.worker.dispatch import Dispatcher
+from oraculo.worker.handlers import Handler
+from oraculo.worker.intake import Intake
+from oraculo.worker.jobs import Lane
+from oraculo.worker.outbox import Outbox
+from oraculo.worker.remembered import RememberedAnswers
+
+LEASE_RENEWAL = 20.0  # seconds; the shortest lease of the brokers is longer
+CANCEL_GRACE = 5.0  # for a cancelled handler to clean up
+PUBLISH_GRACE = 5.0  # for the last answers to be confirmed
+
+_log = structlog.get_logger("oraculo.worker")
+
+
+class Worker:
+    """One consumer for each queue of the app, one limit on what runs at once, one stream of answers.
+
+    The broker belongs to whoever made it: the worker starts it (which is idempotent) and does not close it. A broker
+    that cannot be reached, at the start or later, is tried again until it can.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        broker: Broker,
+        settings: WorkerSettings | None = None,
+        clock: Clock | None = None,
+        prefix: str = "",
+        *,
+        lease_renewal: float = LEASE_RENEWAL,
+    ) -> None:
+        self._app = app
+        self._broker = broker
+        self._settings = settings or WorkerSettings()
+        self._clock = clock or SystemClock()
+        self._names = QueueNames(prefix)
+        self._lease_renewal = lease_renewal
+        self._intakes: list[Intake] = []
+        self._duties: list[asyncio.Task[None]] = []
+        self._stopping: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
+        self._started = False
+
+    async def run(self) -> None:
+        """Works until `stop` is called; when cancelled, stops in order before it ends."""
+        try:
+            await self.start()
+            await self._stopped.wait()
+        finally:
+            await self.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Begins to take commands. Idempotent; a worker that was stopped does not start again."""
+        if self._started or self._stopping is not None:
+            return
+        if not self._app.handlers:
+            raise InvalidInput.at(
+                "app", f"'{self._app.name}' has no handlers: decorate a function with its queue first"
+            )
+        self._started = True
+        self._assemble()
+        self._outbox_duty = asyncio.create_task(self._outbox.run(), name="oraculo-outbox")
+        self._duties = [asyncio.create_task(intake.run(), name="oraculo-intake") for intake in self._intakes]
+        self._lease_duty = asyncio.create_task(self._renew_leases(), name="oraculo-leases")
+        _log.info("worker started", app=self._app.name, queues=sorted(self._app.handlers))
+
+    def _assemble(self) -> None:
+        writer = AnswerWriter(self._clock, self._names)
+        remembered = RememberedAnswers(self._settings.remembered)
+        lanes = [Lane(handler, self._limit_of(handler)) for handler in self._app.handlers.values()]
+        self._threads = ThreadPoolExecutor(self._settings.concurrency, f"oraculo-{self._app.name}")
+        self._outbox = Outbox(self._broker, writer, remembered, self._names)
+        self._dispatcher = Dispatcher(
+            lanes,
+            limit=self._settings.concurrency,
+            outbox=self._outbox,
+            writer=writer,
+            remembered=remembered,
+            threads=self._threads,
+            clock=self._clock,
+        )
+        self._intakes = [self._intake_of(lane) for lane in lanes]
+
+    def _limit_of(self, handler: Handler) -> int:
+        return min(handler.concurrency or self._settings.concurrency, self._settings.concurrency)
+
+    def _intake_of(self, lane: Lane) -> Intake:
+        # Twice what may run: the next commands are here when the present ones end.
+        receive = functools.partial(self._dispatcher.receive, lane)
+        return Intake(self._broker, self._names.physical(lane.queue), lane.limit * 2, receive)
+
+    async def _renew_leases(self) -> None:
+        """One loop for everything that is held, waiting or in work."""
+        while True:
+            await asyncio.sleep(self._lease_renewal)
+            for intake in self._intakes:
+                await intake.extend()
+
+    async def stop(self) -> None:
+        """Stops in phases: no new commands; a grace for those in work; the rest cancelled; answers published;
+        consumers closed, which gives back every command that has no answer. Idempotent; each caller waits for the end.
+
+        A plain handler that is still in its thread after the grace cannot be cancelled: it runs on, its answer is
+        dropped and its command is given back.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(), name="oraculo-stop")
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        try:
+            if self._started:
+                await self._stop_in_phases()
+                _log.info("worker stopped", app=self._app.name)
+        finally:
+            self._stopped.set()
+
+    async def _stop_in_phases(self) -> None:
+        await _cancel(self._duties)
+        await self._dispatcher.give_back_waiting()
+        if not await self._dispatcher.wait(self._settings.stop_grace):
+            self._dispatcher.abort()
+            await self._dispatcher.wait(CANCEL_GRACE)
+        self._outbox.close()
+        await asyncio.wait([self._outbox_duty], timeout=PUBLISH_GRACE)
+        await _cancel([self._outbox_duty, self._lease_duty])
+        for intake in self._intakes:
+            await intake.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

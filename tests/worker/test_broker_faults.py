@@ -1,0 +1,206 @@
+"""A broker that comes and goes loses no answer and stops no worker."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from oraculo.core.retry import RetryPolicy
+from oraculo.core.timestamps import from_iso
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Outgoing
+from oraculo.worker import App
+from oraculo.worker.intake import Backoff
+
+from .stage import NOW, FixedClock, Stage
+
+SAME: dict[str, Any] = {"correlation_id": "c", "tarefa": "t", "tentativa": 1}
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Backoff, "_policy", RetryPolicy(backoff=0.001, max_backoff=0.002))
+
+
+def counting_app() -> tuple[App, list[Any]]:
+    app, runs = App("a"), []
+
+    @app.queue("q")
+    async def work(payload: dict[str, Any]) -> int:
+        runs.append(payload)
+        return len(runs)
+
+    return app, runs
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("away"), RuntimeError("a fault of the adapter")])
+async def test_an_answer_is_published_again_until_it_is_confirmed(stage: Stage, error: Exception) -> None:
+    app, runs = counting_app()
+    stage.broker.fail("publish", error, error, error)
+    async with stage.worker(app):
+        await stage.send("q")
+        assert (await stage.payload())["resultado"] == 1
+    assert len(runs) == 1
+    assert await stage.left("q") == (0, 0, 0)
+
+
+async def test_nothing_is_acked_before_its_answer_is_confirmed(stage: Stage) -> None:
+    app, _ = counting_app()
+    tried = asyncio.Event()
+
+    def refuse(message: Outgoing) -> Exception:
+        tried.set()
+        return BrokerUnavailable("away")
+
+    stage.broker.refuses = refuse
+    async with stage.worker(app):
+        await stage.send("q")
+        await tried.wait()
+        assert await stage.left("q") == (0, 1, 0)
+        stage.broker.refuses = lambda message: None
+        await stage.answer()
+    assert await stage.left("q") == (0, 0, 0)
+
+
+@pytest.mark.parametrize("call", ["consume", "take"])
+@pytest.mark.parametrize("error", [BrokerUnavailable("away"), BrokerError("no"), RuntimeError("a fault")])
+async def test_a_consumer_that_fails_is_made_again(stage: Stage, call: str, error: Exception) -> None:
+    app, _ = counting_app()
+    stage.broker.fail(call, error, error)
+    async with stage.worker(app):
+        await stage.send("q")
+        assert (await stage.payload())["status"] == "ok"
+    assert len(stage.broker.consumed) == (1 if call == "consume" else 3)
+
+
+async def test_a_failed_ack_makes_the_consumer_again_and_the_repeat_is_answered_from_memory(stage: Stage) -> None:
+    app, runs = counting_app()
+    stage.broker.fail("ack", BrokerUnavailable("away"))
+    async with stage.worker(app):
+        await stage.send("q", **SAME)
+        assert await stage.payload() == await stage.payload() == {"status": "ok", "resultado": 1}
+    assert len(runs) == 1
+    assert len(stage.broker.consumed) == 2
+    assert await stage.left("q") == (0, 0, 0)
+
+
+async def test_what_waited_on_a_lost_consumer_is_not_run_twice(stage: Stage) -> None:
+    """The first command's ack fails while a second, plain one waits: the second is given back and comes again."""
+    app, runs = counting_app()
+    stage.broker.fail("ack", BrokerUnavailable("away"))
+    await stage.send("q", {"n": 1}, **SAME)
+    await stage.send("q", {"n": 2}, **(SAME | {"tarefa": "u"}))
+    async with stage.worker(app, concurrency=1):
+        for _ in range(3):
+            await stage.answer()
+    assert [run["n"] for run in runs] == [1, 2]
+    assert await stage.left("q") == (0, 0, 0)
+
+
+async def test_waiting_jobs_of_a_closed_subscription_are_dropped(stage: Stage) -> None:
+    app, started, go_on, runs = App("a"), asyncio.Event(), asyncio.Event(), []
+
+    @app.queue("q")
+    async def work(payload: dict[str, Any]) -> None:
+        runs.append(payload["n"])
+        started.set()
+        await go_on.wait()
+
+    await stage.send("q", {"n": 1}, **SAME)
+    await stage.send("q", {"n": 2})
+    async with stage.worker(app, concurrency=1) as worker:
+        await started.wait()
+        await worker._intakes[0].close()  # as a failed settlement does
+        async with asyncio.timeout(5):
+            batches = [await stage.broker.delivered.get() for _ in range(3)]  # the second is the end of the first life
+        assert [len(batch) for batch in batches] == [2, 0, 2]
+        go_on.set()
+        for _ in range(2):
+            await stage.answer()
+    assert runs == [1, 2]
+    assert await stage.left("q") == (0, 0, 0)
+
+
+async def test_a_failed_quarantine_is_tried_again(stage: Stage) -> None:
+    app, _ = counting_app()
+    stage.broker.fail("dead_letter", BrokerUnavailable("away"))
+    async with stage.worker(app):
+        await stage.send_raw("q", b"garbage")
+        async with asyncio.timeout(5):
+            await stage.broker.buried.get()
+    assert await stage.left("q") == (0, 0, 1)
+
+
+async def test_an_answer_that_the_broker_refuses_does_not_hold_up_the_others(stage: Stage) -> None:
+    app = App("a")
+
+    @app.queue("q")
+    async def work(payload: dict[str, Any]) -> str:
+        return "x" * int(payload["size"])
+
+    stage.broker.refuses = lambda message: BrokerError("too large") if len(message.body) > 1000 else None
+    for size in (5, 5000, 6):
+        await stage.send("q", {"size": size}, correlation_id=f"c{size}", tarefa="t", tentativa=1)
+    clock = FixedClock()
+    async with stage.worker(app, clock=clock):
+        answers = {(answer := await stage.answer()).correlation_id: bytes(answer.payload) for _ in range(3)}
+        clock.time += 60
+        await stage.send("q", {"size": 5000}, correlation_id="c5000", tarefa="t", tentativa=1)
+        again = await stage.answer()
+    assert b"xxxxx" in answers["c5"]
+    assert b"xxxxxx" in answers["c6"]
+    assert b'"the broker refused the answer: too large"' in answers["c5000"]
+    assert b'"repetir":false' in answers["c5000"]
+    assert bytes(again.payload) == answers["c5000"]
+    assert from_iso(again.timestamp) == NOW  # what stood in for it is remembered in its place
+    assert await stage.left("q") == (0, 0, 0)
+
+
+async def test_a_command_whose_answer_can_go_nowhere_is_dead_lettered(stage: Stage) -> None:
+    app, runs = counting_app()
+    stage.broker.refuses = lambda message: BrokerError("no such name") if message.queue == "bad name" else None
+    async with stage.worker(app):
+        await stage.send("q", **SAME, responder_em="bad name")
+        async with asyncio.timeout(5):
+            assert "no such name" in await stage.broker.buried.get()
+        await stage.send("q", **SAME)
+        assert (await stage.payload())["resultado"] == 2  # mended and redriven, it runs
+    assert len(runs) == 2
+
+
+async def test_leases_are_renewed_while_a_command_is_in_work(stage: Stage) -> None:
+    app, go_on = App("a"), asyncio.Event()
+
+    @app.queue("q")
+    async def work(payload: Any) -> None:
+        await go_on.wait()
+
+    stage.broker.fail("extend", BrokerUnavailable("away"))  # one failure does not end the renewing
+    async with stage.worker(app, lease_renewal=0.001):
+        await stage.send("q")
+        async with asyncio.timeout(5):
+            renewed = [await stage.broker.extended.get() for _ in range(3)]
+        go_on.set()
+        await stage.answer()
+    (acked,) = stage.broker.acked.get_nowait()
+    assert renewed == [[acked.token]] * 3
+
+
+async def test_a_settled_command_is_not_renewed(stage: Stage) -> None:
+    app, go_on = App("a"), asyncio.Event()
+
+    @app.queue("q")
+    async def work(payload: dict[str, Any]) -> None:
+        if payload["wait"]:
+            await go_on.wait()
+
+    async with stage.worker(app, lease_renewal=0.001):
+        await stage.send("q", {"wait": False})
+        (settled,) = await stage.broker.acked.get()
+        await stage.send("q", {"wait": True})
+        async with asyncio.timeout(5):
+            while (renewed := await stage.broker.extended.get()) == [settled.token]:
+                pass  # renewed before it was settled
+        go_on.set()
+        await stage.answer()
+    assert settled.token not in renewed

@@ -1,0 +1,209 @@
+"""An orderly end: what runs may finish, what cannot is given back."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from oraculo.errors import BrokerUnavailable, InvalidInput
+from oraculo.worker import App, runner
+
+from .stage import Stage, quiesce
+
+
+async def test_a_handler_in_work_finishes_in_the_grace(stage: Stage) -> None:
+    app, started, go_on = App("a"), asyncio.Event(), asyncio.Event()
+
+    @app.queue("q")
+    async def work(payload: Any) -> str:
+        started.set()
+        await go_on.wait()
+        return "finished"
+
+    worker = stage.worker(app)
+    await worker.start()
+    await stage.send("q")
+    await started.wait()
+    stopping = asyncio.create_task(worker.stop())
+    await quiesce()
+    assert not stopping.done()
+    go_on.set()
+    await stopping
+    assert (await stage.payload())["resultado"] == "finished"
+    assert await stage.left("q") == (0, 0, 0)
+
+
+async def test_what_is_still_running_after_the_grace_is_cancelled_and_given_back(stage: Stage) -> None:
+    app, started, cancelled = App("a"), asyncio.Event(), asyncio.Event()
+
+    @app.queue("q")
+    async def work(payload: Any) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with stage.worker(app, stop_grace=0.01):
+        await stage.send("q")
+        await started.wait()
+    assert cancelled.is_set()
+    assert await stage.left("q") == (1, 0, 0)
+    assert stage.broker.batches == []
+
+
+async def test_a_thread_that_does_not_end_is_given_up_and_its_command_given_back(stage: Stage) -> None:
+    app, started, go_on = App("a"), threading.Event(), threading.Event()
+
+    @app.queue("q")
+    def work(payload: Any) -> None:
+        started.set()
+        go_on.wait(10)
+
+    try:
+        async with stage.worker(app, stop_grace=0.01):
+            await stage.send("q")
+            assert await asyncio.to_thread(started.wait, 5)
+        assert await stage.left("q") == (1, 0, 0)
+    finally:
+        go_on.set()
+    assert stage.broker.batches == []
+
+
+async def test_what_has_not_begun_is_given_back_before_the_grace_ends(stage: Stage) -> None:
+    app, started, go_on = App("a"), asyncio.Event(), asyncio.Event()
+
+    @app.queue("q")
+    async def work(payload: Any) -> None:
+        started.set()
+        await go_on.wait()
+
+    for _ in range(2):
+        await stage.send("q")
+    worker = stage.worker(app, concurrency=1)
+    await worker.start()
+    await started.wait()
+    stopping = asyncio.create_task(worker.stop())
+    other = await stage.broker.consume("q", prefetch=10)
+    async with asyncio.timeout(5):
+        assert len(await other.take(10)) == 1
+    assert not stopping.done()
+    go_on.set()
+    await stopping
+
+
+async def test_nothing_is_taken_after_the_stop(stage: Stage) -> None:
+    app, runs = App("a"), []
+    app.queue("q")(lambda payload: runs.append(1))
+    worker = stage.worker(app)
+    await worker.start()
+    await worker.stop()
+    await stage.send("q")
+    await worker.start()
+    await quiesce()
+    assert runs == []
+    assert await stage.left("q") == (1, 0, 0)
+
+
+async def test_stop_is_idempotent_and_every_caller_waits_for_the_end(stage: Stage) -> None:
+    app = App("a")
+    app.queue("q")(lambda payload: None)
+    worker = stage.worker(app)
+    await worker.start()
+    await asyncio.gather(worker.stop(), worker.stop())
+    await worker.stop()
+    (state,) = await stage.broker.queues(["q"])
+    assert state.consumers == 0
+
+
+async def test_a_caller_that_gives_up_does_not_break_off_the_stop(stage: Stage) -> None:
+    app, started, go_on = App("a"), asyncio.Event(), asyncio.Event()
+
+    @app.queue("q")
+    async def work(payload: Any) -> None:
+        started.set()
+        await go_on.wait()
+
+    worker = stage.worker(app)
+    await worker.start()
+    await stage.send("q")
+    await started.wait()
+    impatient = asyncio.create_task(worker.stop())
+    await quiesce()
+    impatient.cancel()
+    await quiesce()
+    go_on.set()
+    await worker.stop()
+    assert (await stage.payload())["status"] == "ok"
+    assert await stage.left("q") == (0, 0, 0)
+
+
+async def test_stop_before_start_makes_run_return(stage: Stage) -> None:
+    app = App("a")
+    app.queue("q")(lambda payload: None)
+    worker = stage.worker(app)
+    await worker.stop()
+    async with asyncio.timeout(5):
+        await worker.run()
+
+
+async def test_run_works_until_it_is_stopped(stage: Stage) -> None:
+    app = App("a")
+    app.queue("q")(lambda payload: 1)
+    worker = stage.worker(app)
+    running = asyncio.create_task(worker.run())
+    await stage.send("q")
+    await stage.answer()
+    assert not running.done()
+    await worker.stop()
+    await running
+
+
+async def test_run_that_is_cancelled_stops_in_order(stage: Stage) -> None:
+    app, started, go_on = App("a"), asyncio.Event(), asyncio.Event()
+
+    @app.queue("q")
+    async def work(payload: Any) -> None:
+        started.set()
+        await go_on.wait()
+
+    running = asyncio.create_task(stage.worker(app).run())
+    await stage.send("q")
+    await started.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await stage.payload())["status"] == "ok"
+
+
+async def test_an_answer_that_cannot_be_published_by_the_end_gives_its_command_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "PUBLISH_GRACE", 0.01)
+    app, runs = App("a"), asyncio.Queue[int]()
+
+    @app.queue("q")
+    async def work(payload: Any) -> None:
+        runs.put_nowait(1)
+
+    stage.broker.refuses = lambda message: BrokerUnavailable("away")
+    async with stage.worker(app):
+        await stage.send("q")
+        await runs.get()
+    assert await stage.left("q") == (1, 0, 0)
+
+
+async def test_an_app_without_handlers_is_refused(stage: Stage) -> None:
+    with pytest.raises(InvalidInput, match="no handlers"):
+        await stage.worker(App("empty")).start()
+
+
+async def test_the_broker_stays_open(stage: Stage) -> None:
+    app = App("a")
+    app.queue("q")(lambda payload: None)
+    async with stage.worker(app):
+        pass
+    assert "memory" in await stage.broker.check()
