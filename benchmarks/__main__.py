@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from benchmarks import workloads
+from oraculo.bootstrap import collect_garbage_less_often
 from oraculo.settings import Settings, WorkerSettings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
@@ -109,6 +110,7 @@ def main() -> None:
     plain = arguments.plain or bool(os.environ.get("ORACULO_BENCH_PLAIN"))
     with tempfile.TemporaryDirectory(dir=arguments.folder or ".", prefix=".bench-") as folder:
         if arguments.only:
+            collect_garbage_less_often()  # as `oraculo serve` does
             with _loop_runner(plain) as runner:
                 print(json.dumps(runner.run(_measure(arguments.only, folder))))
             return

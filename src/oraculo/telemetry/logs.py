@@ -64,7 +64,7 @@ def _handler(stream: TextIO, as_json: bool) -> logging.Handler:
     rendering = _json_rendering() if as_json else [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.ExtraAdder(), *_shared()],
+            foreign_pre_chain=[structlog.stdlib.ExtraAdder(), _drop_colours, *_shared()],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
@@ -94,6 +94,12 @@ def _shared() -> list[Processor]:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
+
+
+def _drop_colours(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """uvicorn sends each message a second time, coloured, for a formatter of its own."""
+    event.pop("color_message", None)
+    return event
 
 
 def _json_rendering() -> list[Processor]:

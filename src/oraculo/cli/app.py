@@ -1,0 +1,92 @@
+"""`oraculo`: all commands under one name, and every expected error as one line and an exit status."""
+
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from oraculo import __version__
+from oraculo.cli import dlq, doctor, output, pipelines, runs, server, submit
+from oraculo.cli.options import AsJson
+from oraculo.errors import OraculoError
+
+# typer carries click inside itself, or depends on it, and exports of the usage errors this leaf alone.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class OneLineErrors(TyperGroup):
+    """Says what is wrong in one line on stderr and ends with 2; never a traceback for what can be expected."""
+
+    def main(self, args: Sequence[str] | None = None, *names: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        try:
+            code = super().main(args, *names, **{**extra, "standalone_mode": False})
+        except _UsageError as error:
+            code = _tell(error)
+        except OraculoError as error:
+            code = output.complain(str(error))
+        except typer.Abort:
+            code = output.INTERRUPTED
+        if not standalone_mode:
+            return code
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    message = str(getattr(error, "format_message", error.__str__)()).strip()
+    if not message or "\n" in message:  # a group without a command: the message is its help, or was printed already
+        print(message, end="\n" if message else "", file=sys.stderr)
+        return output.BAD_USAGE
+    return output.complain(message if context is None else f"{message} (see `{context.command_path} --help`)")
+
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help is there in half the time
+    pretty_exceptions_enable=False,
+    help="ORÁCULO: orchestrates work that many services do together.",
+    epilog="Exit status: 0; 1 when the run did not succeed; 2 for bad usage or settings.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"oraculo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(server.dev)
+app.command()(server.serve)
+app.command()(server.worker)
+app.command()(submit.submit)
+app.add_typer(runs.app, name="runs")
+app.add_typer(dlq.app, name="dlq")
+app.add_typer(pipelines.app, name="pipelines")
+app.command()(doctor.doctor)
+
+
+@app.command()
+def version(as_json: AsJson = False) -> None:
+    """Print the version."""
+    if as_json:
+        output.print_json({"versao": __version__, "python": platform.python_version()})
+    else:
+        typer.echo(f"oraculo {__version__}")
+
+
+def main() -> None:
+    app(prog_name="oraculo")

@@ -1,0 +1,146 @@
+"""The server as the client commands see it: JSON in, JSON out, and every refusal as one sentence."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from oraculo.cli.options import LOOPBACK
+from oraculo.errors import OraculoError
+
+if TYPE_CHECKING:
+    import httpx2
+
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 35.0  # the server gives up waiting for its store after 30
+_SILENCE_SECONDS = 90.0  # of a live stream, which tells that it is alive now and then
+
+
+class Unreachable(OraculoError):
+    """Nobody answers there."""
+
+
+class Refused(OraculoError):
+    """The server answered that it will not."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class Server:
+    """Use it as a context manager. Every call raises Unreachable or Refused."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        import httpx2  # here, because it is a third of the time that `--help` takes
+
+        self.url = _checked(url)
+        self._http = httpx2.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx2.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
+            verify=self.url.startswith("https:"),  # certificates take long to load, and plain HTTP has none
+            trust_env=urlsplit(self.url).hostname not in LOOPBACK,  # no proxy stands before this machine
+        )
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def get(self, path: str, **parameters: object) -> Any:
+        given = {key: str(value) for key, value in parameters.items() if value is not None}
+        return self._asked("GET", path, params=given)
+
+    def post(self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Any:
+        return self._asked("POST", path, content=body, headers={**_JSON, **(headers or {})} if body else headers)
+
+    def delete(self, path: str) -> Any:
+        return self._asked("DELETE", path)
+
+    def post_waiting(self, path: str, body: bytes, headers: Mapping[str, str], wait: float) -> tuple[int, Any]:
+        """With the HTTP status, for the answer that may take `wait` seconds."""
+        with self._translated():
+            response = self._http.post(path, content=body, headers={**_JSON, **headers}, timeout=wait + _ANSWER_SECONDS)
+        return response.status_code, self._answer(response)
+
+    @contextmanager
+    def live(self, path: str, after: int) -> "Iterator[Iterator[httpx2.ServerSentEvent]]":
+        """A stream of server-sent events, from behind `after`."""
+        headers = {"Last-Event-ID": str(after)} if after else {}
+        with self._translated(), self._http.sse(path, headers=headers, timeout=_SILENCE_SECONDS) as source:
+            if source.response.status_code != 200:
+                source.response.read()
+                self._answer(source.response)
+            yield iter(source)
+
+    def _asked(self, method: str, path: str, **options: Any) -> Any:
+        with self._translated():
+            response = self._http.request(method, path, **options)
+        return self._answer(response)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        import httpx2
+
+        try:
+            yield
+        except httpx2.TimeoutException as error:
+            raise Unreachable(f"{self.url} did not answer in time ({type(error).__name__})") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise Unreachable(
+                f"no server answers at {self.url} ({error}); start one with `oraculo dev` or `oraculo serve`, "
+                "or name another with --url or ORACULO_URL"
+            ) from None
+
+    def _answer(self, response: "httpx2.Response") -> Any:
+        document = _document(response)
+        if response.is_success and (document is not None or not response.content):
+            return document
+        if isinstance(document, dict):
+            raise Refused(response.status_code, _why(response.status_code, document))
+        raise Refused(
+            response.status_code,
+            f"{self.url} answered {response.status_code} and not as ORÁCULO does; is --url or ORACULO_URL right?",
+        )
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def run_path(run_id: str, action: str = "") -> str:
+    return f"/orquestracoes/{quote(run_id, safe='')}{action}"
+
+
+def queue_path(queue: str, action: str = "") -> str:
+    return f"/filas/{quote(queue, safe='')}/dlq{action}"
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise OraculoError(f"--url: {url!r} is not the URL of a server; as http://127.0.0.1:8000")
+    return url.rstrip("/")
+
+
+def _document(response: "httpx2.Response") -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return None
+
+
+def _why(status: int, problem: dict[str, Any]) -> str:
+    """The problem of RFC 9457 in one line."""
+    if status == 401:
+        return "the server wants an API key that it knows; give it with --api-key or ORACULO_API_KEY"
+    if isinstance(parts := problem.get("partes"), dict):  # of `GET /health/ready`
+        return "; ".join(f"{name}: {part['problema']}" for name, part in parts.items() if not part["ok"])
+    detail = problem.get("detail") or problem.get("title") or f"the server answered {status}"
+    faults = "; ".join(_fault(each) for each in problem.get("erros") or () if isinstance(each, dict))
+    return faults or str(detail)
+
+
+def _fault(fault: dict[str, Any]) -> str:
+    return ": ".join(str(part) for part in (fault.get("campo"), fault.get("motivo")) if part)

@@ -1,0 +1,120 @@
+"""`oraculo dlq`: messages in quarantine, why they are there, and what to do with them."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import msgspec
+import typer
+
+from oraculo.cli import output
+from oraculo.cli.client import Server, queue_path
+from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
+from oraculo.errors import NotFound
+
+app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive, discard.")
+
+_PAGE = 100
+
+Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue they came from, without .dlq.")]
+LetterId = Annotated[str, typer.Argument(metavar="ID", help="As `dlq list QUEUE` shows it.")]
+LetterIds = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Only these; all unless given.")]
+OptionalQueue = Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="The queue they came from.")]
+
+
+@app.command("list")
+def list_letters(
+    queue: OptionalQueue = None, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
+) -> None:
+    """List the queues that have dead letters; with QUEUE, its dead letters, oldest first."""
+    with Server(url, api_key) as server:
+        if queue is None:
+            _list_queues(server, as_json)
+        else:
+            _list_letters(server, queue, as_json)
+
+
+def _list_queues(server: Server, as_json: bool) -> None:
+    queues = [each for each in server.get("/filas")["filas"] if each["dlq"]]
+    if as_json:
+        output.print_json({"filas": queues})
+        return
+    rows = [(each["fila"], each["dlq"], each["mensagens"], each["consumidores"]) for each in queues]
+    output.print_table(("fila", "dlq", "mensagens", "consumidores"), rows, empty="no dead letters")
+
+
+def _list_letters(server: Server, queue: str, as_json: bool) -> None:
+    letters = list(_letters(server, queue))
+    if as_json:
+        output.print_json({"fila": queue, "mensagens": letters})
+        return
+    columns = ("id", "desde", "correlation_id", "tarefa", "motivo")
+    rows = [
+        (each["id"], output.moment(each["timestamp"]), each["correlation_id"], each["tarefa"], each["motivo"])
+        for each in letters
+    ]
+    output.print_table(columns, rows, empty=f"queue {queue} has no dead letters")
+
+
+def _letters(server: Server, queue: str) -> Iterator[dict[str, Any]]:
+    cursor: str | None = None
+    while True:
+        page = server.get(queue_path(queue), limit=_PAGE, cursor=cursor)
+        yield from page["mensagens"]
+        cursor = page.get("cursor")
+        if not cursor:
+            return
+
+
+@app.command()
+def show(
+    queue: Queue, letter_id: LetterId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
+) -> None:
+    """Show one dead letter with its reason and its body."""
+    with Server(url, api_key) as server:
+        letter = next((each for each in _letters(server, queue) if each["id"] == letter_id), None)
+    if letter is None:
+        raise NotFound(f"queue '{queue}' has no dead letter with the id {letter_id}")
+    if as_json:
+        output.print_json(letter)
+        return
+    for field in ("id", "motivo", "timestamp", "entregas", "correlation_id", "tarefa"):
+        output.print_line(f"{field}: {output.clean(letter[field])}")
+    output.print_line(f"corpo: {_body(letter)}")
+
+
+def _body(letter: dict[str, Any]) -> str:
+    if letter.get("corpo") is None:  # it is no JSON: that is why it is here
+        return str(letter.get("corpo_texto"))
+    return json.dumps(letter["corpo"], ensure_ascii=False)
+
+
+@app.command()
+def redrive(
+    queue: Queue, ids: LetterIds = None, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
+) -> None:
+    """Try dead letters again: all of QUEUE, or those named. A failed task's run is opened again."""
+    body = msgspec.json.encode({"ids": ids} if ids else {})
+    with Server(url, api_key) as server:
+        done = server.post(queue_path(queue, "/reenviar"), body)
+    if as_json:
+        output.print_json(done)
+        return
+    output.print_line(
+        f"queue {queue}: {done['reabertas']} tasks opened again, {done['reenviadas']} messages sent again, "
+        f"{done['obsoletas']} obsolete ones deleted"
+    )
+
+
+@app.command()
+def discard(
+    queue: Queue, letter_id: LetterId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
+) -> None:
+    """Delete one dead letter for good."""
+    with Server(url, api_key) as server:
+        server.delete(queue_path(queue, f"/{quote(letter_id, safe='')}"))
+    if as_json:
+        output.print_json({"fila": queue, "id": letter_id, "descartada": True})
+    else:
+        output.print_line(f"queue {queue}: dead letter {letter_id} discarded")

@@ -1,0 +1,55 @@
+"""`MODULE:APP`: finding a user's worker app."""
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from oraculo.errors import Fault, InvalidSettings
+
+if TYPE_CHECKING:
+    from oraculo.worker import App
+
+
+def load_app(target: str) -> "App":
+    """Raises InvalidSettings, saying which part of `target` is wrong."""
+    from oraculo.worker import App
+
+    module_name, _, attribute = target.partition(":")
+    if not module_name or not attribute:
+        raise _wrong(target, "must be MODULE:APP, as meus_workers:app")
+    module = _module(target, module_name)
+    found: Any = getattr(module, attribute, None)
+    if not isinstance(found, App):
+        names = sorted(name for name, value in vars(module).items() if isinstance(value, App))
+        has = f"it has {', '.join(names)}" if names else "it has none; make one with oraculo.worker.App"
+        raise _wrong(target, f"module '{module_name}' has no App '{attribute}'; {has}")
+    if not found.handlers:
+        raise _wrong(target, "the app has no handlers: decorate a function with its queue first")
+    return found
+
+
+def _module(target: str, name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:  # a console script, unlike `python -m`, does not look where it is run
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise _wrong(target, f"there is no module '{error.name}' in {here} or installed") from None
+        raise _wrong(target, f"importing it failed: {_where(error)}") from None
+    except Exception as error:  # noqa: BLE001 - the user's module may raise anything
+        raise _wrong(target, f"importing it failed: {_where(error)}") from None
+
+
+def _where(error: Exception) -> str:
+    told = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{told} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else told
+
+
+def _wrong(target: str, problem: str) -> InvalidSettings:
+    return InvalidSettings(Fault(target or "MODULE:APP", problem))

@@ -1,0 +1,113 @@
+"""How the command line speaks: tables for people, JSON for programs, one line on stderr for what went wrong."""
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+SUCCEEDED = 0
+NOT_SUCCEEDED = 1
+BAD_USAGE = 2
+INTERRUPTED = 130
+
+STATUS_STYLES = {
+    "concluida": "green",
+    "em_execucao": "cyan",
+    "pendente": "dim",
+    "parcial": "yellow",
+    "erro": "red",
+    "timeout": "red",
+    "ignorada": "dim",
+    "cancelada": "yellow",
+    "ok": "green",
+    "aviso": "yellow",
+}
+
+Row = Sequence[object]
+
+
+def complain(message: str) -> int:
+    """Tells on stderr, and returns the exit status of bad usage."""
+    print(f"oraculo: {clean(message)}", file=sys.stderr)
+    return BAD_USAGE
+
+
+def note(message: str) -> None:
+    """Something worth knowing that is not the data which was asked for."""
+    print(clean(message), file=sys.stderr)
+
+
+def exit_status(run_status: object) -> int:
+    return SUCCEEDED if run_status == "concluida" else NOT_SUCCEEDED
+
+
+def print_json(document: object, *, indent: int | None = 2) -> None:
+    escaped = (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8")
+    print(json.dumps(document, indent=indent, ensure_ascii=escaped))
+
+
+def print_line(text: str) -> None:
+    print(clean(text))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Row], *, empty: str) -> None:
+    """On a terminal a rich table; else plain columns that are never cut, for `grep` and `awk`."""
+    texts = [[clean(cell) for cell in row] for row in rows]
+    if not texts:
+        note(empty)
+    elif sys.stdout.isatty():
+        _print_rich(columns, texts)
+    else:
+        _print_plain(columns, texts)
+
+
+def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        # The first is what one copies into the next command: it is never cut.
+        whole = max(len(row[0]) for row in rows) if number == 0 else None
+        table.add_column(column, overflow="fold", min_width=whole)
+    for row in rows:
+        table.add_row(*(Text(cell, style=STATUS_STYLES.get(cell, "")) for cell in row))
+    Console().print(table)
+
+
+def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [columns, *rows]
+    widths = [max(len(line[number]) for line in lines) for number in range(len(columns))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def clean(value: object) -> str:
+    """One line without control characters: what a worker wrote must not steer the terminal."""
+    if value is None:
+        return "-"
+    text = " ".join(str(value).splitlines())
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
+def moment(iso: str | None) -> str:
+    """In the reader's own time zone, to the second; without the date when it is today's."""
+    if iso is None:
+        return "-"
+    when, now = datetime.fromisoformat(iso).astimezone(), datetime.now().astimezone()
+    return when.strftime("%H:%M:%S" if when.date() == now.date() else "%Y-%m-%d %H:%M:%S")
+
+
+def seconds(milliseconds: int | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds / 1000:.1f} s"
+
+
+def tally(summary: dict[str, Any]) -> str:
+    """`2 of 3`, and what became of the others."""
+    others = ("erros", "timeouts", "ignoradas", "canceladas")
+    lost = ", ".join(f"{summary[word]} {word}" for word in others if summary.get(word))
+    done = f"{summary.get('concluidas', 0)} of {summary.get('total', 0)}"
+    return f"{done} ({lost})" if lost else done

@@ -1,0 +1,103 @@
+"""`oraculo dev`, `serve` and `worker`: the commands that are servers themselves."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from oraculo.cli import output
+from oraculo.cli.loading import load_app
+from oraculo.errors import Fault, InvalidSettings
+
+if TYPE_CHECKING:
+    from oraculo.settings import Settings
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)]
+Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+Apps = Annotated[
+    list[str] | None,
+    typer.Option("--app", metavar="MODULE:APP", help="Worker app to run in this process. Repeatable."),
+]
+
+_MEMORY = "memory://"
+
+
+def dev(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Port = None,
+    app: Apps = None,
+    samples: Annotated[bool, typer.Option("--samples/--no-samples", help="Sample workers and sample runs.")] = True,
+    pace: Annotated[float, typer.Option(min=0, help="How slowly the sample workers work.")] = 1.0,
+    store: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where the state is kept, as sqlite:///dev.db.")
+    ] = None,
+) -> None:
+    """Run everything in one process; no servers needed.
+
+    API, engine, your worker apps and the sample ones, which get a few runs to do so that there is something to see.
+    It always uses memory:// and SQLite, whatever the settings say, so that it can do no harm to shared servers.
+    """
+    from oraculo.cli import serving
+    from oraculo.cli.welcome import Welcome
+    from oraculo.samples.workers import make_sample_app
+    from oraculo.settings import load_settings
+
+    settings = _dev_settings(load_settings(), store)
+    apps = [load_app(target) for target in app or ()]
+    if samples:
+        taken = {queue for each in apps for queue in each.handlers}
+        sample_app = make_sample_app(pace, without=taken)
+        apps += [sample_app] if sample_app.handlers else []
+    listener = serving.listen(host, settings.api.port if port is None else port)
+    serving.serve(settings, apps, listener, Welcome(settings, apps, submit_samples=samples), quiet=True)
+
+
+def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
+    from oraculo.settings import DEFAULT_STORE_URL
+    from oraculo.settings.values import store_url_fault
+
+    if store is not None and (fault := store_url_fault(store)):
+        raise InvalidSettings(Fault("--store", fault))
+    if settings.broker.url != _MEMORY:
+        output.note(f"oraculo: dev uses {_MEMORY} and leaves ORACULO_BROKER_URL alone")
+    if store is None and not settings.store.url.startswith("sqlite:"):
+        output.note(f"oraculo: dev uses {DEFAULT_STORE_URL} and leaves ORACULO_STORE_URL alone")
+        store = DEFAULT_STORE_URL
+    return msgspec.structs.replace(
+        settings,
+        broker=msgspec.structs.replace(settings.broker, url=_MEMORY),
+        store=msgspec.structs.replace(settings.store, url=store or settings.store.url),
+    )
+
+
+def serve(host: Host = None, port: Port = None, app: Apps = None) -> None:
+    """Run the API and the engine.
+
+    The settings are those of oraculo.toml and, over it, the environment.
+    """
+    from oraculo.cli import serving
+    from oraculo.cli.welcome import Greeting
+    from oraculo.settings import load_settings
+
+    settings = load_settings()
+    apps = [load_app(target) for target in app or ()]
+    host = host or settings.api.host
+    listener = serving.listen(host, settings.api.port if port is None else port)
+    serving.serve(settings, apps, listener, Greeting(settings, apps, host))
+
+
+def worker(app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="As meus_workers:app.")]) -> None:
+    """Run a worker app as a process of its own."""
+    from oraculo.cli import serving
+    from oraculo.settings import load_settings
+
+    settings = load_settings()
+    if all(url.startswith("memory:") for url in settings.broker.urls):
+        raise InvalidSettings(
+            Fault(
+                "ORACULO_BROKER_URL",
+                "memory:// lives inside one process and no other can reach it; "
+                f"use `oraculo dev --app {app}`, or set ORACULO_BROKER_URL to a broker that is shared",
+            )
+        )
+    serving.work(settings, load_app(app))

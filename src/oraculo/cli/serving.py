@@ -1,0 +1,160 @@
+"""Running until told to stop: uvicorn with the engine and embedded workers, or a worker alone.
+
+The first SIGTERM or SIGINT stops in phases: no new connections, then the workers, then the engine; what is cut off is
+in the store and goes on at the next start. The second one ends the process at once, which loses nothing either.
+"""
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+import uvicorn
+
+from oraculo.bootstrap import System, build, collect_garbage_less_often, make_app, make_broker, make_worker
+from oraculo.errors import Fault, InvalidSettings
+from oraculo.ports.broker import Broker
+from oraculo.ports.clock import SystemClock
+from oraculo.settings import Settings
+from oraculo.telemetry.logs import configure_logging
+from oraculo.worker import App, Worker
+
+# Live streams never end by themselves; whoever watches one connects again.
+_CONNECTION_GRACE = 2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class OnReady(Protocol):
+    async def __call__(self, system: System, address: str) -> None:
+        """Called once, when requests are answered at `address`."""
+        ...
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bound before anything is started, so that a port in use is one line. Raises InvalidSettings."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (socket.gaierror, UnicodeError) as error:
+        raise InvalidSettings(Fault("--host", f"{host} is no address of this machine: {error}")) from None
+    except OSError as error:
+        raise InvalidSettings(Fault("--port", _why_not(error, host, port))) from None
+
+
+def _why_not(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{port} on {host} is in use; choose another, or stop what has it"
+    return f"cannot listen on {host} port {port}: {error.strerror}"
+
+
+def serve(
+    settings: Settings, apps: Sequence[App], listener: socket.socket, ready: OnReady, *, quiet: bool = False
+) -> None:
+    """Until a signal. Raises OraculoError when it cannot start. `quiet`: uvicorn tells only what is wrong."""
+    collect_garbage_less_often()
+    configure_logging(settings.log)
+    system = build(settings)
+    config = uvicorn.Config(
+        make_app(system, workers=apps),
+        log_config=None,
+        access_log=not quiet,
+        log_level="warning" if quiet else None,
+        lifespan="on",
+        timeout_graceful_shutdown=_CONNECTION_GRACE,
+    )
+    server = _Server(config, lambda: ready(system, _address(listener)))
+    with listener, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(_serve(system, server, listener))
+
+
+async def _serve(system: System, server: "_Server", listener: socket.socket) -> None:
+    # Started before uvicorn, which would tell a fault as a traceback; a second start does nothing, nor a second stop.
+    try:
+        await system.engine.start()
+        await server.serve(sockets=[listener])
+    finally:
+        await system.engine.stop()
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        await self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Does not keep the signal: uvicorn would raise it again, and an orderly stop ends with 0."""
+        if self.should_exit:
+            _end_at_once(sig)
+        self.should_exit = True
+        _say_stopping()
+
+
+# -- a worker alone --------------------------------------------------------------------------------------------------
+
+
+def work(settings: Settings, app: App) -> None:
+    """Until a signal. Raises InvalidSettings."""
+    configure_logging(settings.log)
+    clock = SystemClock()
+    broker = make_broker(settings, clock)
+    worker = make_worker(app, broker, settings, clock)
+    with asyncio.Runner(loop_factory=uvicorn.Config(_no_app).get_loop_factory()) as runner:
+        runner.run(_work(worker, broker))
+
+
+async def _no_app(*_: object) -> None:
+    """uvicorn knows which event loop is the best here, and asks for an app before it tells."""
+
+
+async def _work(worker: Worker, broker: Broker) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    with _first_signal(lambda: loop.call_soon_threadsafe(stop.set)):
+        await worker.start()
+        await stop.wait()
+        await worker.stop()
+        await broker.close()
+
+
+@contextmanager
+def _first_signal(act: Callable[[], object]) -> Iterator[None]:
+    is_stopping = False
+
+    def handle(sig: int, _frame: FrameType | None) -> None:
+        nonlocal is_stopping
+        if is_stopping:
+            _end_at_once(sig)
+        is_stopping = True
+        _say_stopping()
+        act()
+
+    before = {sig: signal.signal(sig, handle) for sig in _SIGNALS}
+    try:
+        yield
+    finally:
+        for sig, handler in before.items():
+            signal.signal(sig, handler)
+
+
+def _say_stopping() -> None:
+    # Written straight to the descriptor: a signal may arrive in the middle of a buffered write.
+    os.write(2, b"oraculo: stopping; what is in work is finished first (signal again to end at once)\n")
+
+
+def _end_at_once(sig: int) -> None:
+    os.write(2, b"oraculo: ended at once; what was in work goes on at the next start\n")
+    os._exit(128 + sig)

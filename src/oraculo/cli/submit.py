@@ -1,0 +1,149 @@
+"""`oraculo submit`: starts a run, and may wait for what comes of it."""
+
+import json
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from oraculo.cli import output
+from oraculo.cli.client import Server
+from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
+from oraculo.errors import Fault, InvalidRequest
+
+_PATH = "/orquestracoes"
+_PAUSE = 0.5
+
+
+def submit(
+    destino: Annotated[
+        list[str] | None,
+        typer.Option(help='A destination: a queue, or {"id", "fila", "payload", "timeout"} as JSON. Repeatable.'),
+    ] = None,
+    tipo: Annotated[str | None, typer.Option(help="A route, as coleta_completa.")] = None,
+    pipeline: Annotated[str | None, typer.Option(help="A pipeline, as promotional-video-full.")] = None,
+    payload: Annotated[
+        str | None, typer.Option(metavar="JSON|@FILE|-", help="A JSON object: here, in a file, or on stdin.")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for the whole run.")] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the run's end.")] = 0,
+    correlation_id: Annotated[str | None, typer.Option(help="The run's id; one is made unless given.")] = None,
+    webhook: Annotated[str | None, typer.Option(help="URL that gets the aggregate.")] = None,
+    responder_em: Annotated[str | None, typer.Option(help="Queue that gets the aggregate.")] = None,
+    prioridade: Annotated[int | None, typer.Option(min=0, max=9, help="A higher one overtakes.")] = None,
+    quorum: Annotated[str | None, typer.Option(help='Successes that are enough: 2, "60%" or all.')] = None,
+    idempotency_key: Annotated[str | None, typer.Option(help="The same key and request give the same run.")] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run: by --destino, --tipo or --pipeline.
+
+    With --wait the exit status is 0 when the run succeeded (concluida) and 1 when it did not, or not yet.
+    """
+    _expect_one_subject(destino=destino, tipo=tipo, pipeline=pipeline)
+    request = {
+        "destinos": [_destination(text) for text in destino] if destino else None,
+        "tipo": tipo,
+        "pipeline": pipeline,
+        "payload": None if payload is None else read_payload(payload),
+        "timeout": timeout,
+        "correlation_id": correlation_id,
+        "webhook": webhook,
+        "responder_em": responder_em,
+        "prioridade": prioridade,
+        "quorum": int(quorum) if quorum is not None and quorum.isdecimal() else quorum,
+    }
+    body = msgspec.json.encode({key: value for key, value in request.items() if value is not None})
+    with Server(url, api_key) as server:
+        status, answer = _send(server, body, idempotency_key, wait)
+    has_ended = status == 200 and "resumo" in answer
+    _show(answer, has_ended, as_json)
+    if wait:
+        _end_waiting(answer, has_ended, wait)
+
+
+def _expect_one_subject(**subjects: object) -> None:
+    given = [f"--{name}" for name, value in subjects.items() if value]
+    if len(given) != 1:
+        got = " and ".join(given) or "none of them"
+        raise InvalidRequest(Fault("", f"give exactly one of --destino, --tipo and --pipeline; got {got}"))
+
+
+def _destination(text: str) -> object:
+    return _json_object("--destino", text.encode()) if text.lstrip().startswith("{") else text
+
+
+def read_payload(text: str) -> msgspec.Raw:
+    """Raises InvalidRequest, naming where the text came from, when it is no JSON object."""
+    if text == "-":
+        return _json_object("--payload, from stdin", sys.stdin.buffer.read())
+    if not text.startswith("@"):
+        return _json_object("--payload", text.encode())
+    try:
+        return _json_object(f"--payload {text}", Path(text[1:]).read_bytes())
+    except OSError as error:
+        raise InvalidRequest(Fault(f"--payload {text}", f"cannot be read: {error.strerror}")) from None
+
+
+def _json_object(where: str, text: bytes) -> msgspec.Raw:
+    """As it is: a number that JSON can write and Python cannot hold goes through unchanged."""
+    try:
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(Fault(where, f'must be a JSON object, as {{"produto": "café"}}: {error}')) from None
+    return msgspec.Raw(text.strip())
+
+
+def _send(server: Server, body: bytes, key: str | None, wait: float) -> tuple[int, Any]:
+    """Asks again under the same key while there is time: a server waits no longer than its own limit at once."""
+    deadline = time.monotonic() + wait
+    headers = {"Idempotency-Key": key or str(uuid.uuid4())}
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        if left:
+            headers["Prefer"] = f"wait={left:.0f}" if left >= 1 else "wait=1"
+        asked_at = time.monotonic()
+        status, answer = server.post_waiting(_PATH, body, headers, left)
+        if status == 200 or time.monotonic() >= deadline:
+            return status, answer
+        if time.monotonic() - asked_at < _PAUSE:  # a server that does not wait at all is not to be hammered
+            time.sleep(_PAUSE)
+
+
+def _show(answer: dict[str, Any], has_ended: bool, as_json: bool) -> None:
+    if as_json:
+        output.print_json(answer)
+    elif has_ended:
+        print_aggregate(answer)
+    else:
+        run_id = answer["correlation_id"]
+        output.print_line(f"run {run_id} {answer['status']}")
+        output.note(f"follow it with: oraculo runs watch {run_id}")
+
+
+def print_aggregate(aggregate: dict[str, Any]) -> None:
+    """What a run came to: each answer in one line, each failure with its reason."""
+    output.print_line(
+        f"run {aggregate['correlation_id']} {aggregate['status']}: {output.tally(aggregate['resumo'])} "
+        f"in {output.seconds(aggregate.get('duracao_ms'))}"
+    )
+    answers = [(task, "concluida", _short(answer)) for task, answer in aggregate.get("resultados", {}).items()]
+    failures = [(task, fault["status"], fault.get("motivo")) for task, fault in aggregate.get("falhas", {}).items()]
+    output.print_table(("tarefa", "status", "resultado / motivo"), [*answers, *failures], empty="it has no answers")
+
+
+def _short(answer: object, limit: int = 160) -> str:
+    text = json.dumps(answer, ensure_ascii=False)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _end_waiting(answer: dict[str, Any], has_ended: bool, wait: float) -> None:
+    if not has_ended:
+        output.note(f"run {answer['correlation_id']} has not ended in {wait:g} s; it goes on")
+        raise typer.Exit(output.NOT_SUCCEEDED)
+    raise typer.Exit(output.exit_status(answer["status"]))

@@ -1,0 +1,70 @@
+"""What `oraculo dev` and `serve` say once they are up, and the sample runs that give something to see."""
+
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import msgspec
+
+from oraculo import __version__
+from oraculo.bootstrap import System
+from oraculo.cli import output
+from oraculo.cli.options import DEFAULT_URL, LOOPBACK
+from oraculo.samples.requests import SAMPLE_REQUESTS
+from oraculo.settings import Settings
+from oraculo.worker import App
+
+
+class Greeting:
+    """Where it is, and what is probably not meant."""
+
+    def __init__(self, settings: Settings, apps: Sequence[App], host: str) -> None:
+        self._settings = settings
+        self._apps = apps
+        self._host = host
+
+    async def __call__(self, system: System, address: str) -> None:
+        if not system.broker.capabilities.shared and not self._apps:
+            output.note(
+                "oraculo: warning: with memory:// only workers in this process can reach the queues; "
+                "add them with --app, or set ORACULO_BROKER_URL"
+            )
+        if self._host not in LOOPBACK and not self._settings.api.keys:
+            output.note(f"oraculo: warning: whoever can reach {self._host} can start runs; set ORACULO_API_KEYS")
+        _say([f"ORÁCULO {__version__} at {address} (broker {system.broker.name}, store {system.store.name})"])
+
+
+class Welcome:
+    def __init__(self, settings: Settings, apps: Sequence[App], *, submit_samples: bool) -> None:
+        self._settings = settings
+        self._queues = sorted({queue for app in apps for queue in app.handlers})
+        self._submit_samples = submit_samples
+
+    async def __call__(self, system: System, address: str) -> None:
+        _say(self._lines(address))
+        if self._submit_samples:
+            _say(["", "Sample runs:", *[line async for line in _submitted(system)]])
+
+    def _lines(self, address: str) -> Iterator[str]:
+        where = "" if address == DEFAULT_URL else f" --url {address}"
+        key = " -H 'Authorization: Bearer KEY'" if self._settings.api.keys else ""
+        body = '{"tipo": "coleta_completa", "payload": {}}'
+        yield f"ORÁCULO {__version__} at {address} (API page at {address}/docs)"
+        yield f"  state:   {self._settings.store.url} (kept between starts); messages are in memory"
+        yield f"  workers: {', '.join(self._queues) or 'none; add yours with --app MODULE:APP'}"
+        yield ""
+        yield "Try:"
+        yield f"  curl -s {address}/orquestracoes{key} -H 'Content-Type: application/json' -d '{body}'"
+        yield f"  oraculo runs list{where}"
+        yield f"  oraculo runs watch ID{where}"
+        yield f"  oraculo dlq list{where}"
+
+
+async def _submitted(system: System) -> AsyncIterator[str]:
+    for what, request in SAMPLE_REQUESTS.items():
+        submitted = await system.operations.submit(msgspec.json.encode(request))
+        yield f"  {submitted.run_id}  {what}"
+
+
+def _say(lines: Sequence[str] | Iterator[str]) -> None:
+    print("\n".join(lines))
+    sys.stdout.flush()

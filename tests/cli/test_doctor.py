@@ -1,0 +1,90 @@
+"""What `oraculo doctor` finds without a server."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from oraculo.cli.app import app
+from oraculo.cli.doctor import redacted
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+def doctor(*args: str, **env: str) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(app, ["doctor", "--json", *args], env=env)
+    checks = json.loads(result.stdout)["verificacoes"]
+    return result.exit_code, {check["nome"]: check for check in checks}
+
+
+def test_looking_makes_no_store(tmp_path: Path) -> None:
+    _, checks = doctor()
+    assert "not there yet" in checks["store"]["detalhe"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_is_there_is_opened_and_proved(tmp_path: Path) -> None:
+    (tmp_path / "x.db").touch()
+    _, checks = doctor(ORACULO_STORE_URL="sqlite:///x.db")
+    assert checks["store"]["estado"] == "ok"
+    assert "SQLite" in checks["store"]["detalhe"]
+
+
+def test_a_broken_store_is_an_error_and_1(tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_text("this is no database, and it is long enough for SQLite to see that" * 20)
+    code, checks = doctor(ORACULO_STORE_URL="sqlite:///x.db")
+    assert code == 1
+    assert checks["store"]["estado"] == "erro"
+    assert "ORACULO_STORE_URL" in checks["store"]["o_que_fazer"]
+
+
+def test_a_server_that_was_named_and_is_not_there_is_an_error() -> None:
+    code, checks = doctor("--url", NOWHERE)
+    assert code == 1
+    assert NOWHERE in checks["server"]["detalhe"]
+
+
+def test_bad_settings_are_2_and_every_fault_is_told() -> None:
+    result = CliRunner().invoke(app, ["doctor"], env={"ORACULO_API_PORT": "many", "ORACULO_STORE_URL": "x"})
+    assert result.exit_code == 2
+    assert "ORACULO_API_PORT" in result.stdout
+    assert "ORACULO_STORE_URL" in result.stdout
+
+
+def test_a_broker_of_a_later_version_is_a_bad_setting() -> None:
+    code, checks = doctor(ORACULO_BROKER_URL="nats://localhost")
+    assert code == 2
+    assert "oraculo[nats]" in checks["settings"]["detalhe"]
+
+
+def test_the_pipelines_folder_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "bad.yaml").write_text("name: x\n")
+    code, checks = doctor(ORACULO_PIPELINES="p")
+    assert code == 1
+    assert "bad.yaml" in checks["pipelines"]["detalhe"]
+    assert "pipelines validate p" in checks["pipelines"]["o_que_fazer"]
+
+
+def test_secrets_are_not_shown() -> None:
+    env = {"ORACULO_API_KEYS": "segredo-1", "ORACULO_WEBHOOK_SECRET": "whsec_c2VncmVkby0y"}
+    result = CliRunner().invoke(app, ["doctor"], env=env)
+    assert "api.keys = 1 set" in result.stdout
+    assert "webhook.secret = set" in result.stdout
+    assert "segredo" not in result.stdout
+    assert "c2VncmVkby0y" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("amqp://user:pw@host/v", "amqp://user:***@host/v"),
+        ("redis://:pw@host", "redis://:***@host"),
+        ("postgresql://host/db?password=pw", "postgresql://host/db"),
+        ("sqlite:///x.db", "sqlite:///x.db"),
+    ],
+)
+def test_passwords_are_not_shown(url: str, shown: str) -> None:
+    assert redacted(url) == shown

@@ -1,0 +1,51 @@
+"""What is printed can be trusted: no worker's text steers the terminal, no column is cut in a pipe."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from oraculo.cli import output
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    assert output.clean("red\x1b[31m\nnext\x07") == "red\ufffd[31m next\ufffd"
+    assert output.clean(None) == "-"
+
+
+def test_a_table_in_a_pipe_is_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(("a", "b"), [("x" * 300, 1), ("y", None)], empty="none")
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split() == ["a", "b"]
+    assert first.split() == ["x" * 300, "1"]
+    assert second.split() == ["y", "-"]
+
+
+def test_a_table_on_a_terminal_keeps_its_first_column_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("NO_COLOR", "1")
+    output.print_table(("id", "motivo"), [("0123456789" * 4, "[bold]why[/bold] " * 10)], empty="none")
+    assert "0123456789" * 4 in terminal.getvalue()
+    assert "[bold]" in terminal.getvalue(), "text is no markup"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_json_is_json_whatever_the_terminal_can_write(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    output.print_json({"texto": "ação", "grande": 10**30})
+    stream.flush()
+    assert json.loads(raw.getvalue().decode(encoding)) == {"texto": "ação", "grande": 10**30}
+
+
+@pytest.mark.parametrize(("status", "code"), [("concluida", 0), ("parcial", 1), ("erro", 1), ("timeout", 1)])
+def test_only_concluida_is_success(status: str, code: int) -> None:
+    assert output.exit_status(status) == code

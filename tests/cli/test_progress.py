@@ -1,0 +1,58 @@
+"""The board that `runs watch` draws, out of entries of a run's history."""
+
+from typing import Any
+
+from oraculo.cli.progress import Board
+
+
+def board(*ids: str) -> Board:
+    tasks = [{"id": each, "fila": f"{each}-queue"} for each in ids]
+    return Board({"correlation_id": "r", "pipeline": None, "tarefas": tasks})
+
+
+def entry(event: str, task: str | None = "a", attempt: int | None = 1, detail: str | None = None) -> dict[str, Any]:
+    return {"evento": event, "tarefa": task, "tentativa": attempt, "detalhe": detail}
+
+
+def test_a_task_goes_from_waiting_to_done() -> None:
+    told = board("a")
+    (row,), _ = told.rows(9)
+    assert (row.status, row.attempt, row.percent) == ("pendente", 0, None)
+    told.apply(entry("tarefa_enviada"))
+    assert (row.status, row.attempt) == ("em_execucao", 1)
+    told.apply(entry("progresso", detail="12.5 % lendo 3 % do todo"))
+    assert (row.percent, row.note) == (12.5, "lendo 3 % do todo")
+    told.apply(entry("progresso", detail="só texto"))
+    assert (row.percent, row.note) == (12.5, "só texto")
+    told.apply(entry("tarefa_concluida"))
+    assert (row.status, row.percent, row.note) == ("concluida", 100.0, "")
+
+
+def test_a_failed_attempt_shows_why_and_the_next_begins_anew() -> None:
+    told = board("a")
+    (row,), _ = told.rows(9)
+    told.apply(entry("progresso", detail="50 %"))
+    told.apply(entry("tentativa_falhou", detail="boom"))
+    assert (row.status, row.percent, row.note) == ("em_execucao", None, "boom")
+    told.apply(entry("tarefa_enviada", attempt=2))
+    assert (row.attempt, row.note) == (2, "")
+    told.apply(entry("tarefa_erro", attempt=2, detail="for good"))
+    assert (row.status, row.note) == ("erro", "for good")
+    told.apply(entry("tarefa_reaberta", attempt=2))
+    assert row.status == "pendente"
+
+
+def test_what_concerns_no_task_changes_none() -> None:
+    told = board("a")
+    told.apply(entry("orquestracao_iniciada", task=None, attempt=None))
+    assert told.tally() == {"pendente": 1}
+
+
+def test_when_not_all_fit_those_in_work_come_first() -> None:
+    told = board("a", "b", "c", "d")
+    told.apply(entry("tarefa_concluida", task="a"))
+    told.apply(entry("tarefa_enviada", task="c"))
+    shown, hidden = told.rows(3)
+    assert [row.id for row in shown] == ["c", "b", "d"]
+    assert hidden == 1
+    assert told.tally() == {"concluida": 1, "pendente": 2, "em_execucao": 1}

@@ -1,0 +1,275 @@
+"""`oraculo dev` and `serve` as processes: starting, stopping, and what is there after a restart."""
+
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.cli.conftest import QUICK
+from tests.cli.processes import ORACULO, Cli, Process, environment, run, until
+
+Start = Callable[..., Process]
+
+SLOW = """
+import asyncio
+from oraculo.worker import App
+
+app = App("lentos")
+
+
+@app.queue("lento")
+async def work(payload: dict) -> str:
+    print("begun", flush=True)
+    await asyncio.sleep({seconds})
+    return "feito"
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    processes: list[Process] = []
+
+    def begin(*args: str, port: int = 0, **env: str) -> Process:
+        processes.append(Process(*args, cwd=tmp_path, env={**QUICK, **env}, port=port))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        process.end()
+
+
+def write_app(folder: Path, queue: str = "executador_meu", answer: str = "feito") -> None:
+    (folder / "meus.py").write_text(
+        "from oraculo.worker import App\n"
+        "app = App('meus')\n"
+        f"@app.queue('{queue}')\n"
+        f"async def work(payload: dict) -> str:\n    return '{answer}'\n"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_in_order_with_0(start: Start, number: int) -> None:
+    dev = start("dev")
+    cli = Cli(dev.url)
+    cli.submitted("--pipeline", "promotional-video-full")  # there is work under way
+    assert dev.stop(number) == 0
+    errors = "".join(dev.errors)
+    assert "oraculo: stopping" in errors
+    assert "worker stopped" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_second_signal_ends_it_at_once(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "lentos.py").write_text(SLOW.format(seconds=60))
+    dev = start("dev", "--no-samples", "--app", "lentos:app")
+    Cli(dev.url).submitted("--destino", "lento")
+    dev.says("begun")
+    dev.send(signal.SIGTERM)
+    dev.says("oraculo: stopping")
+    dev.send(signal.SIGTERM)
+    assert dev.wait(within=10) == 128 + signal.SIGTERM
+
+
+def test_what_was_done_and_what_was_not_is_there_after_a_restart(start: Start) -> None:
+    first = start("dev", "--no-samples", "--store", "sqlite:///estado.db")
+    cli = Cli(first.url)
+    open_run = cli.submitted("--destino", "text-queue")  # without the samples nobody serves it
+    cancelled = cli.submitted("--destino", "text-queue")
+    cli.ok("runs", "cancel", cancelled)
+    assert first.stop() == 0
+
+    second = start("dev", "--pace", "0", "--store", "sqlite:///estado.db")
+    cli = Cli(second.url)
+    cli.ended(open_run, "concluida")
+    assert cli.status(cancelled) == "cancelada"
+
+
+@contextmanager
+def watching(run_id: str, url: str) -> "Iterator[subprocess.Popen[str]]":
+    """`oraculo runs watch` as a process, once it has told its first line."""
+    watcher = subprocess.Popen(
+        [*ORACULO, "runs", "watch", run_id, "--url", url],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert watcher.stdout is not None
+        assert "orquestracao_iniciada" in watcher.stdout.readline()
+        yield watcher
+    finally:
+        if watcher.poll() is None:
+            watcher.kill()
+        watcher.communicate()
+
+
+def test_a_live_stream_does_not_hold_up_the_stop(start: Start) -> None:
+    dev = start("dev", "--no-samples")
+    run_id = Cli(dev.url).submitted("--destino", "ninguem")
+    with watching(run_id, dev.url):
+        dev.send(signal.SIGTERM)
+        assert dev.wait(within=8) == 0
+
+
+def test_a_watcher_sits_out_a_restart(start: Start) -> None:
+    first = start("dev", "--no-samples", "--store", "sqlite:///estado.db")
+    url = first.url
+    run_id = Cli(url).submitted("--destino", "text-queue")  # without the samples nobody serves it
+    with watching(run_id, url) as watcher:
+        assert first.stop() == 0
+        start("dev", "--pace", "0", "--store", "sqlite:///estado.db", port=int(url.rpartition(":")[2]))
+        rest, errors = watcher.communicate(timeout=60)
+    assert watcher.returncode == 0, errors
+    assert "orquestracao_iniciada" not in rest, "what was told is not told again"
+    assert f"run {run_id} concluida" in rest
+
+
+def test_a_port_in_use_is_one_line_and_2(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run("dev", "--port", port, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == f"oraculo: --port: {port} on 127.0.0.1 is in use; choose another, or stop what has it\n"
+    assert list(tmp_path.iterdir()) == [], "nothing was begun"
+
+
+def test_a_host_that_is_not_ours_is_one_line_and_2(tmp_path: Path) -> None:
+    done = run("dev", "--host", "no.such.host.invalid", "--port", "0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("oraculo: --host: ")
+
+
+def test_dev_runs_an_app_of_the_users_instead_of_the_sample_for_that_queue(start: Start, tmp_path: Path) -> None:
+    write_app(tmp_path, "text-queue", "meu texto")
+    dev = start("dev", "--pace", "0", "--app", "meus:app")
+    cli = Cli(dev.url)
+    for _ in range(3):
+        done = cli.json("submit", "--destino", "text-queue", "--wait", "20")
+        assert done["resultados"]["text-queue"]["resultado"] == "meu texto"
+    assert cli.json("submit", "--destino", "images-queue", "--wait", "20")["status"] == "concluida"
+
+
+def test_dev_without_samples_has_no_runs_and_no_sample_workers(start: Start) -> None:
+    dev = start("dev", "--no-samples")
+    cli = Cli(dev.url)
+    assert cli.json("runs", "list")["orquestracoes"] == []
+    assert not any(queue["consumidores"] for queue in _queues(dev.url) if queue["fila"] == "text-queue")
+
+
+def _queues(url: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = httpx2.get(f"{url}/filas").json()["filas"]
+    return found
+
+
+def test_dev_never_touches_shared_servers(start: Start, tmp_path: Path) -> None:
+    env = {"ORACULO_BROKER_URL": "amqp://prod", "ORACULO_STORE_URL": "postgresql://prod/x"}
+    dev = start("dev", "--pace", "0", **env)
+    assert Cli(dev.url).json("submit", "--tipo", "coleta_completa", "--wait", "20")["status"] == "concluida"
+    assert (tmp_path / ".oraculo" / "oraculo.db").exists()
+    dev.says("leaves ORACULO_BROKER_URL alone")
+    dev.says("leaves ORACULO_STORE_URL alone")
+
+
+def test_serve_warns_that_memory_has_no_workers(start: Start) -> None:
+    serve = start("serve")
+    assert Cli(serve.url).json("runs", "list")["orquestracoes"] == []
+    assert "only workers in this process can reach the queues" in "".join(serve.errors)
+    assert serve.stop() == 0
+
+
+def test_serve_with_an_app_does_its_work_and_does_not_warn(start: Start, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    serve = start("serve", "--app", "meus:app")
+    done = Cli(serve.url).json("submit", "--destino", "executador_meu", "--wait", "20")
+    assert done["resultados"]["executador_meu"] == {"status": "ok", "resultado": "feito"}
+    assert "warning: with memory://" not in "".join(serve.errors)
+
+
+def test_serve_on_every_address_without_keys_warns(start: Start) -> None:
+    serve = start("serve", "--host", "0.0.0.0")
+    serve.says("ORACULO_API_KEYS")
+
+
+def test_a_key_is_asked_for_and_taken(start: Start) -> None:
+    serve = start("serve", ORACULO_API_KEYS="chave-a,chave-b")
+    cli = Cli(serve.url)
+    refused = cli("runs", "list")
+    assert refused.exit_code == 2
+    assert "--api-key or ORACULO_API_KEY" in refused.stderr
+    assert cli("runs", "list", "--api-key", "errada").exit_code == 2
+    assert cli("runs", "list", "--api-key", "chave-b").exit_code == 0
+    assert cli("runs", "list", env={"ORACULO_API_KEY": "chave-a"}).exit_code == 0
+
+
+def test_uvicorn_serves_the_app(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "oraculo.main:app", "--port", str(port)],
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+
+        def ready() -> bool:
+            try:
+                return httpx2.get(f"http://127.0.0.1:{port}/health/ready").status_code == 200
+            except httpx2.TransportError:
+                return False
+
+        until(ready, saying="readiness")
+        assert Cli(f"http://127.0.0.1:{port}").submitted("--destino", "ninguem")
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def test_what_is_in_work_is_finished_before_the_process_ends(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "lentos.py").write_text(SLOW.format(seconds=0.7))
+    store = f"sqlite:///{tmp_path}/absoluto.db"
+    first = start("dev", "--no-samples", "--app", "lentos:app", "--store", store)
+    run_id = Cli(first.url).submitted("--destino", "lento")
+    first.says("begun")
+    assert first.stop() == 0
+    second = start("dev", "--no-samples", "--store", store)  # nobody here could do the work
+    assert Cli(second.url).status(run_id) == "concluida"
+
+
+def test_watch_on_a_terminal_draws_a_table(dev: Process) -> None:
+    run_id = Cli(dev.url).submitted("--pipeline", "promotional-video-full")
+    terminal, end = pty.openpty()
+    watcher = subprocess.Popen(
+        [*ORACULO, "runs", "watch", run_id, "--url", dev.url],
+        env=environment(TERM="xterm", COLUMNS="120", LINES="30"),
+        stdout=end,
+    )
+    os.close(end)
+    drawn = _read_all(terminal)
+    assert watcher.wait(timeout=30) == 0
+    assert f"run {run_id} concluida: 5 of 5" in drawn
+    for words in ("promotional-video-full", "ENHANCED_IMAGES", "PROMOTIONAL_VIDEO", "━", "\x1b["):
+        assert words in drawn
+
+
+def _read_all(terminal: int) -> str:
+    chunks: list[bytes] = []
+    try:
+        while chunk := os.read(terminal, 65536):
+            chunks.append(chunk)
+    except OSError:  # Linux says so when the other end is closed
+        pass
+    finally:
+        os.close(terminal)
+    return b"".join(chunks).decode()

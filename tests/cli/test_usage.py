@@ -1,0 +1,267 @@
+"""What can be told without a server: parsing, faults, exit statuses, and how quickly it starts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from oraculo import __version__
+from oraculo.cli.app import app
+from tests.cli.processes import environment, run
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+def invoke(*args: str, **options: Any) -> Any:
+    return CliRunner().invoke(app, list(args), **options)
+
+
+def complaint(result: Any) -> str:
+    """The one line that an expected error is."""
+    assert result.exit_code == 2, (result.exit_code, result.output)
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("oraculo: ")
+    return str(lines[0])
+
+
+def test_version_as_text_and_as_json() -> None:
+    assert invoke("version").stdout == f"oraculo {__version__}\n"
+    assert invoke("--version").stdout == f"oraculo {__version__}\n"
+    assert json.loads(invoke("version", "--json").stdout)["versao"] == __version__
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["dev", "serve", "worker", "submit", "runs list", "runs watch", "dlq redrive", "pipelines validate", "doctor"],
+)
+def test_every_command_has_help(command: str) -> None:
+    result = invoke(*command.split(), "--help")
+    assert result.exit_code == 0
+    assert f"Usage: oraculo {command}" in result.stdout.replace("root", "oraculo")
+
+
+@pytest.mark.parametrize("group", [[], ["runs"], ["dlq"], ["pipelines"]])
+def test_a_group_without_a_command_shows_its_help_and_ends_with_2(group: list[str]) -> None:
+    result = invoke(*group)
+    assert result.exit_code == 2
+    assert "Usage:" in result.output
+    assert "oraculo: \n" not in result.stderr
+
+
+def test_an_unknown_option_is_one_line_that_names_the_help() -> None:
+    assert "--frobnicate" in complaint(invoke("submit", "--frobnicate"))
+    assert "--help" in complaint(invoke("runs", "list", "--limit", "many"))
+
+
+def test_an_unknown_command_is_one_line() -> None:
+    assert "lits" in complaint(invoke("runs", "lits"))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "none of them"),
+        (["--tipo", "a", "--pipeline", "b"], "--tipo and --pipeline"),
+        (["--tipo", "a", "--payload", "{oops"], "--payload: must be a JSON object"),
+        (["--tipo", "a", "--payload", "[1]"], "must be a JSON object"),
+        (["--tipo", "a", "--payload", "@missing.json"], "missing.json: cannot be read"),
+        (["--destino", '{"fila": '], "--destino: must be a JSON object"),
+        (["--tipo", "a", "--prioridade", "10"], "prioridade"),
+    ],
+)
+def test_a_bad_submission_is_refused_before_any_server_is_asked(args: list[str], words: str) -> None:
+    assert words in complaint(invoke("submit", *args, "--url", NOWHERE))
+
+
+def test_payload_on_stdin_must_be_an_object_too() -> None:
+    assert "stdin" in complaint(invoke("submit", "--tipo", "a", "--payload", "-", "--url", NOWHERE, input="7"))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["runs", "list"],
+        ["runs", "watch", "x"],
+        ["dlq", "list"],
+        ["pipelines", "list"],
+        ["submit", "--tipo", "coleta_completa"],
+    ],
+)
+def test_a_server_that_is_not_there_is_one_line_with_its_url_and_the_way_out(args: list[str]) -> None:
+    told = complaint(invoke(*args, "--url", NOWHERE))
+    assert NOWHERE in told
+    assert "oraculo dev" in told
+
+
+def test_a_url_that_is_none_is_refused() -> None:
+    assert "--url" in complaint(invoke("runs", "list", "--url", "localhost:8000"))
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["dev"], ["serve"], ["worker", "a:b"]])
+def test_bad_settings_are_one_line(command: list[str]) -> None:
+    told = complaint(invoke(*command, env={"ORACULO_API_PORT": "many"}))
+    assert "ORACULO_API_PORT" in told
+
+
+@pytest.mark.parametrize(
+    ("url", "extra"), [("amqp://localhost", "oraculo[rabbitmq]"), ("redis://localhost", "oraculo[redis]")]
+)
+def test_a_broker_of_a_later_version_is_named_with_its_extra(url: str, extra: str) -> None:
+    assert extra in complaint(invoke("serve", "--port", "0", env={"ORACULO_BROKER_URL": url}))
+
+
+def test_a_list_of_brokers_is_refused() -> None:
+    told = complaint(invoke("serve", "--port", "0", env={"ORACULO_BROKER_URL": "memory://,memory://"}))
+    assert "fail-over" in told
+
+
+def test_a_store_of_a_later_version_is_named_with_its_extra() -> None:
+    told = complaint(invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": "postgresql://localhost/x"}))
+    assert "oraculo[postgres]" in told
+
+
+def test_a_store_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    told = complaint(invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": "sqlite:///file/x.db"}))
+    assert "file" in told
+
+
+def test_dev_refuses_a_store_url_that_is_none() -> None:
+    assert "--store" in complaint(invoke("dev", "--store", "dev.db"))
+
+
+def test_uvicorn_with_bad_settings_ends_with_2_and_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "uvicorn", "oraculo.main:app", "--port", "0"],
+        cwd=tmp_path,
+        env=environment(ORACULO_BROKER_URL="amqp://localhost"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "oraculo: ORACULO_BROKER_URL: this version has memory:// only" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_process_cannot_share_memory() -> None:
+    told = complaint(invoke("worker", "meus:app"))
+    assert "oraculo dev --app meus:app" in told
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("sem_dois_pontos", "MODULE:APP"),
+        ("nao_existe:app", "there is no module 'nao_existe'"),
+        ("com_app:outro", "no App 'outro'; it has app"),
+        ("com_app:vazio", "no handlers"),
+        ("quebrado:app", "RuntimeError: boom"),
+        ("importa_o_que_nao_ha:app", "No module named 'nao_ha'"),
+    ],
+)
+def test_an_app_that_cannot_be_loaded_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, words: str
+) -> None:
+    (tmp_path / "com_app.py").write_text(_APP)
+    (tmp_path / "quebrado.py").write_text("raise RuntimeError('boom')\n")
+    (tmp_path / "importa_o_que_nao_ha.py").write_text("import nao_ha\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert words in complaint(invoke("dev", "--app", target))
+    sys.modules.pop("com_app", None)
+
+
+_APP = """
+from oraculo.worker import App
+
+app = App("meu")
+vazio = App("vazio")
+
+
+@app.executador("meu")
+async def work(payload: dict) -> str:
+    return "feito"
+"""
+
+
+# -- pipelines validate ----------------------------------------------------------------------------------------------
+
+GOOD = "name: bom\nsteps:\n  - type: VIRAL_COPY\n"
+BAD = "name: ruim\nsteps:\n  - type: VIRAL_COPY\n    dependsOn: [NADA]\n"
+
+
+def test_good_pipelines_validate(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(GOOD)
+    (tmp_path / "b.json").write_text('{"name": "outro", "steps": [{"type": "CAPTIONS"}]}')
+    result = invoke("pipelines", "validate", "a.yaml", "b.json")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == ["a.yaml: ok, pipeline bom", "b.json: ok, pipeline outro"]
+
+
+def test_a_bad_pipeline_names_file_step_and_fault_and_the_good_ones_are_told_too(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(GOOD)
+    (tmp_path / "b.yaml").write_text(BAD)
+    result = invoke("pipelines", "validate", "a.yaml", "b.yaml")
+    assert result.exit_code == 2
+    assert result.stdout == "a.yaml: ok, pipeline bom\n"
+    assert "b.yaml: steps[0] (VIRAL_COPY).dependsOn: no step has the id 'NADA'" in result.stderr
+
+
+def test_a_folder_is_validated_whole_and_a_name_may_be_there_once(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.yaml").write_text(GOOD)
+    (tmp_path / "folder" / "b.yml").write_text(GOOD)
+    result = invoke("pipelines", "validate", "folder", "--json")
+    assert result.exit_code == 2
+    first, second = json.loads(result.stdout)["arquivos"]
+    assert first["valido"]
+    assert second["erros"][0]["campo"] == "name"
+
+
+def test_a_file_that_is_not_there_or_not_yaml_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("steps: [\n")
+    assert "cannot be read" in complaint(invoke("pipelines", "validate", "missing.yaml"))
+    assert "line" in complaint(invoke("pipelines", "validate", "bad.yaml"))
+
+
+# -- starting quickly ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "heavy"),
+    [
+        (["--help"], ["fastapi", "uvicorn", "httpx2", "sqlite3", "oraculo.engine", "oraculo.bootstrap"]),
+        (["runs", "list", "--url", NOWHERE], ["fastapi", "uvicorn", "sqlite3", "oraculo.engine", "oraculo.bootstrap"]),
+        (["worker", "a:b"], ["fastapi"]),
+    ],
+)
+def test_a_command_loads_only_what_it_needs(tmp_path: Path, args: list[str], heavy: list[str]) -> None:
+    program = (
+        "import sys\n"
+        "from oraculo.cli.app import app\n"
+        f"try:\n    app({args!r})\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_the_console_script_ends_with_the_status(tmp_path: Path) -> None:
+    done = run("runs", "list", "--url", NOWHERE, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr

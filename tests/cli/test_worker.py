@@ -1,0 +1,67 @@
+"""`oraculo worker` against a broker that it may take for a shared one."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.cli import serving
+from oraculo.cli.app import app
+from oraculo.core.message import decode_message
+from oraculo.ports.broker import Outgoing
+from oraculo.ports.clock import SystemClock
+
+COMMAND = (
+    b'{"correlation_id": "r", "tarefa": "t", "tentativa": 1, "tipo_evento": "iniciar_execucao",'
+    b' "payload": {}, "timestamp": "2026-01-01T00:00:00Z"}'
+)
+APP = """
+import os, signal
+from oraculo.worker import App
+
+app = App("meu")
+
+
+@app.executador("meu")
+async def work(payload: dict) -> str:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return "feito"
+"""
+
+
+class OneCommand(MemoryBroker):
+    """Has one command waiting, and keeps the answers that it held when it was closed."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.answers: list[Any] = []
+        self._has_given = False
+
+    async def start(self) -> None:
+        await super().start()
+        if not self._has_given:
+            self._has_given = True
+            await self.publish([Outgoing("teste.executador_meu", COMMAND)])
+
+    async def close(self) -> None:
+        consumer = await self.consume("teste.resultados", prefetch=10)
+        self.answers = [decode_message(each.body) for each in await consumer.take(10)]
+        await super().close()
+
+
+def test_a_worker_answers_until_a_signal_and_its_last_answer_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meus_de_teste.py").write_text(APP)
+    broker = OneCommand()
+    monkeypatch.setattr(serving, "make_broker", lambda *_: broker)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    env = {"ORACULO_BROKER_URL": "amqp://somewhere", "ORACULO_PREFIX": "teste."}
+    result = CliRunner().invoke(app, ["worker", "meus_de_teste:app"], env=env)
+    assert result.exit_code == 0, result.output
+    assert [bytes(answer.payload) for answer in broker.answers] == [b'{"status":"ok","resultado":"feito"}']
+    assert signal.getsignal(signal.SIGTERM) is before, "the process has its handlers back"
