@@ -160,7 +160,7 @@ class Intake:
             self._conclude(decisions, committed.conflicts, batch)
             runs += len(decisions) - len(committed.conflicts)
             conflicts += len(committed.conflicts)
-            created, by_run = [], {run_id: by_run[run_id] for run_id in committed.conflicts}
+            created, by_run = [], {run_id: by_run[run_id] for run_id in by_run if run_id in committed.conflicts}
         await self._settle(batch)
         self._telemetry.emit(
             BatchCommitted(

@@ -1,7 +1,7 @@
 """The door: all that the API and the command line may ask of the engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -82,9 +82,7 @@ class Operations:
             )
         same_request = created.outcome is Outcome.SAME and submission.idempotency_key is not None
         if created.outcome is not Outcome.CREATED and not same_request:
-            raise Conflict(
-                f"the correlation_id {naming.shown(created.run_id)} is in use; choose another, or none"
-            )
+            raise Conflict(f"the correlation_id {naming.shown(created.run_id)} is in use; choose another, or none")
         return created
 
     async def _outcome(self, watch: Watch, wait: float) -> Submitted:
@@ -120,7 +118,7 @@ class Operations:
     async def history(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[HistoryEntry]:
         return await self._engine.store.history(run_id, after=after, limit=limit)
 
-    async def follow(self, run: Run, after: int = 0) -> AsyncIterator[HistoryEntry]:
+    async def follow(self, run: Run, after: int = 0) -> AsyncGenerator[HistoryEntry, None]:
         """The run's history behind `after`, and what is added to it until the run ends."""
         with self._engine.watchers.watching(run.id) as watch:
             while True:
@@ -186,7 +184,7 @@ class Operations:
     # -- queues -----------------------------------------------------------------------------------------------
 
     async def queues(self) -> list[QueueState]:
-        """With the prefix taken off their names; those of another prefix are not ours to show."""
+        """By their physical names (see `queue_name`); those of another prefix are not ours to show."""
         prefix = self._engine.names.prefix
         return [state for state in await self._engine.broker.queues() if state.queue.startswith(prefix)]
 

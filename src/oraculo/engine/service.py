@@ -34,6 +34,7 @@ from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import Settings
 
 _PAUSE_AFTER_FAILURE = 1.0
+_AGENT = {"user-agent": f"oraculo/{__version__}"}
 
 
 class Engine:
@@ -63,9 +64,10 @@ class Engine:
         self.plans = Plans()
         self.inbox = Inbox(engine.note_linger)
         self.watchers = Watchers()
-        self._http = httpx2.AsyncClient(
-            timeout=settings.webhook.timeout, headers={"user-agent": f"oraculo/{__version__}"}
-        )
+        self._http: httpx2.AsyncClient | None = None
+        if post is None:
+            self._http = httpx2.AsyncClient(timeout=settings.webhook.timeout, headers=_AGENT)
+            post = http_post(self._http)
         self.maker = RunMaker(
             self.catalogue,
             self.plans,
@@ -85,7 +87,7 @@ class Engine:
             clock=clock,
             entropy=entropy,
             telemetry=telemetry,
-            post=post or http_post(self._http),
+            post=post,
         )
         self._intake = Intake(
             store,
@@ -186,7 +188,8 @@ class Engine:
             with suppress(OraculoError):
                 await consumer.close()
         self._consumers.clear()
-        await self._http.aclose()
+        if self._http is not None:
+            await self._http.aclose()
         await self.broker.close()
         await self.store.close()
 

@@ -121,7 +121,8 @@ class Broker(Protocol):
         ...
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
-        """Looks at the quarantine of `queue`, oldest first, starting behind id `after`. Takes nothing out."""
+        """Looks at the quarantine of `queue`, oldest first, starting behind id `after`. Takes nothing out.
+        Raises BrokerError when `after` cannot be an id."""
         ...
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:

@@ -47,7 +47,7 @@ class Client:
         self._entropy = entropy or SystemEntropy()
         self._reply_queue = self._names.physical(reply_queue or f"respostas.{self._entropy.new_id()}")
         self._awaited: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        self._intake = Intake(broker, self._reply_queue, _PREFETCH, self._receive)
+        self._intake = Intake(broker, self._reply_queue, _PREFETCH, self._receive, self._entropy)
         self._subscribing = asyncio.Lock()
         self._listener: asyncio.Task[None] | None = None
 

@@ -1,13 +1,13 @@
 """Keeping a queue subscribed, whatever the broker does."""
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
 from oraculo.core.retry import RetryPolicy
 from oraculo.ports.broker import Broker, Consumer, Delivery
+from oraculo.ports.clock import Entropy
 
 _log = structlog.get_logger("oraculo.worker")
 
@@ -17,7 +17,8 @@ class Backoff:
 
     _policy = RetryPolicy(backoff=0.1, max_backoff=5.0)
 
-    def __init__(self) -> None:
+    def __init__(self, entropy: Entropy) -> None:
+        self._entropy = entropy
         self._failures = 0
 
     def reset(self) -> None:
@@ -25,7 +26,7 @@ class Backoff:
 
     async def pause(self) -> None:
         self._failures += 1
-        await asyncio.sleep(self._policy.delay(self._failures, random.random()))
+        await asyncio.sleep(self._policy.delay(self._failures, self._entropy.jitter()))
 
 
 class Subscription:
@@ -93,12 +94,12 @@ Receive = Callable[[Subscription, Sequence[Delivery]], Awaitable[None]]
 class Intake:
     """Takes what arrives on one queue and hands it on; makes the consumer again, after a pause, whenever it fails."""
 
-    def __init__(self, broker: Broker, queue: str, prefetch: int, receive: Receive) -> None:
+    def __init__(self, broker: Broker, queue: str, prefetch: int, receive: Receive, entropy: Entropy) -> None:
         self._broker = broker
         self._queue = queue
         self._prefetch = prefetch
         self._receive = receive
-        self._backoff = Backoff()
+        self._backoff = Backoff(entropy)
         self.subscription: Subscription | None = None
 
     async def run(self) -> None:

@@ -15,6 +15,7 @@ import structlog
 from oraculo.core import naming
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, Delivery, Outgoing
+from oraculo.ports.clock import Entropy
 from oraculo.worker.answers import AnswerWriter
 from oraculo.worker.intake import Backoff, Subscription
 from oraculo.worker.jobs import Job, Receipt
@@ -36,7 +37,12 @@ class Outbox:
     """Made on the event loop's own thread; `announce` may be called from any."""
 
     def __init__(
-        self, broker: Broker, writer: AnswerWriter, remembered: RememberedAnswers, names: naming.QueueNames
+        self,
+        broker: Broker,
+        writer: AnswerWriter,
+        remembered: RememberedAnswers,
+        names: naming.QueueNames,
+        entropy: Entropy,
     ) -> None:
         self._broker = broker
         self._writer = writer
@@ -46,7 +52,7 @@ class Outbox:
         self._reports: dict[Job, None] = {}
         self._reported_at: dict[Job, float] = {}
         self._wake = asyncio.Event()
-        self._backoff = Backoff()
+        self._backoff = Backoff(entropy)
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()

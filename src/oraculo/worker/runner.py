@@ -11,7 +11,7 @@ import structlog
 from oraculo.core.naming import QueueNames
 from oraculo.errors import InvalidInput
 from oraculo.ports.broker import Broker
-from oraculo.ports.clock import Clock, SystemClock
+from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.settings import WorkerSettings
 from oraculo.worker.answers import AnswerWriter
 from oraculo.worker.app import App
@@ -44,12 +44,14 @@ class Worker:
         clock: Clock | None = None,
         prefix: str = "",
         *,
+        entropy: Entropy | None = None,
         lease_renewal: float = LEASE_RENEWAL,
     ) -> None:
         self._app = app
         self._broker = broker
         self._settings = settings or WorkerSettings()
         self._clock = clock or SystemClock()
+        self._entropy = entropy or SystemEntropy()
         self._names = QueueNames(prefix)
         self._lease_renewal = lease_renewal
         self._intakes: list[Intake] = []
@@ -93,7 +95,7 @@ class Worker:
         remembered = RememberedAnswers(self._settings.remembered)
         lanes = [Lane(handler, self._limit_of(handler)) for handler in self._app.handlers.values()]
         self._threads = ThreadPoolExecutor(self._settings.concurrency, f"oraculo-{self._app.name}")
-        self._outbox = Outbox(self._broker, writer, remembered, self._names)
+        self._outbox = Outbox(self._broker, writer, remembered, self._names, self._entropy)
         self._dispatcher = Dispatcher(
             lanes,
             limit=self._settings.concurrency,
@@ -111,7 +113,7 @@ class Worker:
     def _intake_of(self, lane: Lane) -> Intake:
         # Twice what may run: the next commands are here when the present ones end.
         receive = functools.partial(self._dispatcher.receive, lane)
-        return Intake(self._broker, self._names.physical(lane.queue), lane.limit * 2, receive)
+        return Intake(self._broker, self._names.physical(lane.queue), lane.limit * 2, receive, self._entropy)
 
     async def _renew_leases(self) -> None:
         """One loop for everything that is held, waiting or in work."""

@@ -1,0 +1,71 @@
+"""The application: routes, errors and the OpenAPI document put together."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi_swagger import patch_fastapi
+
+from oraculo import __version__
+from oraculo.api import events, health, pipelines, queues, runs
+from oraculo.api.auth import ApiKeys
+from oraculo.api.context import Context
+from oraculo.api.openapi import DESCRIPTION, TITLE, document_of
+from oraculo.api.paths import ExactPaths, HeadAsGet
+from oraculo.api.problems import install_problems
+from oraculo.engine.operations import Operations
+from oraculo.engine.service import Engine
+from oraculo.settings import Settings
+from oraculo.telemetry.metrics import Metrics
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def create_app(
+    engine: Engine,
+    operations: Operations,
+    settings: Settings,
+    metrics: Metrics,
+    *,
+    lifespan: Lifespan | None = None,
+) -> FastAPI:
+    """Without a `lifespan` the application starts and stops the engine with itself."""
+    app = FastAPI(
+        title=TITLE,
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan or _lifespan_of(engine),
+        docs_url=None,  # FastAPI's own page loads its scripts from another host; ours brings them along
+        swagger_ui_oauth2_redirect_url=None,
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,  # clients made from the document get these names
+        # A redirect would be made of a path whose encoded slashes are marked; a wrong address is told as one.
+        redirect_slashes=False,
+    )
+    app.state.context = Context(operations, settings, metrics)
+    install_problems(app)
+    _add_routes(app)
+    patch_fastapi(app, docs_url="/docs", redirect_from_root_to_docs=False)
+    app.add_middleware(ExactPaths)
+    if settings.api.keys:
+        app.add_middleware(ApiKeys, keys=settings.api.keys)
+    app.add_middleware(HeadAsGet)
+    app.openapi = document_of(app, with_keys=bool(settings.api.keys))  # type: ignore[method-assign]
+    return app
+
+
+def _lifespan_of(engine: Engine) -> Lifespan:
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await engine.start()
+        try:
+            yield
+        finally:
+            await engine.stop()
+
+    return lifespan
+
+
+def _add_routes(app: FastAPI) -> None:
+    for part in (events, runs, pipelines, queues, health):
+        app.include_router(part.router)

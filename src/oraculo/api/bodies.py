@@ -1,0 +1,31 @@
+"""Request bodies: read within a limit, never more of them held than that, and of a kind that can be read."""
+
+from fastapi import HTTPException, Request
+
+from oraculo.errors import PayloadTooLarge
+
+JSON_KINDS = frozenset({"application/json"})
+PIPELINE_KINDS = JSON_KINDS | {"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/plain"}
+_SUFFIXES = {"application/json": "+json", "application/yaml": "+yaml"}
+_MOST_DIGITS = 20
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Raises PayloadTooLarge as soon as the length is known to pass the limit."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and len(declared) <= _MOST_DIGITS and int(declared) > limit:
+        raise PayloadTooLarge("request", int(declared), limit)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise PayloadTooLarge("request", len(body), limit)
+    return bytes(body)
+
+
+def expect_kind(request: Request, kinds: frozenset[str]) -> None:
+    """Raises 415 when the body is said to be of another kind; a body without a Content-Type is taken for right."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not kind or kind in kinds or any(kind.endswith(_SUFFIXES[known]) for known in kinds if known in _SUFFIXES):
+        return
+    raise HTTPException(415, f"The Content-Type must be {' or '.join(sorted(kinds))}, or absent; got {kind}.")

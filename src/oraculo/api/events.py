@@ -1,0 +1,119 @@
+"""A run's history: as a page of JSON, or live as server-sent events."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from starlette.types import Receive, Scope, Send
+
+from oraculo.api.context import Door
+from oraculo.api.openapi import problems, reply
+from oraculo.api.parameters import MAX_SEQ, OptionalSeq, RunId
+from oraculo.api.paths import RUN
+from oraculo.api.preferences import EVENT_STREAM, wants_events
+from oraculo.api.replies import json_reply, json_text
+from oraculo.core.history import HistoryEntry
+from oraculo.core.run import Run
+from oraculo.core.views import entry_view
+from oraculo.engine.operations import Operations
+from oraculo.errors import OraculoError
+
+KEEP_ALIVE = 15.0  # seconds of silence after which proxies might take a stream for dead
+END = "fim"
+
+_logger = logging.getLogger("oraculo.api")
+_STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_STREAM_SCHEMA = {"type": "string", "description": "Server-sent events; `id` is the `seq`; the last one is `fim`."}
+
+router = APIRouter(tags=["orquestracoes"], default_response_class=Response)
+
+
+def _answers() -> dict[int | str, dict[str, Any]]:
+    page = reply("A page of the history; with `Accept: text/event-stream` live, until the run has ended.", "Eventos")
+    page["content"][EVENT_STREAM] = {"schema": _STREAM_SCHEMA}
+    return {200: page, **problems(404, 422)}
+
+
+@router.get(RUN + "/eventos", summary="The history of a run", responses=_answers())
+async def show_history(
+    request: Request,
+    operations: Door,
+    correlation_id: RunId,
+    apos: Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only entries behind this `seq`.")] = 0,
+    limite: Annotated[int, Query(ge=1, le=1000, description="Entries on a page; a stream has no pages.")] = 500,
+    last_event_id: Annotated[
+        OptionalSeq, Header(alias="Last-Event-ID", description="Where a stream goes on; wins over `apos`.")
+    ] = None,
+) -> Response:
+    run = await operations.run(correlation_id)
+    if wants_events(request.headers.get("accept", "")):
+        return EventStream(_live(operations, run, apos if last_event_id is None else last_event_id))
+    entries = await operations.history(run.id, after=apos, limit=limite)
+    views = [entry_view(run.plan, entry) for entry in entries]
+    return json_reply({"eventos": views, "proximo": entries[-1].seq if entries else None})
+
+
+async def _live(operations: Operations, run: Run, after: int) -> AsyncGenerator[bytes, None]:
+    """The history as it grows. An error ends the stream: the client comes back with `Last-Event-ID`."""
+    try:
+        source = operations.follow(run, after)
+        assert isinstance(source, AsyncGenerator), "closing it gives back the watch that it holds"
+        async with aclosing(source), aclosing(_with_pauses(source)) as entries:
+            async for entry in entries:
+                yield KEEPALIVE_COMMENT if entry is None else _event(run, entry)
+        ended = await operations.run(run.id)
+        end = json_text({"correlation_id": ended.id, "status": ended.head.status})
+        yield format_sse_event(event=END, data_str=end.decode())
+    except OraculoError as error:
+        _logger.warning("the event stream of run %s broke off: %s", run.id, error)
+
+
+def _event(run: Run, entry: HistoryEntry) -> bytes:
+    data = json_text(entry_view(run.plan, entry)).decode()
+    return format_sse_event(id=str(entry.seq), event=entry.what, data_str=data)
+
+
+async def _with_pauses(entries: AsyncIterator[HistoryEntry]) -> AsyncGenerator[HistoryEntry | None, None]:
+    """The entries, and None whenever none came for a while."""
+    while True:
+        coming = asyncio.ensure_future(_next(entries))
+        try:
+            while not (await asyncio.wait([coming], timeout=KEEP_ALIVE))[0]:
+                yield None
+        finally:
+            if not coming.done():
+                coming.cancel()
+                await asyncio.wait([coming])
+        if (entry := coming.result()) is None:
+            return
+        yield entry
+
+
+async def _next(entries: AsyncIterator[HistoryEntry]) -> HistoryEntry | None:
+    return await anext(entries, None)
+
+
+class EventStream(EventSourceResponse):
+    """A stream that ends, and gives back what it holds, as soon as its reader is gone, not at the next write."""
+
+    body_iterator: AsyncGenerator[bytes, None]
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, headers=_STREAM_HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self.stream_response(send))
+        leaving = asyncio.create_task(self.listen_for_disconnect(receive))
+        try:
+            await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sending.cancel()
+            leaving.cancel()
+            await asyncio.wait([sending, leaving])
+            await self.body_iterator.aclose()
+        if not sending.cancelled() and (error := sending.exception()) and not isinstance(error, OSError):
+            raise error

@@ -1,0 +1,73 @@
+"""For whoever watches over the process: alive, able to take work, metrics."""
+
+import asyncio
+
+import msgspec
+from fastapi import APIRouter, Response
+from fastapi.responses import RedirectResponse
+
+from oraculo import __version__
+from oraculo.api.context import Door, Shared
+from oraculo.api.openapi import reply
+from oraculo.api.replies import json_reply
+from oraculo.engine.operations import Operations
+from oraculo.errors import OraculoError
+from oraculo.telemetry.metrics import Metrics
+
+router = APIRouter(tags=["saude"], default_response_class=Response)
+
+_SCRAPE_PATIENCE = 5.0  # seconds; Prometheus gives up after ten
+
+
+@router.get("/health", summary="Alive", responses={200: reply("It is.", "Saude")})
+async def alive() -> Response:
+    return json_reply({"status": "ok", "versao": __version__})
+
+
+@router.get(
+    "/health/ready",
+    summary="Able to take work",
+    responses={200: reply("It is.", "Prontidao"), 503: reply("It is not: `partes` says why.", "Prontidao")},
+)
+async def ready(operations: Door) -> Response:
+    faults = await operations.health()
+    parts = {part: {"ok": fault is None, "problema": fault} for part, fault in faults.items()}
+    is_ready = not any(faults.values())
+    status = "ok" if is_ready else "indisponivel"
+    return json_reply({"status": status, "versao": __version__, "partes": parts}, 200 if is_ready else 503)
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    responses={200: {"description": "As text.", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def show_metrics(shared: Shared) -> Response:
+    await asyncio.gather(
+        _look_at_queues(shared.operations, shared.metrics), _look_at_runs(shared.operations, shared.metrics)
+    )
+    return Response(shared.metrics.render(), media_type=shared.metrics.content_type)
+
+
+async def _look_at_queues(operations: Operations, metrics: Metrics) -> None:
+    """Without an answer there are no numbers: old ones would look like new."""
+    metrics.set_queues(())
+    try:
+        async with asyncio.timeout(_SCRAPE_PATIENCE):
+            states = await operations.queues()
+    except (OraculoError, TimeoutError):
+        return
+    metrics.set_queues(msgspec.structs.replace(state, queue=operations.queue_name(state)) for state in states)
+
+
+async def _look_at_runs(operations: Operations, metrics: Metrics) -> None:
+    try:
+        async with asyncio.timeout(_SCRAPE_PATIENCE):
+            metrics.set_census(await operations.census())
+    except (OraculoError, TimeoutError):
+        return  # the counters are worth having without it
+
+
+@router.get("/", include_in_schema=False)
+async def home() -> Response:
+    return RedirectResponse("/docs", 307)

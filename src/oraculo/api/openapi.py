@@ -1,0 +1,119 @@
+"""The OpenAPI document: the answers that routes declare, and what FastAPI cannot know by itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from oraculo import __version__
+from oraculo.api.auth import OPEN_PATHS
+from oraculo.api.problems import PROBLEM_JSON
+from oraculo.api.schemas import COMPONENTS, Schema, ref
+
+TITLE = "ORÁCULO"
+DESCRIPTION = (
+    "Orchestrates work that many services do together: fan-out, fan-in and pipelines over plain JSON messages.\n\n"
+    "Errors are `application/problem+json` (RFC 9457); `erros` says which field, and what would be right."
+)
+
+Responses = dict[int | str, dict[str, Any]]
+
+_PROBLEMS = {
+    400: "The body is not acceptable JSON.",
+    401: "No API key, or an unknown one.",
+    404: "There is no such thing.",
+    409: "It clashes with what is there.",
+    413: "Larger than the limit.",
+    415: "The body is of a kind that cannot be read.",
+    422: "Something given breaks a rule; `erros` names it.",
+    503: "The store or the broker cannot be reached now; try again after `Retry-After` seconds.",
+}
+_SECURITY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "api_key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+# The examples of the contract.
+REQUEST_EXAMPLES = {
+    "destinos": {
+        "summary": "a list of destinations",
+        "value": {
+            "destinos": ["escavador_youtube", "escavador_blog", "executador_relatorio"],
+            "payload": {"fonte": "…"},
+            "timeout": 30,
+        },
+    },
+    "tipo": {"summary": "a route", "value": {"tipo": "coleta_completa", "payload": {}}},
+    "pipeline": {
+        "summary": "a pipeline",
+        "value": {"pipeline": "promotional-video-full", "payload": {"produto": "…"}},
+    },
+}
+PIPELINE_EXAMPLE = """\
+name: meu-pipeline
+description: Pipeline customizado
+timeout: 600
+steps:
+  - type: ENHANCED_IMAGES
+    config: {count: 5}
+  - type: PROMOTIONAL_VIDEO
+    dependsOn: [ENHANCED_IMAGES]
+    config: {duration: 30}
+"""
+
+
+def reply(description: str, schema: str | None = None, **more: Any) -> dict[str, Any]:
+    """A successful answer, for a route's `responses`."""
+    content = {"content": {"application/json": {"schema": ref(schema)}}} if schema else {}
+    return {"description": description, **content, **more}
+
+
+def problems(*statuses: int) -> Responses:
+    """The refusals of a route; 503 is always one of them."""
+    content = {PROBLEM_JSON: {"schema": ref("Problema")}}
+    answers: Responses = {status: {"description": _PROBLEMS[status], "content": content} for status in (*statuses, 503)}
+    answers[503]["headers"] = header("Retry-After", "Seconds.")
+    return answers
+
+
+def header(name: str, description: str) -> dict[str, Any]:
+    return {name: {"description": description, "schema": {"type": "string"}}}
+
+
+def json_body(schema: str, *, required: bool = True, **more: Any) -> dict[str, Any]:
+    """A body that the route reads by itself, for its `openapi_extra`."""
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": ref(schema), **more}}}}
+
+
+def header_parameter(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "description": description, "schema": {"type": "string"}}
+
+
+def document_of(app: FastAPI, *, with_keys: bool) -> Callable[[], dict[str, Any]]:
+    """For `app.openapi`: made once, when it is first asked for."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app, with_keys)
+        return app.openapi_schema
+
+    return document
+
+
+def _document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
+    document = get_openapi(title=TITLE, version=__version__, description=DESCRIPTION, routes=app.routes)
+    components: dict[str, Schema] = document.setdefault("components", {})
+    components.setdefault("schemas", {}).update(COMPONENTS)
+    if with_keys:
+        components["securitySchemes"] = _SECURITY_SCHEMES
+        for path, operations in document["paths"].items():
+            if path not in OPEN_PATHS:
+                _require_key(operations.values())
+    return document
+
+
+def _require_key(operations: Any) -> None:
+    content = {PROBLEM_JSON: {"schema": ref("Problema")}}
+    for operation in operations:
+        operation["security"] = [{name: []} for name in _SECURITY_SCHEMES]
+        operation["responses"]["401"] = {"description": _PROBLEMS[401], "content": content}

@@ -1,0 +1,45 @@
+"""The parameters that routes share, as FastAPI checks and documents them."""
+
+from typing import Annotated, Any
+
+from fastapi import Path, Query
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from oraculo.errors import NotFound
+
+MAX_SEQ = 2**31 - 1
+
+
+def _none_if_empty(value: Any) -> Any:
+    """A form sends what was left empty as `?status=`: that is not given."""
+    return None if value == "" else value
+
+
+def _without_nul(value: str) -> str:
+    if "\0" in value:
+        raise PydanticCustomError("nul", "must not hold a NUL character")
+    return value
+
+
+WhenGiven = BeforeValidator(_none_if_empty)
+_Name = Annotated[str, StringConstraints(max_length=128), AfterValidator(_without_nul)]
+_Mark = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_without_nul)]
+_Seq = Annotated[int, Field(ge=0, le=MAX_SEQ)]
+
+OptionalName = Annotated[_Name | None, WhenGiven]
+OptionalSeq = Annotated[_Seq | None, WhenGiven]
+Cursor = Annotated[_Mark | None, WhenGiven, Query(description="`cursor` of the page before.")]
+
+
+def _existing(value: str) -> str:
+    """No id holds a NUL, and not every store can be asked for one."""
+    if "\0" in value:
+        raise NotFound("there is nothing whose name holds a NUL character")
+    return value
+
+
+RunId = Annotated[str, Path(description="`correlation_id` of the run."), AfterValidator(_existing)]
+Name = Annotated[str, Path(description="Name of the pipeline."), AfterValidator(_existing)]
+Queue = Annotated[str, Path(description="Name of the queue, without the prefix."), AfterValidator(_existing)]
+LetterId = Annotated[str, Path(description="`id` of the dead letter."), AfterValidator(_existing)]

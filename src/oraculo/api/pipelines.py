@@ -1,0 +1,93 @@
+"""Pipelines: the definitions that a run may name."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from oraculo.api.bodies import PIPELINE_KINDS, expect_kind, read_body
+from oraculo.api.context import Door, Shared
+from oraculo.api.openapi import PIPELINE_EXAMPLE, header, problems, reply
+from oraculo.api.parameters import Name
+from oraculo.api.paths import PIPELINE, PIPELINES
+from oraculo.api.replies import json_reply
+from oraculo.api.schemas import ref
+from oraculo.core.pipeline import Definition, content_hash, encode_definition, pipeline_document
+from oraculo.core.pipeline_text import MAX_TEXT
+from oraculo.engine.catalogue import Origin
+
+router = APIRouter(tags=["pipelines"], default_response_class=Response)
+
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": ref("PipelinePedido")},
+            "application/yaml": {"schema": {"type": "string"}, "example": PIPELINE_EXAMPLE},
+        },
+    }
+}
+
+
+@router.get(
+    PIPELINES, summary="All pipelines", responses={200: reply("Their names and steps.", "Pipelines"), **problems()}
+)
+async def list_pipelines(operations: Door) -> Response:
+    return json_reply({"pipelines": [_listed(definition, origin) for definition, origin in operations.pipelines()]})
+
+
+def _listed(definition: Definition, origin: Origin) -> dict[str, Any]:
+    return {
+        "name": definition.name,
+        "description": definition.description,
+        "origem": origin,
+        "hash": _hash(definition),
+        "steps": [step.id for step in definition.steps],
+    }
+
+
+def _hash(definition: Definition) -> str:
+    return content_hash(encode_definition(definition))
+
+
+@router.get(
+    PIPELINE,
+    summary="One pipeline",
+    responses={200: reply("Its definition.", "Pipeline"), **problems(404, 422)},
+)
+async def show_pipeline(operations: Door, name: Name) -> Response:
+    return json_reply(_shown(*operations.pipeline(name)))
+
+
+def _shown(definition: Definition, origin: Origin) -> dict[str, Any]:
+    return pipeline_document(definition) | {"origem": origin, "hash": _hash(definition)}
+
+
+@router.put(
+    PIPELINE,
+    summary="Define or replace a pipeline",
+    description="YAML or JSON. Runs that have started keep the definition they started with.",
+    responses={
+        200: reply("Replaced.", "Pipeline"),
+        201: reply("New.", "Pipeline", headers=header("Location", "Where it is.")),
+        **problems(404, 413, 415, 422),
+    },
+    openapi_extra=_BODY,
+)
+async def put_pipeline(request: Request, shared: Shared, name: Name) -> Response:
+    expect_kind(request, PIPELINE_KINDS)
+    text = await read_body(request, min(MAX_TEXT, shared.settings.limits.request_bytes))
+    definition, is_new = await shared.operations.put_pipeline(name, text)
+    document = _shown(definition, Origin.STORED)
+    return json_reply(document, 201, {"Location": f"{PIPELINES}/{name}"}) if is_new else json_reply(document)
+
+
+@router.delete(
+    PIPELINE,
+    summary="Delete a pipeline that was put here",
+    description="One that it replaced, built in or of the folder, is there again afterwards.",
+    status_code=204,
+    responses={204: reply("Deleted."), **problems(404, 409, 422)},
+)
+async def delete_pipeline(operations: Door, name: Name) -> Response:
+    await operations.delete_pipeline(name)
+    return Response(status_code=204)

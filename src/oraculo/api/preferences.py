@@ -1,0 +1,48 @@
+"""Headers that ask for something: how long to wait, which kind of answer, which trace to belong to."""
+
+import re
+from collections.abc import Iterable
+
+EVENT_STREAM = "text/event-stream"
+
+_WAIT = re.compile(r'wait\s*=\s*"?([0-9]+)"?', re.IGNORECASE)
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_MOST_DIGITS = 9
+
+
+def wait_of(prefer: Iterable[str], longest: float) -> float | None:
+    """The seconds of `Prefer: wait=N` (RFC 7240), at most `longest`; None when it is not asked for.
+
+    As the RFC has it, what is not understood is ignored, a bad N too, and the first of several counts.
+    """
+    for preference in ",".join(prefer).split(","):
+        found = _WAIT.fullmatch(preference.partition(";")[0].strip())
+        if found:
+            digits = found[1].lstrip("0") or "0"
+            return longest if len(digits) > _MOST_DIGITS else min(float(digits), longest)
+    return None
+
+
+def applied(wait: float | None) -> dict[str, str]:
+    return {} if wait is None else {"Preference-Applied": f"wait={wait:g}"}
+
+
+def valid_traceparent(text: str | None) -> str | None:
+    """The W3C trace context, or None when it is not one: a broken trace is no reason to refuse work."""
+    return text if text is not None and _TRACEPARENT.fullmatch(text) else None
+
+
+def wants_events(accept: str) -> bool:
+    """Whether `Accept` names the event stream, and does not rank it behind JSON."""
+    ranks = dict(map(_media_range, accept.split(",")))
+    stream = ranks.get(EVENT_STREAM, 0.0)
+    return stream > 0 and stream >= ranks.get("application/json", 0.0)
+
+
+def _media_range(text: str) -> tuple[str, float]:
+    kind, *parameters = (part.strip().lower() for part in text.split(";"))
+    quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+    try:
+        return kind, float(quality)
+    except ValueError:
+        return kind, 1.0

@@ -1,0 +1,190 @@
+"""Every error as `application/problem+json` (RFC 9457): the one place that knows which error has which status."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+from starlette.types import Scope
+
+from oraculo.errors import (
+    BrokerUnavailable,
+    Conflict,
+    Fault,
+    IdempotencyKeyReused,
+    InvalidInput,
+    InvalidJson,
+    InvalidPipeline,
+    InvalidRequest,
+    NotFound,
+    OraculoError,
+    PayloadTooLarge,
+    StoreUnavailable,
+)
+
+PROBLEM_JSON = "application/problem+json"
+RETRY_SECONDS = "1"
+
+_logger = logging.getLogger("oraculo.api")
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
+# The first class that an error is an instance of decides; the last line is for what nobody foresaw.
+_KINDS: Sequence[tuple[type[Exception], int, str, str]] = (
+    (InvalidJson, 400, "invalid-json", "The body is not acceptable JSON"),
+    (InvalidRequest, 422, "invalid-request", "The request breaks a rule"),
+    (InvalidPipeline, 422, "invalid-pipeline", "The pipeline breaks a rule"),
+    (InvalidInput, 422, "invalid-input", "The input breaks a rule"),
+    (PayloadTooLarge, 413, "payload-too-large", "Larger than the limit"),
+    (NotFound, 404, "not-found", "There is no such thing"),
+    (IdempotencyKeyReused, 422, "idempotency-key-reused", "The Idempotency-Key was used for another request"),
+    (Conflict, 409, "conflict", "It clashes with what is there"),
+    (StoreUnavailable, 503, "store-unavailable", "The store cannot be reached now"),
+    (BrokerUnavailable, 503, "broker-unavailable", "The broker cannot be reached now"),
+    (Exception, 500, "internal-error", "Something went wrong inside"),
+)
+
+
+class Problem(msgspec.Struct, omit_defaults=True):
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str = ""
+    erros: list[dict[str, str]] = []
+
+
+class FieldConflict(Exception):
+    """A conflict that one field of the request brought about: a 409 that names it."""
+
+    def __init__(self, field: str, error: Conflict) -> None:
+        super().__init__(str(error))
+        self.field = field
+
+
+def problem_of(error: Exception) -> Problem:
+    status, slug, title = next((status, slug, title) for kind, status, slug, title in _KINDS if isinstance(error, kind))
+    detail = "The error was logged; try again, or tell the operator." if status == 500 else str(error)
+    faults = [{"campo": fault.field, "motivo": fault.problem} for fault in _faults(error)]
+    return Problem(_urn(slug), title, status, detail, erros=faults)
+
+
+def _faults(error: Exception) -> Sequence[Fault]:
+    if isinstance(error, InvalidInput):
+        return error.faults
+    if isinstance(error, PayloadTooLarge):
+        return [Fault(error.field, f"{error.size} bytes or more, over the limit of {error.limit} bytes")]
+    if isinstance(error, IdempotencyKeyReused):
+        return [Fault("Idempotency-Key", str(error))]
+    return []
+
+
+def _urn(slug: str) -> str:
+    return f"urn:oraculo:problem:{slug}"
+
+
+def problem_reply(scope: Scope, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    problem.instance = _address(scope)
+    return Response(_encoded(problem), problem.status, headers, PROBLEM_JSON)
+
+
+def _address(scope: Scope) -> str:
+    raw: bytes = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
+    return quote(raw, safe="/%:@!$&'()*+,;=~-._")
+
+
+def _encoded(problem: Problem) -> bytes:
+    try:
+        return msgspec.json.encode(problem)
+    except UnicodeEncodeError:  # a message that quotes half a surrogate pair: its reader gets a "?" for it
+        return msgspec.json.encode(_readable(msgspec.to_builtins(problem)))
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _readable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+def install_problems(app: FastAPI) -> None:
+    app.add_exception_handler(OraculoError, _refused)
+    app.add_exception_handler(FieldConflict, _field_conflict)
+    app.add_exception_handler(RequestValidationError, _invalid_parameters)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    problem = problem_of(error)
+    if problem.status == 500:
+        _logger.error("%s %s failed", request.method, _address(request.scope), exc_info=error)
+    headers = {"Retry-After": RETRY_SECONDS} if problem.status == 503 else None
+    return problem_reply(request.scope, problem, headers)
+
+
+async def _field_conflict(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FieldConflict)
+    problem = problem_of(Conflict(str(error)))
+    problem.erros = [{"campo": error.field, "motivo": str(error)}]
+    return problem_reply(request.scope, problem)
+
+
+async def _invalid_parameters(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    faults = [Fault(str(item["loc"][-1]), _our_words(item["msg"])) for item in error.errors()]
+    return problem_reply(request.scope, problem_of(InvalidRequest(faults)))
+
+
+def _our_words(message: str) -> str:
+    return message.replace("Input should be", "must be")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return _method_not_allowed(request)
+    phrase = HTTPStatus(error.status_code).phrase
+    detail = error.detail
+    if error.status_code == HTTPStatus.NOT_FOUND and detail == phrase:
+        detail = "There is nothing at this address; GET /docs shows what there is."
+    problem = Problem(_urn(phrase.lower().replace(" ", "-")), phrase, error.status_code, detail)
+    return problem_reply(request.scope, problem, error.headers)
+
+
+def _method_not_allowed(request: Request) -> Response:
+    allow = ", ".join(_allowed_methods(request))
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers={"Allow": allow})
+    detail = f"{request.method} is not possible here; allowed: {allow}"
+    problem = Problem(_urn("method-not-allowed"), "Method Not Allowed", 405, detail)
+    return problem_reply(request.scope, problem, {"Allow": allow})
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Of all routes that have this path: Starlette's own `Allow` tells only of the first."""
+    place = {"type": "http", "path": request.scope["path"], "root_path": request.scope.get("root_path", "")}
+    routes = request.app.routes
+    found = {
+        method
+        for method in _METHODS
+        if any(route.matches(place | {"method": method})[0] is Match.FULL for route in routes)
+    }
+    return sorted(found | ({"HEAD"} if "GET" in found else set()) | {"OPTIONS"})
+
+
+async def _gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it: the client left before its body was complete
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    # Starlette raises it again once this answer is sent, and the server logs the traceback.
+    _logger.error("%s %s failed: %s", request.method, _address(request.scope), type(error).__name__)
+    return problem_reply(request.scope, problem_of(error))

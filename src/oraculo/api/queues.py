@@ -1,0 +1,167 @@
+"""Queues and their dead letters."""
+
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+
+from oraculo.api.bodies import JSON_KINDS, expect_kind, read_body
+from oraculo.api.context import Door, Shared
+from oraculo.api.openapi import json_body, problems, reply
+from oraculo.api.parameters import Cursor, LetterId, Queue
+from oraculo.api.paths import DEAD_LETTERS, QUEUES
+from oraculo.api.replies import json_reply
+from oraculo.core import naming
+from oraculo.core.message import fault_of
+from oraculo.core.timestamps import to_iso
+from oraculo.engine.operations import Operations
+from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidJson, InvalidRequest, NotFound
+from oraculo.ports.broker import DeadLetter, QueueState
+
+router = APIRouter(tags=["filas"], default_response_class=Response)
+
+
+@router.get(
+    QUEUES,
+    summary="Depth and consumers of each queue",
+    responses={200: reply("The queues.", "Filas"), **problems()},
+)
+async def list_queues(operations: Door) -> Response:
+    states = sorted(await operations.queues(), key=operations.queue_name)
+    return json_reply({"filas": [_queue_view(operations.queue_name(state), state) for state in states]})
+
+
+def _queue_view(name: str, state: QueueState) -> dict[str, Any]:
+    return {
+        "fila": name,
+        "mensagens": state.ready,
+        "em_processamento": state.unacked,
+        "consumidores": state.consumers,
+        "dlq": state.dead_letters,
+    }
+
+
+@router.get(
+    DEAD_LETTERS,
+    summary="Dead letters with their reasons, oldest first",
+    responses={200: reply("A page of them.", "CartasMortas"), **problems(404, 422)},
+)
+async def list_dead_letters(
+    operations: Door, fila: Queue, limit: Annotated[int, Query(ge=1, le=500)] = 100, cursor: Cursor = None
+) -> Response:
+    _expect_name(fila)
+    letters = await _letters(operations, fila, limit + 1, cursor)
+    page = letters[:limit]
+    following = page[-1].id if len(letters) > limit else None
+    return json_reply({"fila": fila, "mensagens": [_letter_view(letter) for letter in page], "cursor": following})
+
+
+async def _letters(operations: Operations, queue: str, limit: int, cursor: str | None) -> Sequence[DeadLetter]:
+    try:
+        return await operations.dead_letters(queue, limit=limit, after=cursor)
+    except BrokerUnavailable:
+        raise
+    except BrokerError:
+        if cursor is None:
+            raise
+        # Only a broker knows what its ids look like, and it refuses what cannot be one.
+        raise InvalidRequest(Fault("cursor", "must be the `cursor` of a page before")) from None
+
+
+def _expect_name(queue: str) -> None:
+    """A name that no queue can have is not even asked for."""
+    if not naming.is_name(queue):
+        raise NotFound(f"there is no queue {naming.shown(queue)}")
+
+
+class _Envelope(msgspec.Struct):
+    correlation_id: Any = None
+    tarefa: Any = None
+
+
+_any_decoder = msgspec.json.Decoder()
+_envelope_decoder = msgspec.json.Decoder(_Envelope)
+
+
+def _letter_view(letter: DeadLetter) -> dict[str, Any]:
+    is_json = _is_json(letter.body)
+    envelope = _envelope(letter.body)
+    return {
+        "id": letter.id,
+        "motivo": letter.reason,
+        "timestamp": to_iso(letter.at),
+        "entregas": letter.redeliveries + 1,
+        "correlation_id": envelope.correlation_id if isinstance(envelope.correlation_id, str) else None,
+        "tarefa": envelope.tarefa if isinstance(envelope.tarefa, str) else None,
+        "corpo": msgspec.Raw(letter.body) if is_json else None,
+        "corpo_texto": None if is_json else _text(letter.body),
+    }
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        _any_decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def _envelope(body: bytes) -> _Envelope:
+    try:
+        return _envelope_decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return _Envelope()
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(body).decode()
+
+
+class _RedriveRequest(msgspec.Struct, forbid_unknown_fields=True):
+    ids: list[str] | None = None
+
+
+_redrive_decoder = msgspec.json.Decoder(_RedriveRequest)
+
+
+@router.post(
+    DEAD_LETTERS + "/reenviar",
+    summary="Try dead letters again, all or by id",
+    description="The command of a failed subtask reopens its run. When an id is unknown, nothing is moved.",
+    responses={200: reply("How many.", "Reenvio"), **problems(400, 404, 413, 415, 422)},
+    openapi_extra=json_body("ReenvioPedido", required=False, example={"ids": ["1"]}),
+)
+async def redrive(request: Request, shared: Shared, fila: Queue) -> Response:
+    expect_kind(request, JSON_KINDS)
+    body = await read_body(request, shared.settings.limits.payload_bytes)
+    _expect_name(fila)
+    done = await shared.operations.redrive(fila, _ids(body))
+    return json_reply({"reenviadas": done.moved, "reabertas": done.reopened, "obsoletas": done.obsolete})
+
+
+def _ids(body: bytes) -> list[str] | None:
+    if not body.strip():
+        return None
+    try:
+        return _redrive_decoder.decode(body).ids
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(fault_of(error)) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidJson(Fault("", f"not valid JSON: {error}")) from None
+
+
+@router.delete(
+    DEAD_LETTERS + "/{letter_id:segment}",
+    summary="Discard a dead letter",
+    status_code=204,
+    responses={204: reply("Discarded."), **problems(404, 422)},
+)
+async def discard(operations: Door, fila: Queue, letter_id: LetterId) -> Response:
+    _expect_name(fila)
+    await operations.discard(fila, letter_id)
+    return Response(status_code=204)

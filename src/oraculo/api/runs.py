@@ -1,0 +1,135 @@
+"""Runs: starting, listing, looking at, cancelling and repeating them."""
+
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from oraculo.api.bodies import JSON_KINDS, expect_kind, read_body
+from oraculo.api.context import Door, Shared
+from oraculo.api.openapi import REQUEST_EXAMPLES, header, header_parameter, json_body, problems, reply
+from oraculo.api.parameters import Cursor, OptionalName, RunId, WhenGiven
+from oraculo.api.paths import RUN, RUNS
+from oraculo.api.preferences import applied, valid_traceparent, wait_of
+from oraculo.api.problems import FieldConflict
+from oraculo.api.replies import encoded_reply, json_reply
+from oraculo.core.run import RunStatus
+from oraculo.core.views import accepted_view, head_view, run_view
+from oraculo.errors import Conflict, IdempotencyKeyReused
+from oraculo.ports.store import RunQuery
+
+router = APIRouter(tags=["orquestracoes"], default_response_class=Response)
+
+_WAIT = header_parameter(
+    "Prefer",
+    "`wait=N` (RFC 7240): up to N seconds for the aggregate. N is capped; a bad N and other preferences are ignored.",
+)
+_APPLIED = header("Preference-Applied", "The wait that was kept to.")
+_LOCATION = header("Location", "Where the run is.")
+
+
+@router.post(
+    RUNS,
+    summary="Start a run",
+    status_code=202,
+    responses={
+        200: reply("The run ended within the wait: its aggregate.", "Agregado", headers=_LOCATION | _APPLIED),
+        202: reply("Taken, and safe: it will not be lost.", "Aceita", headers=_LOCATION | _APPLIED),
+        **problems(400, 409, 413, 415, 422),
+    },
+    openapi_extra={**json_body("Pedido", examples=REQUEST_EXAMPLES), "parameters": [_WAIT]},
+)
+async def start_run(
+    request: Request,
+    shared: Shared,
+    idempotency_key: Annotated[
+        str | None,
+        Header(alias="Idempotency-Key", description="The same key and body give the same run."),
+    ] = None,
+    traceparent: Annotated[str | None, Header(description="W3C trace context; a broken one is ignored.")] = None,
+) -> Response:
+    expect_kind(request, JSON_KINDS)
+    body = await read_body(request, shared.settings.limits.request_bytes)
+    wait = wait_of(request.headers.getlist("prefer"), shared.settings.api.max_wait)
+    try:
+        submitted = await shared.operations.submit(
+            body,
+            idempotency_key=idempotency_key,
+            traceparent=valid_traceparent(traceparent),
+            wait=wait or 0,
+        )
+    except IdempotencyKeyReused:
+        raise
+    except Conflict as error:
+        raise FieldConflict("correlation_id", error) from None
+    headers = {"Location": _address(submitted.run_id), **applied(wait)}
+    if submitted.aggregate is not None:
+        return encoded_reply(submitted.aggregate, 200, headers)
+    return json_reply(accepted_view(submitted.run_id, submitted.status), 202, headers)
+
+
+def _address(run_id: str) -> str:
+    return f"{RUNS}/{quote(run_id, safe='')}"
+
+
+@router.get(
+    RUNS,
+    summary="List runs, newest first",
+    responses={200: reply("A page of runs.", "Orquestracoes"), **problems(422)},
+)
+async def list_runs(
+    operations: Door,
+    status: Annotated[RunStatus | None, WhenGiven, Query(description="Only those in this status.")] = None,
+    pipeline: Annotated[OptionalName, Query(description="Only of this pipeline or route.")] = None,
+    q: Annotated[OptionalName, Query(description="Anywhere in the id or the name, any case.")] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: Cursor = None,
+) -> Response:
+    page = await operations.runs(RunQuery(status=status, name=pipeline, text=q, limit=limit, cursor=cursor))
+    return json_reply({"orquestracoes": [head_view(head) for head in page.heads], "cursor": page.cursor})
+
+
+# The paths with a word behind the id come first; `paths.RunConvertor` keeps the id from swallowing that word.
+
+
+@router.get(
+    RUN + "/explicacao",
+    summary="Why it is not finished, in one sentence",
+    responses={200: reply("What it waits for, until when, and what happens then.", "Explicacao"), **problems(404, 422)},
+)
+async def explain_run(operations: Door, correlation_id: RunId) -> Response:
+    run = await operations.run(correlation_id)
+    explanation = await operations.explain(correlation_id)
+    return json_reply({"correlation_id": run.id, "status": run.head.status, "explicacao": explanation})
+
+
+@router.post(
+    RUN + "/cancelar",
+    summary="Cancel a run",
+    responses={200: reply("The cancelled run.", "Orquestracao"), **problems(404, 409, 422)},
+)
+async def cancel_run(operations: Door, correlation_id: RunId) -> Response:
+    return json_reply(run_view(await operations.cancel(correlation_id)))
+
+
+@router.post(
+    RUN + "/repetir",
+    summary="Run again only what failed",
+    status_code=202,
+    responses={
+        202: reply("The run, open again.", "Orquestracao", headers=_LOCATION),
+        **problems(404, 409, 422),
+    },
+)
+async def repeat_run(operations: Door, correlation_id: RunId) -> Response:
+    run = await operations.repeat(correlation_id)
+    return json_reply(run_view(run), 202, {"Location": _address(run.id)})
+
+
+@router.get(
+    RUN,
+    summary="The state of a run and of each subtask",
+    responses={200: reply("The run; once it ended, with its aggregate.", "Orquestracao"), **problems(404, 422)},
+)
+async def show_run(operations: Door, correlation_id: RunId) -> Response:
+    return json_reply(run_view(await operations.run(correlation_id)))

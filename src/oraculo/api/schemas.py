@@ -1,0 +1,289 @@
+"""The JSON Schemas of what goes in and out, for the OpenAPI document. Values are taken from the core's own types."""
+
+from typing import Any
+
+from oraculo.core.history import Happened
+from oraculo.core.naming import MAX_NAME
+from oraculo.core.pipeline import JOB_TYPES, MAX_SECONDS, OnLate
+from oraculo.core.request import FIELDS
+from oraculo.core.run import Channel, DeliveryStatus, RunStatus, TaskStatus
+from oraculo.engine.catalogue import Origin
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+FLAG: Schema = {"type": "boolean"}
+MOMENT: Schema = {"type": "string", "format": "date-time"}
+SECONDS: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS}
+QUEUE_NAME: Schema = {"type": "string", "pattern": f"^[A-Za-z0-9_.-]{{1,{MAX_NAME}}}$"}
+ID: Schema = {"type": "string", "minLength": 1, "maxLength": 128}
+QUORUM: Schema = {
+    "description": 'How many successes are enough: "all", a number, or a percentage such as "60%".',
+    "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^(all|[0-9]+(\.[0-9]+)?%)$"}],
+}
+
+
+def record(properties: Schema, *, optional: tuple[str, ...] = (), closed: bool = True, **more: Any) -> Schema:
+    """An object whose properties are all there, but for the optional ones."""
+    required = [name for name in properties if name not in optional]
+    schema = {"type": "object", "properties": properties, "additionalProperties": not closed, **more}
+    return schema | {"required": required} if required else schema
+
+
+def listed(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
+
+
+def nullable(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def one_of(values: type) -> Schema:
+    return {"type": "string", "enum": [str(value) for value in values]}  # type: ignore[attr-defined]
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_PROBLEM = record(
+    {
+        "type": {"type": "string", "format": "uri-reference"},
+        "title": TEXT,
+        "status": {"type": "integer"},
+        "detail": TEXT,
+        "instance": {"type": "string", "format": "uri-reference"},
+        "erros": listed(record({"campo": TEXT, "motivo": TEXT}, description="Which field, and what would be right.")),
+    },
+    optional=("erros",),
+    description="An error, as RFC 9457 has it.",
+)
+
+_DESTINATION = {
+    "anyOf": [
+        QUEUE_NAME,
+        record(
+            {"fila": QUEUE_NAME, "id": ID, "payload": {"type": "object"}, "timeout": SECONDS},
+            optional=("id", "payload", "timeout"),
+        ),
+    ]
+}
+
+_REQUEST = record(
+    {
+        "destinos": {
+            **listed(_DESTINATION),
+            "minItems": 1,
+            "description": "Queues, or objects; the id is the queue's name unless given, and ids are unique.",
+        },
+        "tipo": {"type": "string", "description": "A route: a named list of destinations."},
+        "pipeline": {"type": "string", "description": "Name of a pipeline."},
+        "payload": {"type": "object", "description": "Handed to each destination as it is."},
+        "timeout": {**SECONDS, "description": "Seconds for the whole run; 300 unless set."},
+        "correlation_id": {**ID, "description": "The run's id; made up unless given."},
+        "webhook": {"type": "string", "format": "uri", "description": "URL that is sent the aggregate."},
+        "responder_em": {**QUEUE_NAME, "description": "Queue that is sent the aggregate."},
+        "prioridade": {"type": "integer", "minimum": 0, "maximum": 9},
+        "quorum": QUORUM,
+    },
+    optional=FIELDS,
+    oneOf=[{"required": ["destinos"]}, {"required": ["tipo"]}, {"required": ["pipeline"]}],
+    description="Exactly one of `destinos`, `tipo` and `pipeline`.",
+)
+
+_SUMMARY = record(
+    dict.fromkeys(("total", "concluidas", "erros", "timeouts", "ignoradas", "canceladas"), COUNT),
+    description="How many subtasks ended how.",
+)
+_LINKS = record(dict.fromkeys(("self", "eventos", "explicacao", "cancelar", "repetir"), TEXT))
+_RESULTS = {"type": "object", "description": "Each successful answer's payload, exactly as it came."}
+_FAILURES = {
+    "type": "object",
+    "additionalProperties": record(
+        {"status": one_of(TaskStatus), "motivo": nullable(TEXT), "tentativas": COUNT},
+    ),
+}
+
+_AGGREGATE = record(
+    {
+        "correlation_id": TEXT,
+        "status": one_of(RunStatus),
+        "versao": COUNT,
+        "resumo": ref("Resumo"),
+        "resultados": _RESULTS,
+        "falhas": _FAILURES,
+        "iniciada_em": MOMENT,
+        "concluida_em": MOMENT,
+        "duracao_ms": COUNT,
+    },
+    description="The one answer that a run gives.",
+)
+
+_HEAD_FIELDS: Schema = {
+    "correlation_id": TEXT,
+    "status": one_of(RunStatus),
+    "pipeline": nullable(TEXT),
+    "versao": COUNT,
+    "prioridade": {"type": "integer", "minimum": 0, "maximum": 9},
+    "resumo": ref("Resumo"),
+    "iniciada_em": MOMENT,
+    "prazo": MOMENT,
+    "concluida_em": nullable(MOMENT),
+    "duracao_ms": nullable(COUNT),
+    "links": ref("Links"),
+}
+
+_TASK = record(
+    {
+        "id": TEXT,
+        "fila": TEXT,
+        "status": one_of(TaskStatus),
+        "tentativas": COUNT,
+        "max_tentativas": COUNT,
+        "depende_de": listed(TEXT),
+        "opcional": FLAG,
+        "progresso": nullable(record({"percentual": nullable({"type": "number"}), "mensagem": nullable(TEXT)})),
+        "motivo": nullable(TEXT),
+        "enviada_em": nullable(MOMENT),
+        "prazo": nullable(MOMENT),
+        "proxima_tentativa_em": nullable(MOMENT),
+        "concluida_em": nullable(MOMENT),
+        "na_dlq": FLAG,
+    }
+)
+
+_DELIVERY = record(
+    {
+        "canal": one_of(Channel),
+        "destino": TEXT,
+        "status": one_of(DeliveryStatus),
+        "versao": COUNT,
+        "tentativas": COUNT,
+        "proxima_tentativa_em": nullable(MOMENT),
+        "erro": nullable(TEXT),
+    }
+)
+
+_RUN = record(
+    {
+        **_HEAD_FIELDS,
+        "definicao": TEXT,
+        "respostas_tardias": COUNT,
+        "respostas_repetidas": COUNT,
+        "entregas": listed(_DELIVERY),
+        "tarefas": listed(_TASK),
+        "resultados": _RESULTS,
+        "falhas": _FAILURES,
+    },
+    optional=("resultados", "falhas"),
+    description="A run with its subtasks; once it ended, also all that the aggregate has.",
+)
+
+_ENTRY = record(
+    {
+        "seq": COUNT,
+        "timestamp": MOMENT,
+        "evento": one_of(Happened),
+        "tarefa": nullable(TEXT),
+        "tentativa": nullable(COUNT),
+        "detalhe": nullable(TEXT),
+    }
+)
+
+_RETRY = record(
+    {"maxAttempts": {"type": "integer", "minimum": 1, "maximum": 1000}, "backoff": {"type": "number", "minimum": 0}}
+    | {"maxBackoff": {"type": "number", "minimum": 0}},
+    optional=("maxAttempts", "backoff", "maxBackoff"),
+)
+
+_STEP_FIELDS: Schema = {
+    "id": {**ID, "description": "The type unless given."},
+    "type": {"type": "string", "description": f"A job type ({', '.join(JOB_TYPES)}) or the name of a queue."},
+    "queue": {**QUEUE_NAME, "description": "The job type's own unless given."},
+    "dependsOn": listed(TEXT),
+    "config": {"type": "object"},
+    "retry": ref("Retry"),
+    "timeout": SECONDS,
+    "optional": FLAG,
+}
+_PIPELINE_FIELDS: Schema = {
+    "name": TEXT,
+    "description": TEXT,
+    "timeout": SECONDS,
+    "quorum": QUORUM,
+    "onLate": one_of(OnLate),
+}
+
+_STEP_DEFAULTS = tuple(name for name in _STEP_FIELDS if name != "type")
+_STEP_OMITTED = ("dependsOn", "config", "timeout", "optional")
+
+_PIPELINE_REQUEST = record(
+    {**_PIPELINE_FIELDS, "steps": {**listed(record(_STEP_FIELDS, optional=_STEP_DEFAULTS)), "minItems": 1}},
+    optional=tuple(_PIPELINE_FIELDS),
+)
+_PIPELINE = record(
+    {
+        **_PIPELINE_FIELDS,
+        "steps": listed(record(_STEP_FIELDS, optional=_STEP_OMITTED)),
+        "origem": one_of(Origin),
+        "hash": TEXT,
+    },
+    optional=("quorum",),
+)
+_PIPELINE_LISTED = record(
+    {"name": TEXT, "description": TEXT, "origem": one_of(Origin), "hash": TEXT, "steps": listed(TEXT)},
+    description="`steps` are their ids.",
+)
+
+_QUEUE = record(
+    {
+        "fila": TEXT,
+        "mensagens": COUNT,
+        "em_processamento": COUNT,
+        "consumidores": nullable({**COUNT, "description": "null: the broker does not tell"}),
+        "dlq": COUNT,
+    }
+)
+_LETTER = record(
+    {
+        "id": TEXT,
+        "motivo": TEXT,
+        "timestamp": MOMENT,
+        "entregas": COUNT,
+        "correlation_id": nullable(TEXT),
+        "tarefa": nullable(TEXT),
+        "corpo": {"description": "The message, when it is JSON."},
+        "corpo_texto": nullable({"type": "string", "description": "Else its text, or `base64:` and its bytes."}),
+    }
+)
+_PART = record({"ok": FLAG, "problema": nullable(TEXT)})
+_HEALTH = record({"status": {"type": "string", "enum": ["ok", "indisponivel"]}, "versao": TEXT})
+_READY = record({**_HEALTH["properties"], "partes": {"type": "object", "additionalProperties": _PART}})
+
+_CURSOR = nullable({"type": "string", "description": "For the next page; null: there is none."})
+
+COMPONENTS: dict[str, Schema] = {
+    "Problema": _PROBLEM,
+    "Pedido": _REQUEST,
+    "Aceita": record({"correlation_id": TEXT, "status": one_of(RunStatus), "links": ref("Links")}),
+    "Agregado": _AGGREGATE,
+    "Resumo": _SUMMARY,
+    "Links": _LINKS,
+    "OrquestracaoListada": record(_HEAD_FIELDS),
+    "Orquestracoes": record({"orquestracoes": listed(ref("OrquestracaoListada")), "cursor": _CURSOR}),
+    "Orquestracao": _RUN,
+    "Evento": _ENTRY,
+    "Eventos": record({"eventos": listed(ref("Evento")), "proximo": nullable(COUNT)}),
+    "Explicacao": record({"correlation_id": TEXT, "status": one_of(RunStatus), "explicacao": TEXT}),
+    "Retry": _RETRY,
+    "PipelinePedido": _PIPELINE_REQUEST,
+    "Pipeline": _PIPELINE,
+    "Pipelines": record({"pipelines": listed(_PIPELINE_LISTED)}),
+    "Filas": record({"filas": listed(_QUEUE)}),
+    "CartasMortas": record({"fila": TEXT, "mensagens": listed(_LETTER), "cursor": _CURSOR}),
+    "ReenvioPedido": record({"ids": nullable(listed(TEXT))}, optional=("ids",)),
+    "Reenvio": record(dict.fromkeys(("reenviadas", "reabertas", "obsoletas"), COUNT)),
+    "Saude": _HEALTH,
+    "Prontidao": _READY,
+}

@@ -1,0 +1,73 @@
+"""The API behind a real uvicorn, in a thread with its own event loop."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from socket import socket
+from typing import Any, TypeVar
+
+import uvicorn
+
+from oraculo.settings import Settings
+
+from .service import SETTINGS, Service
+
+T = TypeVar("T")
+
+
+class _Server(uvicorn.Server):
+    """A server that tells when it takes requests."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = threading.Event()
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+class LiveService:
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._made = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.service = Service(self._folder, self._settings)
+        config = uvicorn.Config(
+            self.service.app, port=0, log_level="critical", lifespan="on", timeout_graceful_shutdown=1
+        )
+        self._server = _Server(config)
+        self._made.set()
+        await self._server.serve()
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._made.wait(10)
+        assert self._server.ready.wait(10), "uvicorn did not start"
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "uvicorn did not stop"
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs `work` where the engine lives."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+
+@contextmanager
+def live(folder: Path, settings: Settings = SETTINGS) -> Iterator[LiveService]:
+    service = LiveService(folder, settings)
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()

@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import pytest
+
+from oraculo import __version__
+from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
+
+from .service import Service, assert_problem
+
+
+async def test_alive_and_ready(service: Service) -> None:
+    assert (await service.client.get("/health")).json() == {"status": "ok", "versao": __version__}
+    reply = await service.client.get("/health/ready")
+    assert reply.status_code == 200
+    assert reply.json()["status"] == "ok"
+    assert reply.json()["partes"]["store sqlite"] == {"ok": True, "problema": None}
+
+
+async def test_not_ready_says_which_part_and_why(service: Service) -> None:
+    await service.broker.close()
+    reply = await service.client.get("/health/ready")
+    assert reply.status_code == 503
+    assert reply.json()["status"] == "indisponivel"
+    assert "closed" in reply.json()["partes"]["broker memory"]["problema"]
+    assert reply.json()["partes"]["store sqlite"]["ok"]
+    assert (await service.client.get("/health")).status_code == 200
+
+
+async def test_before_the_start_nothing_is_taken(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    async with service.client:
+        assert (await service.client.get("/health")).status_code == 200
+        assert (await service.client.get("/health/ready")).json()["partes"]["engine"]["ok"] is False
+        reply = await service.client.post("/orquestracoes", json={"destinos": ["escavador_x"]})
+        assert_problem(reply, 503)
+        assert int(reply.headers["retry-after"]) > 0
+
+
+async def test_metrics_tell_of_runs_and_queues(service: Service) -> None:
+    await service.start_run(destinos=["escavador_x"])
+    await service.bury("fila_x", b"{}")
+    reply = await service.client.get("/metrics")
+    assert reply.headers["content-type"] == service.metrics.content_type
+    assert 'oraculo_runs{status="em_execucao"} 1.0' in reply.text
+    assert 'oraculo_queue_dead_letters{queue="fila_x"} 1.0' in reply.text
+
+
+async def test_metrics_are_there_without_the_broker(service: Service) -> None:
+    await service.bury("fila_x", b"{}")
+    await service.client.get("/metrics")
+    await service.broker.close()
+    reply = await service.client.get("/metrics")
+    assert reply.status_code == 200
+    assert "oraculo_runs_started_total" in reply.text
+    assert "fila_x" not in reply.text  # old numbers would look like new ones
+
+
+async def test_the_way_in(service: Service) -> None:
+    reply = await service.client.get("/")
+    assert reply.status_code == 307
+    assert reply.headers["location"] == "/docs"
+    assert "swagger" in (await service.client.get("/docs")).text
+    assert (await service.client.get("/redoc")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (StoreUnavailable("no answer from 10.0.0.5"), 503),
+        (BrokerUnavailable("no answer from 10.0.0.5"), 503),
+        (StoreError("column secret"), 500),
+        (RuntimeError("column secret"), 500),
+    ],
+)
+async def test_trouble_inside_is_a_problem_without_its_internals(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, status: int
+) -> None:
+    async def fail(*_args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(service.operations, "runs", fail)
+    reply = await service.client.get("/orquestracoes")
+    assert_problem(reply, status)
+    assert ("retry-after" in reply.headers) == (status == 503)
+    if status == 500:
+        assert "secret" not in reply.text
+        assert "GET /orquestracoes failed" in caplog.text

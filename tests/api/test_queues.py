@@ -1,0 +1,175 @@
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from oraculo.ports.telemetry import CommandsPublished
+from oraculo.settings import BrokerSettings
+
+from .service import SETTINGS, Service, assert_problem, running
+
+COMMAND = {
+    "correlation_id": "r",
+    "tipo_evento": "iniciar_coleta",
+    "tarefa": "t",
+    "payload": {},
+    "timestamp": "2025-10-14T12:00:00Z",
+}
+
+
+async def letters(service: Service, queue: str = "fila_x", **query: Any) -> dict[str, Any]:
+    reply = await service.client.get(f"/filas/{queue}/dlq", params=query)
+    assert reply.status_code == 200, reply.text
+    page: dict[str, Any] = reply.json()
+    return page
+
+
+async def test_queues_tell_their_depth_and_consumers(service: Service) -> None:
+    await service.bury("fila_x", b"{}")
+    queues = {queue["fila"]: queue for queue in (await service.client.get("/filas")).json()["filas"]}
+    assert list(queues) == sorted(queues)
+    assert {"fila_x", "orquestrador", "resultados"} <= set(queues)
+    assert queues["fila_x"] == {
+        "fila": "fila_x",
+        "mensagens": 0,
+        "em_processamento": 0,
+        "consumidores": 0,
+        "dlq": 1,
+    }
+    assert queues["resultados"]["consumidores"] == 1
+
+
+async def test_a_prefix_is_not_shown(tmp_path: Path) -> None:
+    async with running(tmp_path, msgspec.structs.replace(SETTINGS, broker=BrokerSettings(prefix="p."))) as service:
+        await service.bury("p.fila_x", b"{}")
+        await service.bury("alheia", b"{}")
+        names = [queue["fila"] for queue in (await service.client.get("/filas")).json()["filas"]]
+        assert {"fila_x", "orquestrador", "resultados"} <= set(names)
+        assert "alheia" not in names
+        assert not [name for name in names if name.startswith("p.")]
+        assert len((await letters(service))["mensagens"]) == 1
+        assert b'queue="fila_x"' in (await service.client.get("/metrics")).content
+
+
+async def test_a_dead_letter_tells_why_and_what(service: Service) -> None:
+    await service.bury("fila_x", json.dumps(COMMAND).encode(), "broken on purpose")
+    (letter,) = (await letters(service))["mensagens"]
+    assert letter["motivo"] == "broken on purpose"
+    assert letter["correlation_id"] == "r"
+    assert letter["tarefa"] == "t"
+    assert letter["corpo"] == COMMAND
+    assert letter["corpo_texto"] is None
+    assert letter["entregas"] == 1
+    assert letter["timestamp"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("body", "shown", "text"),
+    [
+        (b"nada", None, "nada"),
+        (b"\xff\x00", None, "base64:" + base64.b64encode(b"\xff\x00").decode()),
+        (b"", None, ""),
+        (b"[1]", [1], None),
+        (b"null", None, None),
+        (b'{"correlation_id": 5}', {"correlation_id": 5}, None),
+        (b"[" * 5000 + b"]" * 5000, None, "[" * 5000 + "]" * 5000),
+        (b'"\\ud800"', None, '"\\ud800"'),
+    ],
+)
+async def test_any_body_can_be_shown(service: Service, body: bytes, shown: Any, text: str | None) -> None:
+    await service.bury("fila_x", body)
+    (letter,) = (await letters(service))["mensagens"]
+    assert letter["corpo"] == shown
+    assert letter["corpo_texto"] == text
+    assert letter["correlation_id"] is None
+
+
+async def test_dead_letters_come_in_pages(service: Service) -> None:
+    for number in range(5):
+        await service.bury("fila_x", str(number).encode())
+    seen: list[int] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = await letters(service, limit=2, cursor=cursor)
+        seen += [letter["corpo"] for letter in page["mensagens"]]
+        cursor = page["cursor"]
+    assert seen == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("query", ["cursor=lixo", "cursor=%00", "limit=0"])
+async def test_a_bad_page_is_refused(service: Service, query: str) -> None:
+    await service.bury("fila_x", b"{}")
+    assert_problem(await service.client.get(f"/filas/fila_x/dlq?{query}"), 422, query.partition("=")[0])
+
+
+async def test_all_are_sent_again(service: Service) -> None:
+    await service.bury("fila_x", b"1")
+    await service.bury("fila_x", b"2")
+    reply = await service.client.post("/filas/fila_x/dlq/reenviar")
+    assert reply.json() == {"reenviadas": 2, "reabertas": 0, "obsoletas": 0}
+    assert (await letters(service))["mensagens"] == []
+
+
+async def test_those_named_are_sent_again(service: Service) -> None:
+    await service.bury("fila_x", b"1")
+    await service.bury("fila_x", b"2")
+    first, second = (await letters(service))["mensagens"]
+    url = "/filas/fila_x/dlq/reenviar"
+    assert (await service.client.post(url, json={"ids": []})).json()["reenviadas"] == 0
+    assert_problem(await service.client.post(url, json={"ids": [first["id"], "9999"]}), 404, None, "9999")
+    assert (await service.client.post(url, json={"ids": [first["id"]]})).json()["reenviadas"] == 1
+    assert (await letters(service))["mensagens"] == [second]
+    assert (await service.client.post(url, json={})).json()["reenviadas"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        (b"nada", 400, ""),
+        (b'{"ids":[', 400, ""),
+        (b"x" * 1024 * 1025, 413, "request"),
+        (b"[" * 9000, 422, ""),
+        (b'{"ids":"1"}', 422, "ids"),
+        (b'{"ids":[1]}', 422, "ids[0]"),
+        (b'{"id":["1"]}', 422, "id"),
+    ],
+)
+async def test_a_bad_redrive_moves_nothing(service: Service, body: bytes, status: int, field: str) -> None:
+    await service.bury("fila_x", b"1")
+    assert_problem(await service.client.post("/filas/fila_x/dlq/reenviar", content=body), status, field)
+    assert len((await letters(service))["mensagens"]) == 1
+
+
+async def test_the_command_of_a_failed_task_reopens_its_run(service: Service) -> None:
+    run_id = await service.start_run(destinos=["escavador_x"])
+    await service.told.of(CommandsPublished)
+    await service.answer("escavador_x", {"status": "erro", "erros": ["fora do ar"]})
+    assert (await service.ended(run_id))["status"] == "erro"
+    await service.told.of(CommandsPublished)
+    (letter,) = (await letters(service, "escavador_x"))["mensagens"]
+    assert letter["correlation_id"] == run_id
+    assert letter["tarefa"] == "escavador_x"
+    reply = await service.client.post("/filas/escavador_x/dlq/reenviar", json={"ids": [letter["id"]]})
+    assert reply.json() == {"reenviadas": 0, "reabertas": 1, "obsoletas": 0}
+    await service.answer("escavador_x", {"dados": 1})
+    assert (await service.ended(run_id))["status"] == "concluida"
+
+
+async def test_one_is_discarded(service: Service) -> None:
+    await service.bury("fila_x", b"1")
+    (letter,) = (await letters(service))["mensagens"]
+    url = f"/filas/fila_x/dlq/{letter['id']}"
+    reply = await service.client.delete(url)
+    assert reply.status_code == 204
+    assert reply.content == b""
+    assert_problem(await service.client.delete(url), 404, None, letter["id"])
+    assert (await letters(service))["mensagens"] == []
+
+
+async def test_unknown_queues_are_not_found(service: Service) -> None:
+    assert_problem(await service.client.get("/filas/nada/dlq"), 404, None, "'nada'")
+    assert_problem(await service.client.post("/filas/nada/dlq/reenviar"), 404, None, "'nada'")
+    assert_problem(await service.client.delete("/filas/nada/dlq/1"), 404, None, "'nada'")

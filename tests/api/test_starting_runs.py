@@ -1,0 +1,101 @@
+import json
+
+import pytest
+
+from .service import Service, assert_problem
+
+FAN_OUT = {"destinos": ["escavador_youtube", "executador_relatorio"], "payload": {"fonte": "x"}}
+
+
+async def test_a_run_is_accepted_with_its_links(service: Service) -> None:
+    reply = await service.client.post("/orquestracoes", json=FAN_OUT)
+    assert reply.status_code == 202
+    accepted = reply.json()
+    assert accepted["status"] == "em_execucao"
+    assert reply.headers["location"] == accepted["links"]["self"] == f"/orquestracoes/{accepted['correlation_id']}"
+    assert "preference-applied" not in reply.headers
+    for link in ("self", "eventos", "explicacao"):
+        assert (await service.client.get(accepted["links"][link])).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "request_body", [{"tipo": "coleta_completa"}, {"pipeline": "coleta-execucao", "payload": {"a": 1}}]
+)
+async def test_a_route_and_a_pipeline_are_accepted(service: Service, request_body: dict[str, object]) -> None:
+    run_id = await service.start_run(**request_body)
+    assert (await service.runs())[0]["correlation_id"] == run_id
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "application/vnd.x+json", ""])
+async def test_json_by_any_name_is_read(service: Service, kind: str) -> None:
+    headers = {"content-type": kind} if kind else {}
+    reply = await service.client.post("/orquestracoes", content=json.dumps(FAN_OUT), headers=headers)
+    assert reply.status_code == 202
+
+
+async def test_a_payload_is_handed_on_byte_for_byte(service: Service) -> None:
+    payload = '{"n": 1.10, "big": 123456789012345678901234567890,  "é": "\\u00e9"}'
+    await service.client.post("/orquestracoes", content='{"destinos": ["escavador_x"], "payload": ' + payload + "}")
+    command = await service.answer("escavador_x", {"resultado": "ok"})
+    assert bytes(command.payload).decode() == payload
+
+
+async def test_waiting_gives_the_aggregate(service: Service) -> None:
+    await service.start_run(destinos=["escavador_x"], correlation_id="esperada")
+    await service.answer("escavador_x", {"resultado": "ok"})
+    await service.ended("esperada")
+    again = {"destinos": ["escavador_y"], "correlation_id": "outra"}
+    key = {"Idempotency-Key": "k", "Prefer": "respond-async, wait=10; x=1"}
+    await service.client.post("/orquestracoes", json=again, headers={"Idempotency-Key": "k"})
+    await service.answer("escavador_y", {"resultado": [1]})
+    reply = await service.client.post("/orquestracoes", json=again, headers=key)
+    assert reply.status_code == 200
+    assert reply.headers["preference-applied"] == "wait=10"
+    assert reply.headers["location"] == "/orquestracoes/outra"
+    assert reply.json()["status"] == "concluida"
+    assert reply.json()["resultados"] == {"escavador_y": {"resultado": [1]}}
+
+
+async def test_a_wait_in_vain_gives_202(service: Service) -> None:
+    reply = await service.client.post("/orquestracoes", json=FAN_OUT, headers={"Prefer": "wait=0"})
+    assert reply.status_code == 202
+    assert reply.headers["preference-applied"] == "wait=0"
+
+
+async def test_the_same_key_and_body_give_the_same_run(service: Service) -> None:
+    headers = {"Idempotency-Key": "chave-1"}
+    first = await service.client.post("/orquestracoes", json=FAN_OUT, headers=headers)
+    second = await service.client.post("/orquestracoes", json=FAN_OUT, headers=headers)
+    assert first.status_code == second.status_code == 202
+    assert first.json() == second.json()
+    assert len(await service.runs()) == 1
+
+
+async def test_the_same_key_and_another_body_are_refused(service: Service) -> None:
+    headers = {"Idempotency-Key": "chave-1"}
+    await service.client.post("/orquestracoes", json=FAN_OUT, headers=headers)
+    reply = await service.client.post("/orquestracoes", json={"destinos": ["escavador_x"]}, headers=headers)
+    assert_problem(reply, 422, "Idempotency-Key", "another body")
+    assert len(await service.runs()) == 1
+
+
+@pytest.mark.parametrize("key", [b"", b"\x80\xff", b"k" * 256])
+async def test_an_odd_key_is_refused(service: Service, key: bytes) -> None:
+    reply = await service.client.post("/orquestracoes", json=FAN_OUT, headers={b"Idempotency-Key": key})
+    assert_problem(reply, 422, "Idempotency-Key")
+    assert await service.runs() == []
+
+
+async def test_an_id_in_use_is_refused(service: Service) -> None:
+    await service.start_run(destinos=["escavador_x"], correlation_id="minha")
+    reply = await service.client.post("/orquestracoes", json={"destinos": ["escavador_y"], "correlation_id": "minha"})
+    assert_problem(reply, 409, "correlation_id", "'minha'", "in use")
+    assert len(await service.runs()) == 1
+
+
+async def test_a_trace_is_passed_on_when_it_is_one(service: Service) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await service.client.post("/orquestracoes", json={"destinos": ["escavador_x"]}, headers={"traceparent": trace})
+    assert (await service.answer("escavador_x", {})).traceparent == trace
+    await service.client.post("/orquestracoes", json={"destinos": ["escavador_x"]}, headers={"traceparent": "00-0-0-0"})
+    assert (await service.answer("escavador_x", {})).traceparent != "00-0-0-0"
