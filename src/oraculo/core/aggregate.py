@@ -18,17 +18,17 @@ def end_status(run: Run) -> RunStatus:
         return RunStatus.SUCCEEDED
     if head.cancelled:
         return RunStatus.CANCELLED
-    if not head.succeeded:
-        return RunStatus.FAILED if head.failed else RunStatus.TIMED_OUT if head.timed_out else RunStatus.CANCELLED
     quorum_met = run.plan.needed is not None and head.succeeded >= run.plan.needed
-    if run.plan.kind is Kind.FAN_OUT or quorum_met:
+    if run.plan.kind is Kind.PIPELINE and not quorum_met and (status := _required_status(run)):
+        return status
+    if head.succeeded:
         return RunStatus.PARTIAL
-    return _pipeline_status(run)
+    return RunStatus.FAILED if head.failed else RunStatus.TIMED_OUT if head.timed_out else RunStatus.CANCELLED
 
 
-def _pipeline_status(run: Run) -> RunStatus:
+def _required_status(run: Run) -> RunStatus | None:
     """A required step that failed for good decides; a skipped one only tells what its dependency did."""
-    status = RunStatus.PARTIAL
+    status = None
     for task in run.tasks:
         if run.plan.steps[task.number].optional:
             continue

@@ -1,6 +1,8 @@
 """Reading a worker's answer: did it fail, and which task is it about."""
 
 import zlib
+from collections.abc import Sequence
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ from oraculo.core.run import Run
 
 FAILURE_WORDS = frozenset({"erro", "error", "falha", "failed", "failure"})
 _MAX_REASON = 500
+_NAMED = 10  # open tasks that a reason names
 
 
 class _Reply(msgspec.Struct):
@@ -41,13 +44,14 @@ def read_answer(run: Run, message: Message, jitter: float) -> Event | str:
     number = _find_task(run, message, reply)
     if number is None:
         return _why_not_found(run, message)
+    attempt = _attempt(run, number, message.tentativa)
     if message.tipo_evento == naming.PROGRESS:
         return Progressed(number, _percent(reply.percentual), _text(reply.mensagem))
     if not has_failed(reply.status, reply.erros):
-        return Answered(number, message.tentativa, payload)
+        return Answered(number, attempt, payload)
     return Answered(
         number,
-        message.tentativa,
+        attempt,
         payload,
         failed=True,
         retryable=reply.repetir is not False,
@@ -67,34 +71,45 @@ def _find_task(run: Run, message: Message, reply: _Reply) -> int | None:
     """The first of: `tarefa`; a name in the payload; the only task that awaits such an answer."""
     if message.tarefa is not None and (number := run.plan.by_id.get(message.tarefa)) is not None:
         return number
-    for name in (reply.tarefa, reply.destino, reply.fonte):
-        if isinstance(name, str) and (number := _named_task(run, name)) is not None:
+    named = [found for name in (reply.tarefa, reply.destino, reply.fonte) if (found := _named(run, name))]
+    for numbers in named:
+        if (number := _one_of(run, numbers)) is not None:
             return number
+    if named:  # it said whose it is: it must not be taken for the answer of another destination
+        return None
     if message.tipo_evento == naming.PROGRESS:
-        candidates = sum(run.awaited.values())
-        return next((t.number for t in run.awaited_tasks()), None) if candidates == 1 else None
-    kind = message.tipo_evento == naming.COLLECTED
-    if run.awaited[kind] != 1:
-        return None
-    return next((t.number for t in run.awaited_tasks() if run.plan.is_collector[t.number] is kind), None)
+        kinds = [numbers for numbers in run.awaited.values() if numbers]
+        return _only(kinds[0]) if len(kinds) == 1 else None
+    return _only(run.awaited[message.tipo_evento == naming.COLLECTED])
 
 
-def _named_task(run: Run, name: str) -> int | None:
-    numbers = run.plan.named(name)
-    if len(numbers) <= 1:
-        return numbers[0] if numbers else None
-    queue = run.plan.steps[numbers[0]].queue
-    if run.awaited_on.get(queue) != 1:
-        return None
-    return next((t.number for t in run.awaited_tasks() if run.plan.steps[t.number].queue == queue), None)
+def _named(run: Run, name: object) -> Sequence[int]:
+    return run.plan.named(name) if isinstance(name, str) else ()
+
+
+def _one_of(run: Run, numbers: Sequence[int]) -> int | None:
+    """Of the tasks of one destination, its only one, or the only one that awaits an answer."""
+    if len(numbers) == 1:
+        return numbers[0]
+    return _only(run.awaited_on.get(run.plan.steps[numbers[0]].queue, set()))
+
+
+def _only(numbers: set[int]) -> int | None:
+    return next(iter(numbers)) if len(numbers) == 1 else None
+
+
+def _attempt(run: Run, number: int, told: int | None) -> int | None:
+    """An attempt that was never made tells nothing; nor may a number of any size reach the store."""
+    return told if told is not None and told <= run.tasks[number].attempt else None
 
 
 def _why_not_found(run: Run, message: Message) -> str:
-    awaited = [run.plan.steps[task.number].id for task, _ in zip(run.awaited_tasks(), range(10), strict=False)]
-    total = sum(run.awaited.values())
+    numbers = sorted(islice(chain(run.awaited[True], run.awaited[False]), _NAMED))
+    awaited = [run.plan.steps[number].id for number in numbers]
+    total = len(run.awaited[True]) + len(run.awaited[False])
     more = f" and {total - len(awaited)} more" if total > len(awaited) else ""
     waiting = f"open were: {', '.join(awaited)}{more}" if awaited else "none was open"
-    told = f"'{message.tarefa}' is not one of its tasks" if message.tarefa else "the message names no task"
+    told = f"'{message.tarefa}' is not one of its tasks" if message.tarefa else "the message does not tell which"
     return f"no task of run {run.id} could be told for this {message.tipo_evento}: {told}; {waiting}"
 
 
@@ -108,7 +123,7 @@ def _reason(reply: _Reply) -> str:
 def _percent(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return min(100.0, max(0.0, float(value)))
+    return float(min(100, max(0, value)))
 
 
 def _text(value: object) -> str | None:

@@ -6,7 +6,7 @@ import msgspec
 
 from oraculo.core import naming
 from oraculo.core.message import Message, encode_message
-from oraculo.core.pipeline import Kind
+from oraculo.core.pipeline import NO_JSON, Kind
 from oraculo.core.run import Run, Task
 from oraculo.core.timestamps import to_iso
 
@@ -15,9 +15,10 @@ _EMPTY = msgspec.Raw(b"{}")
 
 
 class _EntryParameters(msgspec.Struct):
-    parametros: Any = None
+    parametros: msgspec.Raw = NO_JSON
 
 
+# Values stay unparsed: one that Python cannot hold (1e999) is handed on as it came.
 _parameters = msgspec.json.Decoder(_EntryParameters)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -60,8 +61,8 @@ def command_payload(run: Run, task: Task) -> msgspec.Raw:
     return msgspec.Raw(_encoder.encode(payload))
 
 
-def _collector_parameters(entry: bytes, config: msgspec.Raw) -> dict[str, Any]:
+def _collector_parameters(entry: bytes, config: msgspec.Raw) -> dict[str, msgspec.Raw]:
     """The run payload's `parametros`, overlaid by the step's `config`."""
     given = _parameters.decode(entry).parametros
-    parameters = dict(given) if isinstance(given, dict) else {}
+    parameters = _object.decode(given) if bytes(given).startswith(b"{") else {}
     return parameters | (_object.decode(config) if config else {})

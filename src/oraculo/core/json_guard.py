@@ -11,7 +11,9 @@ from oraculo.errors import Fault, InvalidJson
 
 MAX_DEPTH = 128
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Possessive, and content with a text that never ends: one that backtracked, or looked for a string again at every
+# quote in it, would take a time that grows with the square of the text.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 

@@ -157,10 +157,10 @@ def _sent(run: Run, event: Sent, now: float, changes: Changes) -> Verdict:
 
 def _answered(run: Run, event: Answered, now: float, changes: Changes) -> Verdict:
     task = run.tasks[event.task]
+    if not task.attempt:
+        return Verdict.UNKNOWN
     if not task.is_open:
         return _answered_after_end(run, task, event, now, changes)
-    if not task.attempt or task.missing:
-        return Verdict.UNKNOWN
     if not event.failed:
         _succeed(run, task, event.payload, now, changes)
     elif _is_repeated_failure(task, event):
@@ -179,15 +179,17 @@ def _is_repeated_failure(task: Task, event: Answered) -> bool:
 
 
 def _answered_after_end(run: Run, task: Task, event: Answered, now: float, changes: Changes) -> Verdict:
-    if run.plan.amends and not event.failed and _may_be_amended(task):
+    if run.plan.amends and not event.failed and _may_be_amended(run, task):
         _amend(run, task, event.payload, now, changes)
         return Verdict.APPLIED
     answered = task.status in (TaskStatus.SUCCEEDED, TaskStatus.FAILED)
     return _stray(run, task, Verdict.DUPLICATE if answered else Verdict.LATE, event.attempt, now, changes)
 
 
-def _may_be_amended(task: Task) -> bool:
+def _may_be_amended(run: Run, task: Task) -> bool:
     """Only what time or the quorum closed: an answer or an operator had the last word on the rest."""
+    if run.head.status is RunStatus.CANCELLED:
+        return False
     return task.status is TaskStatus.TIMED_OUT or task.cause is Cause.QUORUM
 
 
@@ -219,7 +221,7 @@ def _progressed(run: Run, event: Progressed, now: float, changes: Changes) -> Ve
 
 
 def _succeed(run: Run, task: Task, payload: bytes, now: float, changes: Changes) -> None:
-    task.result = payload
+    task.result, task.reason = payload, None
     task.percent = None if task.percent is None else 100.0
     _close(run, task, Trigger.SUCCEED, now, changes)
     changes.tell(now, Happened.SUCCEEDED, task.number, task.attempt)
@@ -341,7 +343,7 @@ def _repeated(run: Run, event: Repeated, now: float, changes: Changes) -> Verdic
 
 def _redriven(run: Run, event: Redriven, now: float, changes: Changes) -> Verdict:
     task = run.tasks[event.task]
-    if task.is_open or task.status is TaskStatus.SUCCEEDED:
+    if not task.attempt or task.is_open or task.status is TaskStatus.SUCCEEDED:
         return Verdict.REFUSED
     _reopen(run, [task, *_skipped_after(run, task)], now, changes)
     return Verdict.APPLIED
@@ -349,16 +351,18 @@ def _redriven(run: Run, event: Redriven, now: float, changes: Changes) -> Verdic
 
 def _skipped_after(run: Run, task: Task) -> list[Task]:
     """The tasks that were skipped because of `task` alone, and may hope again when it is reopened."""
-    hopeful = {task.number}
+    hopeless: dict[int, int] = {}  # of each, how many of its dependencies cannot succeed
     ready = [task.number]
     found: list[Task] = []
     while ready:
         for number in run.plan.dependents[ready.pop()]:
             dependent = run.tasks[number]
-            if number in hopeful or dependent.status is not TaskStatus.SKIPPED:
+            if dependent.status is not TaskStatus.SKIPPED:
                 continue
-            if all(_may_succeed(run.tasks[n]) or n in hopeful for n in run.plan.dependencies[number]):
-                hopeful.add(number)
+            if number not in hopeless:
+                hopeless[number] = sum(not _may_succeed(run.tasks[n]) for n in run.plan.dependencies[number])
+            hopeless[number] -= 1
+            if not hopeless[number]:
                 ready.append(number)
                 found.append(dependent)
     return found
@@ -381,6 +385,7 @@ def _reopen(run: Run, tasks: list[Task], now: float, changes: Changes) -> None:
         # The attempts go on counting, so that a worker never takes a repeat for a command it has answered.
         task.last_attempt = task.attempt + run.plan.steps[task.number].retry.max_attempts
         task.cause = task.reason = task.deadline = task.due_at = task.ended_at = None
+        task.percent = task.note = None
         task.dead_letter = task.unsent = False
         changes.touch(task)
         changes.tell(now, Happened.REOPENED, task.number, task.attempt)
@@ -450,7 +455,7 @@ def _next_delivery(run: Run) -> None:
 def _dispatch(run: Run, task: Task, now: float, changes: Changes, *, retry: bool = False) -> None:
     """Decides that the next attempt of the task is sent. The commit of this decision is what makes it so."""
     if not retry:
-        run.expect_answer(task.number, 1)
+        run.expect_answer(task.number)
     task.attempt += 1
     task.unsent = True
     if task.deadline is None:
@@ -463,7 +468,7 @@ def _dispatch(run: Run, task: Task, now: float, changes: Changes, *, retry: bool
 
 def _close(run: Run, task: Task, trigger: Trigger, now: float, changes: Changes) -> None:
     if task.attempt and not task.missing:
-        run.expect_answer(task.number, -1)
+        run.expect_no_answer(task.number)
     _move(run, task, trigger)
     task.unsent = False
     task.due_at = None

@@ -9,6 +9,7 @@ ANSWERS = "resultados"
 DLQ_SUFFIX = ".dlq"
 COLLECTOR_PREFIX = "escavador"
 MAX_NAME = 128
+MAX_COMPARED = 1_000  # names among which a nearest one is looked for
 
 START_RUN = "iniciar_orquestracao"
 START_COLLECT = "iniciar_coleta"
@@ -63,13 +64,18 @@ def queue_fault(name: object) -> str | None:
 
 def shown(value: object, limit: int = 60) -> str:
     """`value` as an error message shows it: quoted and short."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits, which Python does not write
+        text = f"a very long {type(value).__name__}"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or the known names, to end an error message with."""
     names = sorted(known)
+    if len(names) > MAX_COMPARED:
+        return ""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean '{close[0]}'?"

@@ -6,6 +6,8 @@ A fan-out is a definition too, of steps without dependencies; so a run is always
 import hashlib
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -17,6 +19,7 @@ from oraculo.errors import Fault, InvalidPipeline
 DEFAULT_TIMEOUT = 300.0
 MAX_SECONDS = 365 * 86400.0
 MAX_STEPS = 100_000
+MAX_FAULTS = 20  # a file with more is not mended in one go anyway
 
 # The job types of the video application and the queues of their workers.
 JOB_TYPES: Mapping[str, str] = {
@@ -95,8 +98,7 @@ def quorum_needed(quorum: int | str | None, total: int) -> int | None:
         return None
     if isinstance(quorum, int):
         return quorum
-    percent = float(quorum.removesuffix("%"))
-    return max(1, -int(-total * percent // 100))
+    return max(1, ceil(total * Fraction(quorum.removesuffix("%")) / 100))
 
 
 def quorum_fault(quorum: object, total: int) -> str | None:
@@ -107,7 +109,7 @@ def quorum_fault(quorum: object, total: int) -> str | None:
     if isinstance(quorum, bool):
         return right
     if isinstance(quorum, int):
-        return None if 1 <= quorum <= total else f"{right}; got {quorum}"
+        return None if 1 <= quorum <= total else f"{right}; got {naming.shown(quorum)}"
     if isinstance(quorum, str) and quorum.endswith("%"):
         number = quorum.removesuffix("%")
         if number.replace(".", "", 1).isdecimal() and number.isascii() and 0 < float(number) <= 100:
@@ -147,15 +149,15 @@ class _PipelineReader:
         timeout = self._seconds(source, "", "timeout") or DEFAULT_TIMEOUT
         on_late = self._on_late(source)
         steps = self._steps(source.get("steps"))
-        if fault := quorum_fault(source.get("quorum"), len(steps)):
+        if steps and (fault := quorum_fault(source.get("quorum"), len(source["steps"]))):
             self._fault("quorum", fault)
-        if not self.faults:
+        if steps and len(steps) == len(source["steps"]):  # else a dependency may be on a step that was not read
             self._graph(steps)
         if self.faults:
-            raise InvalidPipeline(self.faults)
+            raise InvalidPipeline(self.faults[:MAX_FAULTS])
         return Definition(
             name=name,
-            steps=tuple(steps),
+            steps=tuple(steps.values()),
             description=description,
             timeout=timeout,
             quorum=source.get("quorum"),
@@ -180,29 +182,35 @@ class _PipelineReader:
         self._fault("onLate", f'must be "record" or "amend"; got {naming.shown(value)}')
         return OnLate.RECORD
 
-    def _steps(self, source: object) -> list[Step]:
+    def _steps(self, source: object) -> dict[int, Step]:
+        """Those that could be read, faults and all, by their place in the list."""
         if not isinstance(source, list) or not source:
             self._fault("steps", "is required: a list of at least one step")
-            return []
+            return {}
         if len(source) > MAX_STEPS:
             self._fault("steps", f"has {len(source)} steps; at most {MAX_STEPS} are allowed")
-            return []
-        steps = [step for number, item in enumerate(source) if (step := self._step(item, number))]
+            return {}
+        steps: dict[int, Step] = {}
+        for number, item in enumerate(source):
+            if len(self.faults) < MAX_FAULTS and (step := self._step(item, number)):
+                steps[number] = step
+        self._unique_ids(steps)
+        return steps
+
+    def _unique_ids(self, steps: dict[int, Step]) -> None:
         seen: dict[str, int] = {}
-        for number, step in enumerate(steps):
+        for number, step in steps.items():
             if (first := seen.setdefault(step.id, number)) != number:
                 self._fault(
                     f"steps[{number}]",
                     f"step '{step.id}' is there already as steps[{first}]; give one an `id`",
                 )
-        return steps
 
     def _step(self, item: object, number: int) -> Step | None:
         at = f"steps[{number}]"
         if not isinstance(item, dict):
             self._fault(at, f"a step is an object with `type`; got {naming.shown(item)}")
             return None
-        before = len(self.faults)
         step_type = item.get("type")
         if not isinstance(step_type, str) or not step_type:
             self._fault(f"{at}.type", "is required: a job type or the name of a queue")
@@ -217,7 +225,7 @@ class _PipelineReader:
             self._fault(f"{at}.queue", fault + hint)
         if fault := text_fault(step_id):
             self._fault(f"{at}.id", fault)
-        step = Step(
+        return Step(
             id=step_id,
             queue=str(queue),
             type=step_type,
@@ -227,7 +235,6 @@ class _PipelineReader:
             timeout=self._seconds(item, at, "timeout"),
             optional=self._typed(item, at, "optional", bool, "true or false", False),
         )
-        return step if len(self.faults) == before else None
 
     def _depends_on(self, item: dict[str, Any], at: str) -> tuple[str, ...]:
         value = item.get("dependsOn", [])
@@ -272,16 +279,18 @@ class _PipelineReader:
             max_backoff=self.default_retry.max_backoff if cap is None else cap,
         )
 
-    def _graph(self, steps: list[Step]) -> None:
-        ids = {step.id for step in steps}
-        for number, step in enumerate(steps):
+    def _graph(self, steps: dict[int, Step]) -> None:
+        places = {step.id: number for number, step in steps.items()}
+        for number, step in steps.items():
             for name in step.depends_on:
-                if name not in ids:
+                if name not in places and len(self.faults) < MAX_FAULTS:
+                    near = naming.nearest(name, places.keys() - {step.id})
                     at = f"steps[{number}] ({step.id}).dependsOn"
-                    self._fault(at, f"no step has the id {naming.shown(name)}{naming.nearest(name, ids - {step.id})}")
-        if not self.faults and (cycle := find_cycle({step.id: step.depends_on for step in steps})):
-            at = f"steps[{next(n for n, step in enumerate(steps) if step.id == cycle[0])}] ({cycle[0]}).dependsOn"
-            self._fault(at, "the steps wait for each other in a circle: " + " → ".join(cycle))
+                    self._fault(at, f"no step has the id {naming.shown(name)}{near}")
+        known = {step.id: tuple(name for name in step.depends_on if name in places) for step in steps.values()}
+        if cycle := find_cycle(known):
+            at = f"steps[{places[cycle[0]]}] ({cycle[0]}).dependsOn"
+            self._fault(at, "the steps wait for each other in a circle: " + _path(cycle))
 
     def _seconds(self, item: dict[str, Any], at: str, key: str, zero: bool = False) -> float | None:
         value = item.get(key)
@@ -343,6 +352,12 @@ def find_cycle(depends_on: Mapping[str, tuple[str, ...]]) -> list[str] | None:
                 path[name] = None
                 stack.append(iter(depends_on[name]))
     return None
+
+
+def _path(names: list[str], shown: int = 20) -> str:
+    left_out = len(names) - shown
+    parts = names if left_out <= 0 else [*names[: shown - 1], f"… {left_out} more …", names[-1]]
+    return " → ".join(parts)
 
 
 def pipeline_document(definition: Definition) -> dict[str, Any]:

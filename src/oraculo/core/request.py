@@ -211,7 +211,7 @@ def definition_of(
 
 
 def _overrides(request: RunRequest) -> dict[str, Any]:
-    return {"timeout": request.timeout, "quorum": request.quorum}
+    return {"timeout": None if request.timeout is None else float(request.timeout), "quorum": request.quorum}
 
 
 def _fan_out(

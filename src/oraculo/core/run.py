@@ -1,6 +1,5 @@
 """The state of a run and of its tasks, and the list of what changed in it."""
 
-from collections.abc import Iterator
 from enum import StrEnum
 
 import msgspec
@@ -137,10 +136,10 @@ class Run:
         self.payload = payload
         self.tasks = tasks
         self.open_tasks = 0
-        # Tasks that were sent and have not ended, by kind of answer and by queue: what lets the answer of a
-        # worker that names no task be placed without looking at all of them.
-        self.awaited = {True: 0, False: 0}
-        self.awaited_on: dict[str, int] = {}
+        # Tasks that were sent and have not ended, by kind (a collector's, or not) and by queue: what lets the answer
+        # of a worker that names no task be placed without looking at all of them.
+        self.awaited: dict[bool, set[int]] = {True: set(), False: set()}
+        self.awaited_on: dict[str, set[int]] = {}
         for task in tasks:
             self._count(task)
 
@@ -150,12 +149,15 @@ class Run:
         if task.is_open:
             self.open_tasks += 1
             if task.attempt and not task.missing:
-                self.expect_answer(task.number, 1)
+                self.expect_answer(task.number)
 
-    def expect_answer(self, number: int, step: int) -> None:
-        self.awaited[self.plan.is_collector[number]] += step
-        queue = self.plan.steps[number].queue
-        self.awaited_on[queue] = self.awaited_on.get(queue, 0) + step
+    def expect_answer(self, number: int) -> None:
+        self.awaited[self.plan.is_collector[number]].add(number)
+        self.awaited_on.setdefault(self.plan.steps[number].queue, set()).add(number)
+
+    def expect_no_answer(self, number: int) -> None:
+        self.awaited[self.plan.is_collector[number]].discard(number)
+        self.awaited_on[self.plan.steps[number].queue].discard(number)
 
     @property
     def id(self) -> str:
@@ -164,9 +166,6 @@ class Run:
     @property
     def is_open(self) -> bool:
         return self.head.status is RunStatus.RUNNING
-
-    def awaited_tasks(self) -> Iterator[Task]:
-        return (task for task in self.tasks if task.is_open and task.attempt and not task.missing)
 
 
 class Changes:

@@ -1,14 +1,23 @@
 """ISO 8601 on the wire, seconds since the epoch inside."""
 
 from datetime import UTC, datetime
+from functools import lru_cache
+
+_LONGEST = 64
 
 
+# The same moments are written and read again and again: the deadline of a run in each of its commands, the time of a
+# batch in each of its messages.
+@lru_cache(maxsize=256)
 def to_iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
+@lru_cache(maxsize=256)
 def from_iso(text: str) -> float | None:
     """Seconds since the epoch, or None when `text` is not ISO 8601 with an offset."""
+    if len(text) > _LONGEST:
+        return None
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

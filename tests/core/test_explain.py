@@ -1,0 +1,112 @@
+"""One sentence: why a run is not finished, what it waits for, until when, what happens then."""
+
+from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Progressed
+from oraculo.core.explain import explain
+
+from .building import START, Driver, fan_out, flow
+
+
+def told(driver: Driver, **consumers: int | None) -> str:
+    sentence = explain(driver.run, driver.now, consumers)
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_a_run_that_waits_for_an_answer() -> None:
+    driver = fan_out("a", "b", timeout=30).sent()
+    driver.ok("b")
+    assert told(driver.at(10)) == (
+        "Run abc123 has 1 of 2 tasks open and waits for 'a' (attempt 1 of 3, sent 10 s ago); it waits until "
+        "2025-10-14T12:00:30.000Z (20 s from now), when what has not answered is marked timeout and the run ends as "
+        "parcial with what it has."
+    )
+
+
+def test_a_fan_out_that_has_nothing_yet() -> None:
+    assert "the run ends as timeout unless an answer comes." in told(fan_out("a").sent())
+
+
+def test_that_nobody_listens_is_told_when_it_is_known() -> None:
+    driver = fan_out("a").sent()
+    assert "and nobody listens on queue a" in told(driver, a=0)
+    assert "nobody" not in told(driver, a=1)
+    assert "nobody" not in told(driver, a=None)
+    assert "nobody" not in told(driver)
+
+
+def test_a_command_that_the_broker_did_not_take() -> None:
+    assert "'a' (attempt 1 of 3, not yet confirmed by the broker on queue a)" in told(fan_out("a"))
+
+
+def test_a_retry_that_is_awaited() -> None:
+    driver = flow({"type": "a", "retry": {"backoff": 8}}).sent()
+    driver.fail("a", "boom", jitter=0.5)
+    assert "'a' (attempt 1 of 3 failed: boom; the next is due in 3 s)" in told(driver.at(1))
+
+
+def test_progress_and_a_deadline_of_its_own() -> None:
+    driver = fan_out({"fila": "a", "timeout": 20}).sent()
+    driver.apply(Progressed(0, 12.5))
+    assert "(attempt 1 of 3, sent 5 s ago, 12.5 % done, its own deadline in 15 s)" in told(driver.at(5))
+
+
+def test_what_is_blocked_behind_it() -> None:
+    one = told(flow("a", "b<a").sent())
+    assert "; 1 task behind it cannot start before; it waits until" in one
+    assert one.endswith("the run ends as timeout, and what depends on them is ignorada.")
+    assert "2 tasks behind them cannot start before" in told(flow("a", "b", "c<a", "d<a,b").sent())
+
+
+def test_many_are_told_in_part() -> None:
+    sentence = told(fan_out(*"abcdef").sent())
+    assert "6 of 6 tasks open" in sentence
+    assert "'c' (attempt 1 of 3, sent 0 s ago) and 3 more;" in sentence
+    assert "'d'" not in sentence
+
+
+def test_a_quorum() -> None:
+    driver = fan_out("a", "b", "c", quorum=2).sent()
+    assert "it ends at once with 2 more successes (quorum 2), else it waits until" in told(driver)
+    driver.ok("a")
+    assert "it ends at once with 1 more success (quorum 2)" in told(driver)
+
+
+def test_an_ended_run_waits_for_nothing() -> None:
+    driver = fan_out("a", "b").sent().at(3)
+    driver.ok("a")
+    driver.fail_for_good("b", "boom")
+    assert told(driver) == (
+        "Run abc123 ended as parcial at 2025-10-14T12:00:03.000Z with 1 concluidas, 1 erros of 2 tasks "
+        "('b' erro: boom); it waits for nothing."
+    )
+
+
+def test_an_ended_run_without_a_fault() -> None:
+    driver = fan_out("a").sent()
+    driver.ok("a")
+    assert told(driver).endswith("with 1 concluidas of 1 task; it waits for nothing.")
+
+
+def test_what_was_skipped_is_counted_but_its_cause_is_told() -> None:
+    driver = flow("a", "b<a").sent()
+    driver.fail_for_good("a", "boom")
+    assert "1 erros, 1 ignoradas of 2 tasks ('a' erro: boom);" in told(driver)
+
+
+def test_many_failures_are_told_in_part() -> None:
+    driver = fan_out(*"abcde").sent()
+    driver.apply(Cancelled("enough"))
+    assert "'c' cancelada: enough; 2 more)" in told(driver)
+
+
+def test_the_deliveries_of_an_ended_run() -> None:
+    driver = fan_out("a", webhook="http://h", responder_em="q").sent()
+    driver.ok("a")
+    assert "its aggregate for webhook http://h is not delivered yet after 0 attempts" in told(driver)
+    driver.apply(DeliveryFailed(0, 1, "answered 500", START + 5))
+    assert "is not delivered yet after 1 attempt (answered 500)" in told(driver)
+    driver.apply(DeliveryFailed(0, 1, "gone", None))
+    assert "its aggregate for webhook http://h is given up after 2 attempts (gone)" in told(driver)
+    driver.apply(Delivered(1, 1))
+    assert "its aggregate for fila q was delivered" in told(driver)

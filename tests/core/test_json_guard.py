@@ -1,0 +1,77 @@
+"""What is refused of a JSON text before anything reads it."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oraculo.core.json_guard import MAX_DEPTH, check_json_text
+from oraculo.errors import InvalidJson
+
+
+def problem(body: bytes) -> str:
+    with pytest.raises(InvalidJson) as raised:
+        check_json_text(body)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("body", [b"{}", b"", '{"a": "ção 😀"}'.encode(), b'{"a": "\\\\u0000"}', b'"\\u0001"'])
+def test_what_others_can_read_passes(body: bytes) -> None:
+    check_json_text(body)
+
+
+def test_what_is_not_utf_8_is_refused_with_its_place() -> None:
+    assert problem(b'{"a": "\xff"}') == "not UTF-8: byte 7 cannot be read"
+
+
+@pytest.mark.parametrize("body", [b'{"a": "\\u0000"}', b'"\\\\\\u0000"', b"{}\0", b'{"\\u0000": 1}'])
+def test_nul_is_refused(body: bytes) -> None:
+    assert "NUL" in problem(body)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_nesting_is_bounded(opening: bytes, closing: bytes) -> None:
+    check_json_text(opening * MAX_DEPTH + b"1" + closing * MAX_DEPTH)
+    deeper = MAX_DEPTH + 1
+    assert problem(opening * deeper + b"1" + closing * deeper) == f"nested deeper than {MAX_DEPTH} levels"
+
+
+def test_many_brackets_side_by_side_are_not_deep() -> None:
+    check_json_text(b"[" + b",".join([b"[]"] * 1000) + b"]")
+
+
+@pytest.mark.parametrize("text", ["[" * 500, '\\"[' * 500, "\\\\", '"{{' * 200])
+def test_brackets_inside_a_text_are_not_counted(text: str) -> None:
+    check_json_text(json.dumps({"a": text, "b": [[]]}).encode())
+
+
+@pytest.mark.parametrize(
+    "tail", [b'"' + b'\\"' * 200_000, b'"' * 200_001, b'"' + b"\\" * 400_000, b'"' + b"a" * 400_000]
+)
+def test_a_text_that_never_ends_costs_no_more_than_its_length(tail: bytes) -> None:
+    started = time.perf_counter()
+    problem(b"[" * 200 + tail)
+    assert time.perf_counter() - started < 2, "the time grows with the square of the length"
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_pass_or_are_refused_as_json(body: bytes) -> None:
+    try:
+        check_json_text(body)
+    except InvalidJson:
+        return
+    body.decode()
+
+
+@given(st.recursive(st.text(max_size=5), lambda inner: st.lists(inner, max_size=4), max_leaves=60))
+def test_the_depth_of_any_value_is_told_right(value: object) -> None:
+    def depth(one: object) -> int:
+        return 1 + max(map(depth, one), default=0) if isinstance(one, list) else 0
+
+    text = json.dumps(value).replace("\\u0000", "").encode()
+    room = MAX_DEPTH - depth(value)
+    check_json_text(b"[" * room + text + b"]" * room)
+    if isinstance(value, list):
+        problem(b"[" * (room + 1) + text + b"]" * (room + 1))

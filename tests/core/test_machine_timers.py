@@ -1,0 +1,204 @@
+"""Deadlines: of a task, of the run; and what depends on what did not come."""
+
+import pytest
+
+from oraculo.core.events import TaskDue
+from oraculo.core.machine import Verdict
+from oraculo.core.run import Cause, TaskStatus
+
+from .building import START, Driver, fan_out, flow
+
+# -- the run's deadline -----------------------------------------------------------------------------------------
+
+
+def test_at_the_runs_deadline_what_is_open_is_marked_and_the_run_ends() -> None:
+    driver = fan_out("a", "b", "c", timeout=30).sent()
+    driver.ok("a")
+    assert driver.at(29.9).run_due() is Verdict.NOTHING
+    assert driver.at(30).run_due() is Verdict.APPLIED
+    assert driver.statuses == {"a": "concluida", "b": "timeout", "c": "timeout"}
+    assert driver.status == "parcial"
+    assert (driver.task("b").cause, driver.task("b").reason) == (Cause.RUN_DEADLINE, "no answer in 30 s")
+    assert driver.head.due_at is None
+    assert driver.told(last=3) == [("tarefa_timeout", "b"), ("tarefa_timeout", "c"), ("orquestracao_encerrada", None)]
+
+
+def test_a_run_of_which_nothing_was_ever_confirmed_ends_too() -> None:
+    driver = fan_out("a", timeout=30).at(31)
+    driver.run_due()
+    assert (driver.status, driver.task("a").unsent) == ("timeout", False)
+    assert driver.task("a").reason == "not sent in 30 s: the broker did not take the command"
+
+
+def test_the_deadline_of_an_ended_run_is_nothing() -> None:
+    driver = fan_out("a").sent()
+    driver.ok("a")
+    assert driver.at(1000).run_due() is Verdict.NOTHING
+
+
+def test_a_pipeline_cut_by_its_deadline_skips_what_had_not_begun() -> None:
+    driver = flow("a", "b<a", "c<b", "d<c,a", timeout=30).sent()
+    driver.ok("a")
+    driver.sent().at(30).run_due()
+    assert driver.statuses == {"a": "concluida", "b": "timeout", "c": "ignorada", "d": "ignorada"}
+    assert driver.status == "timeout"
+    assert driver.task("c").reason == "'b' ended as timeout"
+    assert driver.task("d").reason == "'c' ended as ignorada"
+
+
+def test_a_retry_that_waits_at_the_deadline_tells_what_failed() -> None:
+    driver = flow({"type": "a", "retry": {"maxAttempts": 2, "backoff": 50}}, timeout=60).sent()
+    driver.fail("a", "boom", jitter=0.9)
+    driver.at(60).run_due()
+    assert driver.task("a").reason == "no success in 1 min; attempt 1 failed: boom"
+    assert driver.statuses == {"a": "timeout"}
+
+
+# -- a task's own deadline --------------------------------------------------------------------------------------
+
+
+def test_a_tasks_own_deadline_counts_from_when_it_was_decided_to_send_it() -> None:
+    driver = flow("a", {"type": "b", "dependsOn": ["a"], "timeout": 5}, "c").sent()
+    assert driver.task("b").due_at is None
+    driver.at(100).ok("a")
+    assert driver.task("b").due_at == driver.task("b").deadline == START + 105
+    driver.sent()
+    assert driver.at(104.9).due("b") is Verdict.NOTHING
+    assert driver.at(105).due("b") is Verdict.APPLIED
+    assert (driver.task("b").status, driver.task("b").cause) == (TaskStatus.TIMED_OUT, Cause.TASK_DEADLINE)
+    assert driver.task("b").reason == "no answer in 5 s"
+    assert driver.status == "em_execucao"
+
+
+def test_a_tasks_timeout_is_over_all_its_attempts_and_is_not_retried() -> None:
+    driver = flow({"type": "a", "timeout": 5, "retry": {"maxAttempts": 3, "backoff": 2}}).sent()
+    driver.at(3).fail("a", jitter=0.5)
+    driver.at(4).due("a")
+    assert driver.task("a").deadline == driver.task("a").due_at == START + 5
+    driver.sent().at(5).due("a")
+    assert (driver.statuses, driver.task("a").attempt, driver.dead_letters) == ({"a": "timeout"}, 2, [])
+
+
+def test_a_retry_that_is_rung_after_the_deadline_is_the_timeout() -> None:
+    driver = flow({"type": "a", "timeout": 5, "retry": {"maxAttempts": 3, "backoff": 2}}).sent()
+    driver.at(3).fail("a", "boom", jitter=0.5)
+    driver.at(5).due("a")
+    assert driver.statuses == {"a": "timeout"}
+    assert driver.task("a").reason == "no success in 5 s; attempt 1 failed: boom"
+
+
+def test_a_destination_may_have_its_own_timeout() -> None:
+    driver = fan_out({"fila": "a", "timeout": 2}, "b").sent().at(2)
+    assert driver.due("a") is Verdict.APPLIED
+    assert driver.statuses == {"a": "timeout", "b": "em_execucao"}
+
+
+def test_the_timer_of_an_ended_task_or_of_one_without_any_is_nothing() -> None:
+    driver = fan_out({"fila": "a", "timeout": 2}, "b").sent()
+    assert driver.at(1000).due("b") is Verdict.NOTHING
+    driver.ok("a")
+    assert driver.due("a") is Verdict.NOTHING
+
+
+def test_the_timer_of_a_blocked_task_is_nothing() -> None:
+    driver = flow("a", {"type": "b", "dependsOn": ["a"], "timeout": 1})
+    assert driver.at(100).apply(TaskDue(1)) is Verdict.NOTHING
+
+
+# -- the end status ---------------------------------------------------------------------------------------------
+
+
+def ended(driver: Driver, **outcomes: str) -> Driver:
+    """Each task's answer: ok, erro, tarde (its own deadline), prazo (the run's)."""
+    driver.sent()
+    for name, outcome in outcomes.items():
+        driver.sent()
+        if outcome == "ok":
+            driver.ok(name)
+        elif outcome == "erro":
+            driver.fail_for_good(name)
+        elif outcome == "tarde":
+            driver.at(10).due(name)
+    driver.at(300).run_due()
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "status"),
+    [
+        ({"a": "ok", "b": "ok"}, "concluida"),
+        ({"a": "ok", "b": "erro"}, "parcial"),
+        ({"a": "ok", "b": "prazo"}, "parcial"),
+        ({"a": "ok", "b": "tarde"}, "parcial"),
+        ({"a": "erro", "b": "erro"}, "erro"),
+        ({"a": "prazo", "b": "prazo"}, "timeout"),
+        ({"a": "tarde", "b": "tarde"}, "timeout"),
+        ({"a": "erro", "b": "prazo"}, "erro"),
+    ],
+)
+def test_the_end_of_a_fan_out(outcomes: dict[str, str], status: str) -> None:
+    driver = fan_out({"fila": "a", "timeout": 10}, {"fila": "b", "timeout": 10}, timeout=300)
+    assert ended(driver, **outcomes).status == status
+
+
+PIPELINE_ENDS = [
+    ({"a": "ok", "b": "ok", "c": "ok"}, "concluida"),
+    ({"a": "ok", "b": "erro", "c": "ok"}, "erro"),
+    ({"a": "ok", "b": "tarde", "c": "ok"}, "erro"),
+    ({"a": "ok", "b": "prazo", "c": "ok"}, "timeout"),
+    ({"a": "ok", "b": "ok", "c": "erro"}, "parcial"),
+    ({"a": "ok", "b": "ok", "c": "tarde"}, "parcial"),
+    ({"a": "ok", "b": "ok", "c": "prazo"}, "parcial"),
+    ({"a": "ok", "b": "prazo", "c": "erro"}, "timeout"),
+    ({"a": "ok", "b": "erro", "c": "prazo"}, "erro"),
+    # nothing succeeded: the same rules
+    ({"a": "erro", "c": "erro"}, "erro"),
+    ({"a": "tarde", "c": "prazo"}, "erro"),
+    ({"a": "prazo", "c": "prazo"}, "timeout"),
+    ({"a": "prazo", "c": "erro"}, "timeout"),
+    ({"a": "tarde", "c": "tarde"}, "erro"),
+]
+
+
+@pytest.mark.parametrize(("outcomes", "status"), PIPELINE_ENDS)
+def test_the_end_of_a_pipeline(outcomes: dict[str, str], status: str) -> None:
+    driver = flow(
+        {"type": "a", "timeout": 10},
+        {"type": "b", "dependsOn": ["a"], "timeout": 10},
+        {"type": "c", "timeout": 10, "optional": True},
+    )
+    assert ended(driver, **outcomes).status == status
+
+
+@pytest.mark.parametrize(("outcome", "status"), [("ok", "concluida"), ("erro", "erro"), ("tarde", "timeout")])
+def test_the_end_of_a_pipeline_of_optional_steps_alone(outcome: str, status: str) -> None:
+    driver = flow({"type": "a", "timeout": 10, "optional": True})
+    assert ended(driver, a=outcome).status == status
+
+
+def test_other_branches_go_on_when_one_fails() -> None:
+    driver = flow("a", "b<a", "c", "d<c").sent()
+    driver.fail_for_good("a")
+    assert driver.statuses == {"a": "erro", "b": "ignorada", "c": "em_execucao", "d": "pendente"}
+    assert driver.status == "em_execucao"
+    driver.ok("c")
+    driver.sent().ok("d")
+    assert driver.status == "erro"
+
+
+def test_what_depends_on_a_failed_optional_step_is_skipped_and_the_run_is_partial() -> None:
+    driver = flow({"type": "a", "optional": True}, "b<a", "c<b", "d").sent()
+    driver.fail_for_good("a")
+    assert driver.statuses == {"a": "erro", "b": "ignorada", "c": "ignorada", "d": "em_execucao"}
+    driver.ok("d")
+    assert driver.status == "parcial"
+
+
+def test_a_step_behind_two_failures_is_skipped_once() -> None:
+    driver = flow("a", "b", "c<a,b", "d<c").sent()
+    driver.fail_for_good("a")
+    assert driver.task("c").reason == "'a' ended as erro"
+    assert driver.task("c").cause is Cause.DEPENDENCY
+    driver.fail_for_good("b")
+    assert driver.head.skipped == 2
+    assert [what for what, _ in driver.told()].count("tarefa_ignorada") == 2

@@ -1,0 +1,164 @@
+"""Reading and writing the one message of the wire."""
+
+import contextlib
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oraculo.core.message import Message, decode_message, encode_message, fault_of, message_schema
+from oraculo.errors import InvalidInput, InvalidJson, InvalidMessage
+
+GOOD: dict[str, Any] = {
+    "correlation_id": "abc123",
+    "tipo_evento": "resultado_execucao",
+    "payload": {"resultado": "ok", "arquivo": "relatorio.pdf"},
+    "timestamp": "2025-10-14T12:05:00Z",
+}
+
+
+def decode(**changed: Any) -> Message:
+    return decode_message(json.dumps(GOOD | changed).encode())
+
+
+def fault(body: bytes | dict[str, Any], kind: type[InvalidInput] = InvalidMessage) -> str:
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises(InvalidInput) as raised:
+        decode_message(text)
+    assert type(raised.value) is kind
+    return str(raised.value)
+
+
+def test_the_seeds_message_is_read() -> None:
+    message = decode()
+    assert (message.correlation_id, message.tipo_evento) == ("abc123", "resultado_execucao")
+    assert json.loads(bytes(message.payload)) == GOOD["payload"]
+    assert (message.tarefa, message.tentativa, message.responder_em, message.prazo, message.traceparent) == (None,) * 5
+
+
+def test_every_optional_field_is_read() -> None:
+    message = decode(tarefa="a", tentativa=2, responder_em="q", prazo="2025-10-14T12:06:00+03:00", traceparent="00-x")
+    assert (message.tarefa, message.tentativa, message.responder_em) == ("a", 2, "q")
+    assert (message.prazo, message.traceparent) == ("2025-10-14T12:06:00+03:00", "00-x")
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert decode(extra={"a": [1]}) == decode()
+
+
+def test_the_payload_is_kept_to_the_byte() -> None:
+    payload = b'{ "n": 1.10, "big": 123456789012345678901234567890,\n "far": 1e999 }'
+    body = json.dumps(GOOD | {"payload": 0}).encode().replace(b'"payload": 0', b'"payload":  ' + payload)
+    assert bytes(decode_message(body).payload) == payload
+
+
+@pytest.mark.parametrize("field", GOOD)
+def test_a_required_field_is_named_when_it_is_missing(field: str) -> None:
+    assert fault({name: value for name, value in GOOD.items() if name != field}) == f"{field}: is required"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("correlation_id", "", "expected `str` of length >= 1"),
+        ("correlation_id", "x" * 129, "expected `str` of length <= 128"),
+        ("correlation_id", 7, "expected `str`, got `int`"),
+        ("tipo_evento", "", "expected `str` of length >= 1"),
+        ("payload", [], "must be an object"),
+        ("payload", "x", "must be an object"),
+        ("payload", None, "must be an object"),
+        ("timestamp", "yesterday", "must be ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z"),
+        ("timestamp", "2025-10-14T12:00:00", "must be ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z"),
+        ("prazo", "2025-10-14", "must be ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z"),
+        ("tarefa", 1, "expected `str | null`, got `int`"),
+        ("tentativa", 0, "expected `int` >= 1"),
+        ("tentativa", "1", "expected `int | null`, got `str`"),
+        ("responder_em", {}, "expected `str | null`, got `object`"),
+    ],
+)
+def test_a_broken_field_is_named_with_what_would_be_right(field: str, value: object, problem: str) -> None:
+    assert fault(GOOD | {field: value}) == f"{field}: {problem}"
+
+
+@pytest.mark.parametrize("length", [1, 128])
+def test_a_correlation_id_has_1_to_128_characters(length: int) -> None:
+    assert decode(correlation_id="é" * length).correlation_id == "é" * length
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"x", b'{"a": 1,}', b"\xff\xfe", b'{"a": "\\u0000"}', b"[" * 500])
+def test_what_is_not_json_is_told_apart(body: bytes) -> None:
+    fault(body, InvalidJson)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"x"'])
+def test_json_that_is_no_object_breaks_the_schema(body: bytes) -> None:
+    assert "expected `object`" in fault(body)
+
+
+def test_bad_json_inside_the_unparsed_payload_is_found() -> None:
+    body = json.dumps(GOOD | {"payload": 0}).encode()
+    for payload in (b'{"a": "\\q"}', b'{"a": 01}', b'{"a": nul}', b'{"a": "\\ud800"}', b'{"a": "x\ny"}', b'{"a" 1}'):
+        fault(body.replace(b'"payload": 0', b'"payload": ' + payload), InvalidJson)
+
+
+def test_what_is_written_is_read_again() -> None:
+    message = decode(tarefa="a", tentativa=1)
+    assert decode_message(encode_message(message)) == message
+    assert b"prazo" not in encode_message(message)
+
+
+def test_a_fault_inside_a_list_has_its_path() -> None:
+    class Item(msgspec.Struct, forbid_unknown_fields=True):
+        a: int
+
+    for body, told in (
+        (b'[{"a": 1}, {}]', "[1].a: is required"),
+        (b'[{"a": 1, "b": 2}]', "[0].b: is not a known field"),
+    ):
+        with pytest.raises(msgspec.ValidationError) as raised:
+            msgspec.json.decode(body, type=list[Item])
+        assert str(fault_of(raised.value)) == told
+
+
+def test_the_schema_names_every_field_and_lets_others_be() -> None:
+    schema = message_schema()
+    assert schema["required"] == ["correlation_id", "tipo_evento", "payload", "timestamp"]
+    assert set(schema["properties"]) == set(Message.__struct_fields__)
+    assert schema["additionalProperties"] is True
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_give_a_message_or_one_of_two_errors(body: bytes) -> None:
+    with contextlib.suppress(InvalidJson, InvalidMessage):
+        decode_message(body)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*Message.__struct_fields__, "outro"]), json_values, max_size=10))
+def test_any_json_gives_a_message_or_one_of_two_errors(fields: dict[str, Any]) -> None:
+    try:
+        message = decode_message(json.dumps(GOOD | fields, allow_nan=True).replace("Infinity", "1e999").encode())
+    except (InvalidJson, InvalidMessage):
+        return
+    assert isinstance(json.loads(bytes(message.payload)), dict)
+
+
+@given(st.data())
+def test_a_damaged_message_gives_a_message_or_one_of_two_errors(data: st.DataObject) -> None:
+    body = bytearray(json.dumps(GOOD).encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        message = decode_message(bytes(body))
+    except (InvalidJson, InvalidMessage):
+        return
+    json.loads(bytes(message.payload))

@@ -1,0 +1,86 @@
+"""Names on the wire."""
+
+import time
+
+import pytest
+
+from oraculo.core import naming
+from oraculo.core.naming import QueueNames
+
+
+@pytest.mark.parametrize("name", ["a", "escavador_youtube", "images-queue", "a.b.C-9", "x" * 128])
+def test_a_name_has_letters_digits_and_three_signs(name: str) -> None:
+    assert naming.is_name(name)
+    assert naming.queue_fault(name) is None
+
+
+@pytest.mark.parametrize("name", ["", "a b", "é", "a/b", "x" * 129, "a\n", "a*"])
+def test_anything_else_is_no_name(name: str) -> None:
+    assert not naming.is_name(name)
+    assert "letters, digits" in str(naming.queue_fault(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        (7, "must be a string"),
+        ("orquestrador", "own queue"),
+        ("resultados", "own queue"),
+        ("text-queue.dlq", "dead-letter queue"),
+    ],
+)
+def test_what_cannot_be_a_destination_is_told(name: object, problem: str) -> None:
+    assert problem in str(naming.queue_fault(name))
+
+
+@pytest.mark.parametrize(
+    ("queue", "command", "answer"),
+    [
+        ("escavador_youtube", "iniciar_coleta", "resultado_coleta"),
+        ("escavador", "iniciar_coleta", "resultado_coleta"),
+        ("executador_relatorio", "iniciar_execucao", "resultado_execucao"),
+        ("images-queue", "iniciar_execucao", "resultado_execucao"),
+        ("o_escavador", "iniciar_execucao", "resultado_execucao"),
+    ],
+)
+def test_the_destination_decides_the_events(queue: str, command: str, answer: str) -> None:
+    assert (naming.command_event(queue), naming.answer_event(queue)) == (command, answer)
+
+
+@pytest.mark.parametrize(
+    ("queue", "source"),
+    [("escavador_youtube", "youtube"), ("escavador-blog", "blog"), ("escavador", "escavador"), ("outro", "outro")],
+)
+def test_the_source_is_the_queue_without_its_role(queue: str, source: str) -> None:
+    assert naming.source_of(queue) == source
+
+
+def test_the_dead_letters_of_a_queue() -> None:
+    assert naming.dlq_of("resultados") == "resultados.dlq"
+
+
+def test_a_prefix_is_put_before_and_taken_off() -> None:
+    names = QueueNames("prod.")
+    assert (names.requests, names.answers) == ("prod.orquestrador", "prod.resultados")
+    assert names.physical("a") == "prod.a"
+    assert names.logical("prod.a") == "a"
+    assert QueueNames().physical("a") == "a"
+
+
+def test_the_nearest_name_is_offered_else_the_known_ones() -> None:
+    assert naming.nearest("timout", ["timeout", "steps"]) == "; did you mean 'timeout'?"
+    assert naming.nearest("zzz", ["b", "a"]) == "; known: a, b"
+    assert naming.nearest("zzz", []) == ""
+
+
+def test_among_very_many_names_none_is_looked_for() -> None:
+    started = time.perf_counter()
+    assert naming.nearest("step_1x", [f"step_{number}" for number in range(100_000)]) == ""
+    assert time.perf_counter() - started < 1
+
+
+def test_a_value_is_shown_short() -> None:
+    assert naming.shown("a") == "'a'"
+    assert len(naming.shown("x" * 1000)) == 60
+    assert naming.shown("x" * 1000).endswith("…")
+    assert naming.shown(2**20_000) == "a very long int"

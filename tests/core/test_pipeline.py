@@ -1,0 +1,412 @@
+"""Reading a definition: what it means, and how each fault is named."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from oraculo.core.pipeline import (
+    DEFAULT_TIMEOUT,
+    MAX_FAULTS,
+    MAX_STEPS,
+    OnLate,
+    content_hash,
+    decode_definition,
+    encode_definition,
+    find_cycle,
+    parse_pipeline,
+    pipeline_document,
+    quorum_fault,
+    quorum_needed,
+)
+from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
+from oraculo.errors import InvalidPipeline
+
+from .building import pipeline
+
+CONTRACT_EXAMPLE: dict[str, Any] = {
+    "name": "meu-pipeline",
+    "description": "Pipeline customizado",
+    "timeout": 600,
+    "steps": [
+        {"type": "ENHANCED_IMAGES", "config": {"count": 5}},
+        {
+            "type": "VIRAL_COPY",
+            "config": {"platform": "instagram"},
+            "retry": {"maxAttempts": 3, "backoff": 2, "maxBackoff": 60},
+            "timeout": 120,
+        },
+        {
+            "type": "PROMOTIONAL_VIDEO",
+            "queue": "video-queue",
+            "dependsOn": ["ENHANCED_IMAGES", "VIRAL_COPY"],
+            "config": {"duration": 30},
+        },
+    ],
+}
+
+
+def faults(*steps: Any, **options: Any) -> list[str]:
+    source = {"name": "p", "steps": list(steps), **options}
+    with pytest.raises(InvalidPipeline) as raised:
+        parse_pipeline(source)
+    return [str(fault) for fault in raised.value.faults]
+
+
+def only_fault(*steps: Any, **options: Any) -> str:
+    (fault,) = faults(*steps, **options)
+    return fault
+
+
+# -- what a good one means --------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_contract() -> None:
+    definition = parse_pipeline(CONTRACT_EXAMPLE)
+    images, copy, video = definition.steps
+    assert (definition.name, definition.description, definition.timeout) == (
+        "meu-pipeline",
+        "Pipeline customizado",
+        600,
+    )
+    assert (images.id, images.queue, json.loads(bytes(images.config))) == (
+        "ENHANCED_IMAGES",
+        "images-queue",
+        {"count": 5},
+    )
+    assert (copy.retry, copy.timeout) == (RetryPolicy(3, 2.0, 60.0), 120)
+    assert (video.queue, video.depends_on) == ("video-queue", ("ENHANCED_IMAGES", "VIRAL_COPY"))
+
+
+def test_what_holds_when_nothing_is_said() -> None:
+    definition = pipeline("a")
+    (step,) = definition.steps
+    assert (definition.timeout, definition.quorum, definition.on_late) == (DEFAULT_TIMEOUT, None, OnLate.RECORD)
+    assert (step.id, step.type, step.queue, step.optional, step.timeout) == ("a", "a", "a", False, None)
+    assert step.retry == DEFAULT_RETRY
+    assert not step.config
+
+
+@pytest.mark.parametrize(
+    ("job", "queue"),
+    [
+        ("ENHANCED_IMAGES", "images-queue"),
+        ("VIRAL_COPY", "text-queue"),
+        ("VOICE_OVER", "voiceover-queue"),
+        ("CAPTIONS", "captions-queue"),
+        ("PROMOTIONAL_VIDEO", "video-queue"),
+    ],
+)
+def test_a_job_type_has_its_queue(job: str, queue: str) -> None:
+    assert pipeline(job).steps[0].queue == queue
+
+
+def test_an_id_a_queue_and_the_rest_may_be_given() -> None:
+    step = pipeline({"type": "VIRAL_COPY", "id": "one", "queue": "q", "optional": True, "timeout": 1.5}).steps[0]
+    assert (step.id, step.type, step.queue, step.optional, step.timeout) == ("one", "VIRAL_COPY", "q", True, 1.5)
+
+
+def test_a_single_dependency_needs_no_list_and_a_repeated_one_counts_once() -> None:
+    definition = pipeline("a", {"type": "b", "dependsOn": "a"}, {"type": "c", "dependsOn": ["a", "b", "a"]})
+    assert [step.depends_on for step in definition.steps] == [(), ("a",), ("a", "b")]
+
+
+def test_a_part_of_retry_leaves_the_rest_as_it_was_configured() -> None:
+    configured = RetryPolicy(7, 3.0, 9.0)
+    source = {"name": "p", "steps": [{"type": "a", "retry": {"backoff": 0}}, {"type": "b"}]}
+    first, second = parse_pipeline(source, default_retry=configured).steps
+    assert first.retry == RetryPolicy(7, 0.0, 9.0)
+    assert second.retry == configured
+
+
+def test_the_name_may_come_from_where_it_is_kept() -> None:
+    assert parse_pipeline({"steps": [{"type": "a"}]}, name="file").name == "file"
+
+
+def test_late_and_quorum_are_read() -> None:
+    definition = pipeline("a", "b", onLate="amend", quorum=1)
+    assert (definition.on_late, definition.quorum) == (OnLate.AMEND, 1)
+
+
+# -- faults -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", [None, [], "steps", 7])
+def test_what_is_no_object_is_no_pipeline(source: object) -> None:
+    with pytest.raises(InvalidPipeline, match="a pipeline is an object with `steps`; got"):
+        parse_pipeline(source)
+
+
+@pytest.mark.parametrize("steps", [None, [], {}, "a", 7])
+def test_no_steps(steps: object) -> None:
+    with pytest.raises(InvalidPipeline) as raised:
+        parse_pipeline({"name": "p", "steps": steps})
+    assert str(raised.value) == "steps: is required: a list of at least one step"
+
+
+def test_too_many_steps() -> None:
+    assert only_fault(*[{"type": "a"}] * (MAX_STEPS + 1)).startswith("steps: has 100001 steps; at most 100000")
+
+
+def test_a_cycle_with_its_path() -> None:
+    steps = [
+        {"type": "x"},
+        {"type": "a", "dependsOn": ["c"]},
+        {"type": "b", "dependsOn": ["a"]},
+        {"type": "c", "dependsOn": ["x", "b"]},
+    ]
+    assert only_fault(*steps) == ("steps[1] (a).dependsOn: the steps wait for each other in a circle: a → c → b → a")
+
+
+def test_a_step_that_waits_for_itself() -> None:
+    assert only_fault({"type": "a", "dependsOn": ["a"]}).endswith("in a circle: a → a")
+
+
+def test_a_very_long_cycle_is_told_short() -> None:
+    steps = [{"type": f"s{n}", "dependsOn": [f"s{(n + 1) % 10_000}"]} for n in range(10_000)]
+    told = only_fault(*steps)
+    assert told.endswith("→ … 9981 more … → s0")
+    assert len(told) < 400
+
+
+def test_an_unknown_dependency_with_the_nearest() -> None:
+    assert only_fault({"type": "VIRAL_COPY"}, {"type": "b", "dependsOn": ["VIRAL_COPI"]}) == (
+        "steps[1] (b).dependsOn: no step has the id 'VIRAL_COPI'; did you mean 'VIRAL_COPY'?"
+    )
+
+
+def test_a_duplicate_id() -> None:
+    assert only_fault({"type": "x"}, {"type": "a"}, {"type": "b", "id": "a"}) == (
+        "steps[2]: step 'a' is there already as steps[1]; give one an `id`"
+    )
+
+
+def test_a_duplicate_id_is_counted_by_its_place_in_the_file() -> None:
+    assert faults({}, {"type": "a"}, {"type": "a"}) == [
+        "steps[0].type: is required: a job type or the name of a queue",
+        "steps[2]: step 'a' is there already as steps[1]; give one an `id`",
+    ]
+
+
+def test_an_unknown_key_of_a_step_with_the_nearest() -> None:
+    assert only_fault({"type": "a", "dependOn": []}) == (
+        "steps[0] (a).dependOn: is not a known key; did you mean 'dependsOn'?"
+    )
+
+
+def test_an_unknown_key_of_the_pipeline_and_of_retry() -> None:
+    assert faults({"type": "a", "retry": {"maxAttempt": 2}}, timout=3) == [
+        "timout: is not a known key; did you mean 'timeout'?",
+        "steps[0] (a).retry.maxAttempt: is not a known key; did you mean 'maxAttempts'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ("texto", "steps[0]: a step is an object with `type`; got 'texto'"),
+        ({}, "steps[0].type: is required: a job type or the name of a queue"),
+        ({"type": 3}, "steps[0].type: is required: a job type or the name of a queue"),
+        ({"type": "a", "id": 3}, "steps[0].id: must be a string; got 3"),
+        ({"type": "a", "id": ""}, "steps[0] ().id: must have 1 to 128 characters; got 0"),
+        ({"type": "a", "id": "x" * 129}, f"steps[0] ({'x' * 129}).id: must have 1 to 128 characters; got 129"),
+        ({"type": "a", "id": "a\nb"}, "steps[0] (a\nb).id: must not hold control characters"),
+        ({"type": "a", "config": [1]}, "steps[0] (a).config: must be an object; got [1]"),
+        ({"type": "a", "dependsOn": {"b": 1}}, "steps[0] (a).dependsOn: must be a list of step ids"),
+        ({"type": "a", "dependsOn": [1]}, "steps[0] (a).dependsOn: must be a list of step ids"),
+        ({"type": "a", "optional": "yes"}, "steps[0] (a).optional: must be true or false; got 'yes'"),
+        ({"type": "a", "timeout": "5s"}, "steps[0] (a).timeout: must be a number of seconds; got '5s'"),
+        ({"type": "a", "timeout": True}, "steps[0] (a).timeout: must be a number of seconds; got True"),
+        ({"type": "a", "timeout": 0}, "steps[0] (a).timeout: must be more than 0 and at most 31536000 seconds; got 0"),
+        ({"type": "a", "queue": 5}, "steps[0] (a).queue: must be a string"),
+        ({"type": "a", "queue": "resultados"}, "steps[0] (a).queue: 'resultados' is the orchestrator's own queue"),
+        ({"type": "a", "queue": "a.dlq"}, "steps[0] (a).queue: 'a.dlq' is a dead-letter queue"),
+        ({"type": "VIRAL COPY"}, "did you mean 'VIRAL_COPY'?)"),
+        ({"type": "a", "retry": 3}, "steps[0] (a).retry: must be an object, as {maxAttempts: 3"),
+        ({"type": "a", "retry": {"maxAttempts": 0}}, "steps[0] (a).retry.maxAttempts: must be a whole number from 1"),
+        ({"type": "a", "retry": {"maxAttempts": True}}, "must be a whole number from 1 to 1000; got True"),
+        ({"type": "a", "retry": {"maxAttempts": 1001}}, "must be a whole number from 1 to 1000; got 1001"),
+        ({"type": "a", "retry": {"backoff": -1}}, "steps[0] (a).retry.backoff: must be more than 0"),
+        ({"type": "a", "retry": {"backoff": False}}, "steps[0] (a).retry.backoff: must be a number of seconds"),
+        ({"type": "a", "config": {"x": object()}}, "steps[0] (a).config: cannot be written as JSON"),
+        ({"type": "a", "config": {1: 2}}, "steps[0] (a).config: cannot be written as JSON"),
+    ],
+)
+def test_a_fault_of_a_step_names_the_step(step: Any, told: str) -> None:
+    assert told in only_fault(step)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"description": 3}, "description: must be a string; got 3"),
+        ({"timeout": "x"}, "timeout: must be a number of seconds; got 'x'"),
+        ({"timeout": float("inf")}, "timeout: must be more than 0"),
+        ({"timeout": float("nan")}, "timeout: must be more than 0"),
+        ({"timeout": 2**20_000}, "timeout: must be more than 0 and at most 31536000 seconds; got a very long int"),
+        ({"onLate": "amen"}, 'onLate: must be "record" or "amend"; got \'amen\''),
+        ({"onLate": []}, 'onLate: must be "record" or "amend"; got []'),
+        ({"quorum": 2}, 'quorum: must be "all", a whole number from 1 to 1, or a percentage such as "60%"; got 2'),
+        ({"name": "a b"}, "name: is required: 1 to 128 letters"),
+        ({"name": None}, "name: is required: 1 to 128 letters"),
+    ],
+)
+def test_a_fault_of_the_pipeline_names_the_key(options: dict[str, Any], told: str) -> None:
+    assert only_fault({"type": "a"}, **options).startswith(told)
+
+
+def test_a_name_that_is_not_the_one_it_is_kept_under() -> None:
+    with pytest.raises(InvalidPipeline, match="name: is 'b' but the pipeline is addressed as 'a'; make them the same"):
+        parse_pipeline({"name": "b", "steps": [{"type": "a"}]}, name="a")
+
+
+def test_several_faults_are_told_at_once() -> None:
+    told = faults(
+        {"type": "a", "timeout": -1, "dependsOn": ["z"]},
+        {"type": "b", "dependsOn": ["c"], "depends": 1},
+        {"type": "c", "dependsOn": ["b"]},
+        {"type": "c"},
+        quorum=5,
+        onLate="never",
+    )
+    assert [fault.partition(": ")[0] for fault in told] == [
+        "onLate",
+        "steps[0] (a).timeout",
+        "steps[1] (b).depends",
+        "steps[3]",
+        "quorum",
+        "steps[0] (a).dependsOn",
+    ]
+
+
+def test_a_cycle_is_told_together_with_other_faults() -> None:
+    told = faults({"type": "a", "dependsOn": ["b", "z"]}, {"type": "b", "dependsOn": ["a"]})
+    assert [fault.partition(": ")[2][:20] for fault in told] == ["no step has the id '", "the steps wait for e"]
+
+
+def test_a_step_that_cannot_be_read_makes_no_other_fault() -> None:
+    assert faults({"type": ""}, {"type": "b", "dependsOn": ["a"]}, {"type": "c"}, quorum=3) == [
+        "steps[0].type: is required: a job type or the name of a queue"
+    ]
+
+
+@pytest.mark.parametrize(
+    "step", [{"type": "t", "depends": 1}, {"type": "t", "dependsOn": ["zz"]}, {"type": "t", "timeout": 0}, {}]
+)
+def test_very_many_faults_are_told_in_part(step: dict[str, Any]) -> None:
+    told = faults(*[step | ({"id": f"s{n}"} if step else {}) for n in range(20_000)])
+    assert len(told) == MAX_FAULTS
+
+
+# -- quorum -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("quorum", "total", "needed"),
+    [
+        (None, 5, None),
+        ("all", 5, None),
+        (2, 5, 2),
+        ("60%", 5, 3),
+        ("50%", 5, 3),
+        ("1%", 5, 1),
+        ("0.001%", 5, 1),
+        ("100%", 5, 5),
+        ("33.4%", 3, 2),
+        ("86.4%", 375, 324),
+        (".5%", 1000, 5),
+        ("5.%", 100, 5),
+    ],
+)
+def test_how_many_a_quorum_needs(quorum: int | str | None, total: int, needed: int | None) -> None:
+    assert quorum_fault(quorum, total) is None
+    assert quorum_needed(quorum, total) == needed
+
+
+@pytest.mark.parametrize(
+    "quorum",
+    [
+        0,
+        6,
+        -1,
+        True,
+        1.5,
+        "0%",
+        "101%",
+        "-5%",
+        "x%",
+        "%",
+        "60",
+        "",
+        "1e1%",
+        "1/2%",
+        "٣%",
+        [],
+        pytest.param(2**20_000, id="long"),
+    ],
+)
+def test_what_is_no_quorum_is_told_with_what_would_be_right(quorum: object) -> None:
+    assert str(quorum_fault(quorum, 5)).startswith('must be "all", a whole number from 1 to 5, or a percentage')
+
+
+# -- content, hash and document ---------------------------------------------------------------------------------
+
+
+def digest(**step: Any) -> str:
+    return content_hash(encode_definition(pipeline({"type": "a", **step})))
+
+
+def test_the_hash_does_not_depend_on_the_order_of_keys() -> None:
+    assert digest(config={"a": 1, "b": {"c": 2, "d": 3}}) == digest(config={"b": {"d": 3, "c": 2}, "a": 1})
+
+
+def test_the_hash_depends_on_all_else() -> None:
+    digests = [
+        digest(),
+        digest(config={}),
+        digest(config={"a": [1, 2]}),
+        digest(config={"a": [2, 1]}),
+        digest(timeout=3),
+    ]
+    assert len(set(digests)) == len(digests)
+
+
+def test_a_definition_comes_back_from_its_bytes_with_the_same_hash() -> None:
+    for definition in (parse_pipeline(CONTRACT_EXAMPLE), pipeline("a", onLate="amend", quorum="50%")):
+        encoded = encode_definition(definition)
+        assert encode_definition(decode_definition(encoded)) == encoded
+        assert msgspec.to_builtins(decode_definition(encoded).steps[0].retry) == msgspec.to_builtins(
+            definition.steps[0].retry
+        )
+
+
+def test_the_document_of_a_definition_is_one_that_a_user_could_have_written() -> None:
+    definition = parse_pipeline(CONTRACT_EXAMPLE | {"quorum": "60%", "onLate": "amend"})
+    document = json.loads(msgspec.json.encode(pipeline_document(definition)))
+    assert document["steps"][2]["dependsOn"] == ["ENHANCED_IMAGES", "VIRAL_COPY"]
+    assert (document["quorum"], document["onLate"]) == ("60%", "amend")
+    again = parse_pipeline(document)
+    assert pipeline_document(again) == pipeline_document(definition)
+
+
+def test_the_document_leaves_out_what_is_not_set() -> None:
+    document = pipeline_document(pipeline("a"))
+    assert set(document) == {"name", "description", "timeout", "onLate", "steps"}
+    assert set(document["steps"][0]) == {"id", "type", "queue", "retry"}
+
+
+# -- the graph --------------------------------------------------------------------------------------------------
+
+
+def test_a_diamond_is_no_cycle() -> None:
+    assert find_cycle({"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")}) is None
+
+
+def test_a_cycle_is_found_behind_a_tail() -> None:
+    assert find_cycle({"t": ("a",), "a": ("b",), "b": ("c",), "c": ("b",)}) == ["b", "c", "b"]
+
+
+def test_a_chain_of_100_000_is_read_without_recursion() -> None:
+    steps = [{"type": f"s{n}", "dependsOn": [f"s{n + 1}"] if n < MAX_STEPS - 1 else []} for n in range(MAX_STEPS)]
+    assert len(parse_pipeline({"name": "p", "steps": steps}).steps) == MAX_STEPS

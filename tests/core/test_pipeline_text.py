@@ -1,0 +1,167 @@
+"""Pipelines as YAML and JSON, and what a text may not do to us."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oraculo.core.pipeline import content_hash, encode_definition
+from oraculo.core.pipeline_text import MAX_TEXT, read_pipeline
+from oraculo.errors import InvalidPipeline
+
+HEAD = b"name: p\nsteps:\n"
+
+
+def problem(text: str | bytes) -> str:
+    with pytest.raises(InvalidPipeline) as raised:
+        read_pipeline(text if isinstance(text, bytes) else text.encode())
+    return str(raised.value)
+
+
+def config(text: bytes) -> object:
+    return json.loads(bytes(read_pipeline(text).steps[0].config))
+
+
+def test_yaml_and_json_mean_the_same() -> None:
+    source = {"name": "p", "steps": [{"type": "a"}, {"type": "b", "dependsOn": ["a"], "config": {"x": [1, 2.5, None]}}]}
+    yaml = HEAD + b"  - type: a\n  - type: b\n    dependsOn: [a]\n    config: {x: [1, 2.5, null]}  # comment\n"
+    texts = [yaml, json.dumps(source).encode(), json.dumps(source, indent="\t").encode()]
+    assert len({content_hash(encode_definition(read_pipeline(text))) for text in texts}) == 1
+
+
+def test_json_may_escape_an_emoji() -> None:
+    text = json.dumps({"name": "p", "description": "pronto 😀", "steps": [{"type": "a"}]})
+    assert "\\ud83d\\ude00" in text
+    assert read_pipeline(text.encode()).description == "pronto 😀"
+
+
+def test_yaml_in_braces_is_read_too() -> None:
+    assert read_pipeline(b"{name: p, steps: [{type: a}]}").name == "p"
+
+
+def test_the_name_and_the_retry_are_handed_on() -> None:
+    assert read_pipeline(b"steps: [{type: a}]", name="file").name == "file"
+
+
+def test_anchors_and_merges_may_be_used() -> None:
+    text = HEAD + b"  - {type: a, config: &base {x: 1, y: 2}}\n  - {type: b, config: {<<: *base, y: 3}}\n"
+    assert json.loads(bytes(read_pipeline(text).steps[1].config)) == {"x": 1, "y": 3}
+
+
+def test_what_was_merged_is_not_taken_for_a_key_given_twice() -> None:
+    text = HEAD + b"  - {type: a, config: {z: &b {x: 1}, i: {d: &a {<<: *b, x: 2}}, o: {<<: *a}}}\n"
+    assert config(text) == {"z": {"x": 1}, "i": {"d": {"x": 2}}, "o": {"x": 2}}
+
+
+# -- faults -----------------------------------------------------------------------------------------------------
+
+
+def test_bad_yaml_is_told_with_its_line() -> None:
+    assert problem("name: p\nsteps:\n  - type: [a\n").startswith("not valid YAML or JSON: line 4, column 1: ")
+
+
+@pytest.mark.parametrize("text", ["name: a\nname: b\n", "steps:\n  - type: a\n    timeout: 1\n    timeout: 2\n"])
+def test_a_key_given_twice_in_yaml(text: str) -> None:
+    assert "is given twice" in problem(text)
+    assert "not valid YAML or JSON: line " in problem(text)
+
+
+def test_a_key_given_twice_deep_inside_config() -> None:
+    assert "line 3, column 30: the key 'k' is given twice" in problem(HEAD + b"  - {type: a, config: {k: 1, k: 2}}")
+
+
+def test_a_key_given_twice_in_json() -> None:
+    assert problem('{"name": "p", "name": "p", "steps": []}') == "not a valid pipeline: the key 'name' is given twice"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "a pipeline is an object with `steps`; got None"),
+        ("just text", "a pipeline is an object with `steps`; got 'just text'"),
+        ("a: 1\n---\nb: 2", "line 2, column 1"),
+        ("? [a, b]\n: 1", "a key must be a text"),
+        ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("!!map text", "expected a mapping node"),
+        ("name: 2025-99-99", "month must be in 1..12"),
+        ("name: 1" + "0" * 5000, "not a valid pipeline"),
+        ('{"name": 1' + "0" * 5000 + "}", "not a valid pipeline"),
+        ('name: "a\\0b"', "NUL"),
+        ('{"name": "a\\u0000b"}', "NUL"),
+        ('{"name": "a\\ud83d"}', "surrogates not allowed"),
+        ("name: .inf", "inf is not a number that JSON can hold"),
+        ('{"name": NaN}', "nan is not a number that JSON can hold"),
+        ("name: &a [*a]", "nested deeper than 100 levels"),
+        ("&a {name: *a}", "nested deeper than 100 levels"),
+        ("name: *nobody", "undefined alias"),
+    ],
+)
+def test_what_cannot_be_read_is_told(text: str, told: str) -> None:
+    assert told in problem(text)
+
+
+def test_what_is_not_utf_8_is_told() -> None:
+    assert problem(b"name: \xff").startswith("not valid YAML or JSON: ")
+    assert problem(b'{"name": "\xff"}').startswith("not valid YAML or JSON: ")
+
+
+def test_a_timeout_of_thousands_of_digits_is_told() -> None:
+    assert "timeout: must be more than 0" in problem("name: p\nsteps: [{type: a}]\ntimeout: 0x" + "f" * 5000)
+
+
+def test_a_text_over_the_limit_is_not_read() -> None:
+    assert problem(b" " * (MAX_TEXT + 1)) == f"{MAX_TEXT + 1} bytes, over the limit of {MAX_TEXT}"
+
+
+# -- bombs ------------------------------------------------------------------------------------------------------
+
+
+def levels(first: str, each: str) -> str:
+    """A step's config of ten lines, each ten times the one before."""
+    lines = [f"a0: &a0 {first}"]
+    for number in range(1, 10):
+        lines.append(f"a{number}: &a{number} " + each.format(", ".join([f"*a{number - 1}"] * 10)))
+    return HEAD.decode() + "  - type: a\n    config:\n" + "".join(f"      {line}\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (levels("[1, 1]", "[{}]"), "more than 1000000 values"),
+        (levels("{k: 1}", "{{<<: [{}]}}"), "more than 1000000 keys"),
+        (levels("[1]", "!!pairs [{}]").replace("*a", "x: *a"), "more than 1000000 values"),
+        ("[" * 1_000_000, "line 1, column 101: nested deeper than 100 levels"),
+        ("- " * 1_000_000, "line 1, column 201: nested deeper than 100 levels"),
+        ("? " * 1_000_000, "nested deeper than 100 levels"),
+        ("{a: " * 500_000, "nested deeper than 100 levels"),
+        ('{"a":' * 500_000, "not a valid pipeline: maximum recursion depth"),
+    ],
+    ids=["aliases", "merges", "pairs", "brackets", "dashes", "questions", "braces", "json"],
+)
+def test_a_bomb_is_refused_in_time(text: str, told: str) -> None:
+    started = time.perf_counter()
+    assert told in problem(text)
+    assert time.perf_counter() - started < 8
+
+
+def test_a_mapping_may_merge_itself_to_no_avail() -> None:
+    assert config(HEAD + b"  - {type: a, config: &a {<<: *a, x: 1}}") == {"x": 1}
+
+
+def test_what_is_nested_100_deep_is_read() -> None:
+    deep = b"[" * 90 + b"]" * 90
+    assert len(bytes(read_pipeline(HEAD + b"  - {type: a, config: {x: " + deep + b"}}").steps[0].config)) > 180
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet="ab:-?[]{}&*!<>|#%@\"'\n \t,0.~", max_size=60) | st.binary(max_size=60))
+def test_any_text_gives_a_definition_or_one_error(text: str | bytes) -> None:
+    body = text if isinstance(text, bytes) else text.encode()
+    for one in (body, HEAD + b"  - type: a\n    config: " + body):
+        try:
+            definition = read_pipeline(one)
+        except InvalidPipeline:
+            continue
+        encode_definition(definition)

@@ -1,0 +1,125 @@
+"""Runs as the API shows them."""
+
+import json
+
+import msgspec
+
+from oraculo.core.events import Progressed
+from oraculo.core.run import RunStatus
+from oraculo.core.views import accepted_view, entry_view, head_view, links, run_view
+
+from .building import fan_out, flow
+
+
+def test_an_accepted_request() -> None:
+    assert accepted_view("a b/c", RunStatus.RUNNING) == {
+        "correlation_id": "a b/c",
+        "status": "em_execucao",
+        "links": links("a b/c"),
+    }
+    assert links("a b/c")["self"] == "/orquestracoes/a%20b%2Fc"
+    assert links("x")["repetir"] == "/orquestracoes/x/repetir"
+
+
+def test_a_run_in_a_list() -> None:
+    driver = fan_out("a", timeout=30, prioridade=4)
+    assert head_view(driver.head) == {
+        "correlation_id": "abc123",
+        "status": "em_execucao",
+        "pipeline": None,
+        "versao": 0,
+        "prioridade": 4,
+        "resumo": {"total": 1, "concluidas": 0, "erros": 0, "timeouts": 0, "ignoradas": 0, "canceladas": 0},
+        "iniciada_em": "2025-10-14T12:00:00.000Z",
+        "prazo": "2025-10-14T12:00:30.000Z",
+        "concluida_em": None,
+        "duracao_ms": None,
+        "links": links("abc123"),
+    }
+    driver.at(1.5).ok("a")
+    assert (head_view(driver.head)["concluida_em"], head_view(driver.head)["duracao_ms"]) == (
+        "2025-10-14T12:00:01.500Z",
+        1500,
+    )
+
+
+def test_an_open_run_has_its_tasks_and_no_aggregate() -> None:
+    driver = flow("a", {"type": "b", "dependsOn": ["a"], "optional": True}, timeout=30).sent()
+    driver.apply(Progressed(0, 40.0, "lendo"))
+    view = run_view(driver.run)
+    assert "resultados" not in view
+    assert view["pipeline"] == "p"
+    assert view["definicao"] == driver.head.definition_hash
+    first, second = view["tarefas"]
+    assert first == {
+        "id": "a",
+        "fila": "a",
+        "status": "em_execucao",
+        "tentativas": 1,
+        "max_tentativas": 3,
+        "depende_de": [],
+        "opcional": False,
+        "progresso": {"percentual": 40.0, "mensagem": "lendo"},
+        "motivo": None,
+        "enviada_em": "2025-10-14T12:00:00.000Z",
+        "prazo": None,
+        "proxima_tentativa_em": None,
+        "concluida_em": None,
+        "na_dlq": False,
+    }
+    assert (second["status"], second["depende_de"], second["opcional"]) == ("pendente", ["a"], True)
+    assert (second["tentativas"], second["progresso"], second["enviada_em"]) == (0, None, None)
+
+
+def test_an_ended_run_has_its_aggregate_too() -> None:
+    driver = fan_out("a", "b", webhook="http://h").sent()
+    driver.ok("a", b'{"n": 1}')
+    driver.ok("a")
+    driver.at(2).fail_for_good("b", "boom")
+    view = json.loads(msgspec.json.encode(run_view(driver.run)))
+    assert (view["status"], view["versao"], view["resultados"]) == ("parcial", 1, {"a": {"n": 1}})
+    assert view["falhas"] == {"b": {"status": "erro", "motivo": "boom", "tentativas": 1}}
+    assert (view["respostas_tardias"], view["respostas_repetidas"]) == (0, 1)
+    assert (view["tarefas"][1]["na_dlq"], view["tarefas"][1]["motivo"]) == (True, "boom")
+    assert view["entregas"] == [
+        {
+            "canal": "webhook",
+            "destino": "http://h",
+            "status": "pendente",
+            "versao": 1,
+            "tentativas": 0,
+            "proxima_tentativa_em": "2025-10-14T12:00:17.000Z",
+            "erro": None,
+        }
+    ]
+
+
+def test_a_retry_has_its_moment() -> None:
+    driver = flow({"type": "a", "timeout": 60, "retry": {"backoff": 8}}).sent()
+    assert run_view(driver.run)["tarefas"][0]["proxima_tentativa_em"] is None
+    driver.fail("a", jitter=0.5)
+    (task,) = run_view(driver.run)["tarefas"]
+    assert task["proxima_tentativa_em"] == "2025-10-14T12:00:04.000Z"
+    assert task["prazo"] == "2025-10-14T12:01:00.000Z"
+
+
+def test_a_line_of_the_history() -> None:
+    driver = fan_out("a").sent().at(1)
+    driver.fail("a", "boom", jitter=0.5)
+    plan = driver.run.plan
+    assert entry_view(plan, driver.history[0]) == {
+        "seq": 1,
+        "timestamp": "2025-10-14T12:00:00.000Z",
+        "evento": "orquestracao_iniciada",
+        "tarefa": None,
+        "tentativa": None,
+        "detalhe": None,
+    }
+    assert entry_view(plan, driver.history[2]) == {
+        "seq": 3,
+        "timestamp": "2025-10-14T12:00:01.000Z",
+        "evento": "tentativa_falhou",
+        "tarefa": "a",
+        "tentativa": 1,
+        "detalhe": "boom; next attempt in 0.5 s",
+    }
