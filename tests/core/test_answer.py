@@ -260,6 +260,7 @@ def test_progress_finds_its_task_as_an_answer_does_but_for_any_kind() -> None:
     assert isinstance(read(driver, {"percentual": 1}, "progresso"), str)
     assert task_of(driver, {"fonte": "blog"}, "progresso") == "escavador_blog"
     driver.ok("escavador_blog")
+    assert isinstance(read(driver, {"percentual": 1}, "progresso"), str), "one of each kind is open"
     driver.ok("escavador_youtube")
     assert task_of(driver, {"percentual": 1}, "progresso") == "executador_relatorio"
 
