@@ -126,8 +126,10 @@ class Driver:
         retryable: bool = True,
         mark: int = 0,
         jitter: float = 0.5,
+        redelivered: bool = False,
     ) -> Verdict:
-        return self.apply(Answered(self.number(name), attempt, b"{}", True, retryable, reason, mark, jitter))
+        answered = Answered(self.number(name), attempt, b"{}", True, retryable, reason, mark, jitter, redelivered)
+        return self.apply(answered)
 
     def fail_for_good(self, name: str, reason: str = "boom") -> Verdict:
         return self.fail(name, reason, retryable=False)

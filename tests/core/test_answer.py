@@ -174,9 +174,21 @@ def test_a_wrong_tarefa_is_told() -> None:
 
 
 def test_nothing_open_is_told() -> None:
-    driver = fan_out("escavador_a").sent()
+    driver = fan_out("escavador_a", "escavador_b").sent()
     driver.ok("escavador_a")
+    driver.ok("escavador_b")
     assert str(read(driver, {})).endswith("; none was open")
+
+
+def test_a_nameless_answer_after_the_end_is_of_the_only_task_of_its_kind() -> None:
+    driver = fan_out("escavador_a", "executador_b").sent()
+    driver.ok("escavador_a")
+    assert task_of(driver, {}) == "escavador_a"
+
+
+def test_a_source_that_a_processor_only_echoes_does_not_make_its_answer_the_collectors() -> None:
+    driver = fan_out("escavador_youtube", "executador_relatorio").sent()
+    assert task_of(driver, {"fonte": "youtube"}, "resultado_execucao") == "executador_relatorio"
 
 
 def test_very_many_open_ones_are_told_in_part() -> None:

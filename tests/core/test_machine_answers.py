@@ -217,9 +217,17 @@ def test_a_repeated_failure_without_its_attempt_is_known_by_its_mark() -> None:
     driver = one_step()
     driver.fail("a", mark=7, jitter=0.0)
     driver.due("a")
-    assert driver.fail("a", mark=7) is Verdict.DUPLICATE
-    assert driver.fail("a", mark=9) is Verdict.APPLIED
+    assert driver.fail("a", mark=7, redelivered=True) is Verdict.DUPLICATE
+    assert driver.fail("a", mark=9, redelivered=True) is Verdict.APPLIED
     assert entries(driver, Happened.ATTEMPT_FAILED)[-1].attempt == 2
+
+
+def test_a_worker_that_fails_the_same_way_twice_has_failed_twice() -> None:
+    """Its clock may be coarse: only what the broker delivers again can be a repeat."""
+    driver = one_step()
+    driver.fail("a", mark=7, jitter=0.0)
+    driver.due("a")
+    assert driver.fail("a", mark=7) is Verdict.APPLIED
 
 
 def test_strays_are_told_up_to_a_limit_and_counted_for_ever() -> None:

@@ -34,7 +34,7 @@ class _Reply(msgspec.Struct):
 _reply_decoder = msgspec.json.Decoder(_Reply)
 
 
-def read_answer(run: Run, message: Message, jitter: float) -> Event | str:
+def read_answer(run: Run, message: Message, jitter: float, *, redelivered: bool = False) -> Event | str:
     """The event that the message means for this run, or, in words, why no task could be found for it."""
     payload = bytes(message.payload)
     try:
@@ -57,6 +57,7 @@ def read_answer(run: Run, message: Message, jitter: float) -> Event | str:
         retryable=reply.repetir is not False,
         reason=_reason(reply),
         mark=zlib.crc32(payload, zlib.crc32(message.timestamp.encode())) | 1,
+        redelivered=redelivered,
         jitter=jitter,
     )
 
@@ -71,7 +72,7 @@ def _find_task(run: Run, message: Message, reply: _Reply) -> int | None:
     """The first of: `tarefa`; a name in the payload; the only task that awaits such an answer."""
     if message.tarefa is not None and (number := run.plan.by_id.get(message.tarefa)) is not None:
         return number
-    named = [found for name in (reply.tarefa, reply.destino, reply.fonte) if (found := _named(run, name))]
+    named = [found for name in _names(reply) if (found := _named(run, name, message.tipo_evento))]
     for numbers in named:
         if (number := _one_of(run, numbers)) is not None:
             return number
@@ -80,11 +81,21 @@ def _find_task(run: Run, message: Message, reply: _Reply) -> int | None:
     if message.tipo_evento == naming.PROGRESS:
         kinds = [numbers for numbers in run.awaited.values() if numbers]
         return _only(kinds[0]) if len(kinds) == 1 else None
-    return _only(run.awaited[message.tipo_evento == naming.COLLECTED])
+    kind = message.tipo_evento == naming.COLLECTED
+    # With nothing awaited it is late or a repeat, and can only be of the one task that ever awaited its kind.
+    return _only(run.awaited[kind]) if run.awaited[kind] else run.plan.only_of_kind[kind]
 
 
-def _named(run: Run, name: object) -> Sequence[int]:
-    return run.plan.named(name) if isinstance(name, str) else ()
+def _names(reply: _Reply) -> tuple[object, ...]:
+    return reply.tarefa, reply.destino, reply.fonte
+
+
+def _named(run: Run, name: object, event: str) -> Sequence[int]:
+    """A name that a worker only echoes, as a processor does the `fonte` it was given, does not make the answer
+    another's: the destination must be of the kind that answers with this event."""
+    numbers = run.plan.named(name) if isinstance(name, str) else ()
+    fits = event == naming.PROGRESS or not numbers or run.plan.is_collector[numbers[0]] == (event == naming.COLLECTED)
+    return numbers if fits else ()
 
 
 def _one_of(run: Run, numbers: Sequence[int]) -> int | None:

@@ -19,7 +19,8 @@ class Sent(Event, frozen=True, gc=False):
 
 
 class Answered(Event, frozen=True, gc=False):
-    """A worker answered. `attempt` is None when it did not say which; `mark` tells one failure from its repeat."""
+    """A worker answered. `attempt` is None when it did not say which; then, when the broker delivers again, `mark`
+    tells whether this is the failure that was counted last."""
 
     task: int
     attempt: int | None
@@ -29,6 +30,7 @@ class Answered(Event, frozen=True, gc=False):
     reason: str = ""
     mark: int = 0
     jitter: float = 0.0
+    redelivered: bool = False
 
 
 class Progressed(Event, frozen=True, gc=False):

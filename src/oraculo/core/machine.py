@@ -175,7 +175,7 @@ def _is_repeated_failure(task: Task, event: Answered) -> bool:
     """Whether this failure was counted before. A success needs no such care: it closes the task at once."""
     if event.attempt is not None and event.attempt < task.attempt:
         return True
-    return task.awaits_retry or (event.attempt is None and event.mark != 0 and event.mark == task.mark)
+    return task.awaits_retry or (event.attempt is None and event.redelivered and event.mark == task.mark)
 
 
 def _answered_after_end(run: Run, task: Task, event: Answered, now: float, changes: Changes) -> Verdict:
@@ -335,7 +335,8 @@ def _cancelled(run: Run, event: Cancelled, now: float, changes: Changes) -> Verd
 
 def _repeated(run: Run, event: Repeated, now: float, changes: Changes) -> Verdict:
     again = [task for task in run.tasks if task.status is not TaskStatus.SUCCEEDED]
-    if run.is_open or not again:
+    quorum_met = run.plan.needed is not None and run.head.succeeded >= run.plan.needed
+    if run.is_open or not again or quorum_met:
         return Verdict.REFUSED
     _reopen(run, again, now, changes)
     return Verdict.APPLIED

@@ -18,6 +18,7 @@ class Plan:
         "is_collector",
         "needed",
         "on_late",
+        "only_of_kind",
         "steps",
     )
 
@@ -39,6 +40,7 @@ class Plan:
                 self.dependents[dependency].append(number)
         self.needed = quorum_needed(definition.quorum, len(steps))
         self.on_late = definition.on_late
+        self.only_of_kind: dict[bool, int | None] = {kind: _only(self.is_collector, kind) for kind in (True, False)}
 
     @property
     def kind(self) -> Kind:
@@ -59,3 +61,7 @@ class Plan:
             if numbers := self.by_queue.get(queue):
                 return numbers
         return ()
+
+
+def _only(kinds: Sequence[bool], kind: bool) -> int | None:
+    return kinds.index(kind) if kinds.count(kind) == 1 else None

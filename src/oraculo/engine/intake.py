@@ -252,7 +252,8 @@ class Intake:
             return _resend(run, item, changes), ""
         if not isinstance(item, Answer):
             return machine.apply(run, item.event, now, changes), ""
-        event = read_answer(run, item.message, self._entropy.jitter())
+        redelivered = item.arrived.delivery.redeliveries > 0
+        event = read_answer(run, item.message, self._entropy.jitter(), redelivered=redelivered)
         if not isinstance(event, Event):
             return Verdict.UNKNOWN, event
         verdict = machine.apply(run, event, now, changes)

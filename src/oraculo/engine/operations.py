@@ -151,7 +151,7 @@ class Operations:
         """Runs again only what failed. Raises Conflict while the run is open, or when nothing failed."""
         if await self._wish(run_id, Repeated()) is Verdict.REFUSED:
             run = await self.run(run_id)
-            why = "is still em_execucao" if run.is_open else "has nothing that failed"
+            why = "is still em_execucao" if run.is_open else "has nothing to repeat"
             raise Conflict(f"run {run_id} {why}; only an ended run with failures can be repeated")
         return await self.run(run_id)
 
