@@ -37,7 +37,12 @@ def check_run(snapshot: Snapshot, history: Sequence[HistoryEntry]) -> list[str]:
         snapshot.payload,
         snapshot.tasks,
     )
-    return [*_head(run), *_tasks(run), *_order(run), *_history(run, history)]
+    return [*check_state(run), *check_history(run, history)]
+
+
+def check_state(run: Run) -> list[str]:
+    """What the run and its tasks say of each other."""
+    return [*_head(run), *_tasks(run), *_order(run)]
 
 
 def _head(run: Run) -> Iterator[str]:
@@ -76,6 +81,8 @@ def _tasks(run: Run) -> Iterator[str]:
             yield f"task {name} is {task.status} and has an end"
         if task.status not in OPEN and task.due_at is not None:
             yield f"task {name} is {task.status} and its timer is set"
+        if task.awaits_retry and task.due_at is None:
+            yield f"task {name} awaits its next attempt and no timer will begin it"
         if task.attempt > task.last_attempt:
             yield f"task {name} is at attempt {task.attempt} of {task.last_attempt}"
 
@@ -88,6 +95,11 @@ def _order(run: Run) -> Iterator[str]:
             if task.attempt and before.status is not TaskStatus.SUCCEEDED:
                 names = run.plan.steps
                 yield f"task {names[task.number].id} was sent though {names[number].id} is {before.status}"
+
+
+def check_history(run: Run, history: Sequence[HistoryEntry]) -> list[str]:
+    """What the whole history says of the run."""
+    return list(_history(run, history))
 
 
 def _history(run: Run, history: Sequence[HistoryEntry]) -> Iterator[str]:

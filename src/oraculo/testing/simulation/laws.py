@@ -1,0 +1,307 @@
+"""The laws of the system, each checked apart from the code that keeps it.
+
+A law is told what happens, as it happens, and looks at what was committed. It says what is wrong with `broken`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from oraculo.core import naming
+from oraculo.core.history import Happened, HistoryEntry
+from oraculo.core.message import Message, decode_message
+from oraculo.core.pipeline import OnLate
+from oraculo.core.run import DeliveryStatus, Run, Task, TaskStatus
+from oraculo.errors import InvalidInput
+from oraculo.ports.broker import DeadLetter, Delivery, Outgoing, QueueState
+from oraculo.testing.checkers import check_history, check_state
+
+if TYPE_CHECKING:
+    from oraculo.testing.simulation.world import World
+
+# How long something may be overdue while nothing goes wrong.
+PATIENCE = 12.0
+
+
+class Law:
+    """Each method is told of one kind of happening; a law listens to those that it needs."""
+
+    number = 0
+    says = ""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+
+    def broken(self, how: str) -> None:
+        self.world.law_broken(self, how)
+
+    def accepted(self, run_id: str) -> None: ...
+    def committed(self, before: Run | None, after: Run, told: Sequence[HistoryEntry]) -> None: ...
+    def published(self, message: Outgoing) -> None: ...
+    def acked(self, delivery: Delivery) -> None: ...
+    def delivered(self, run_id: str, channel: str, aggregate: bytes) -> None: ...
+    def second(self) -> None: ...
+    def at_rest(self, history: dict[str, Sequence[HistoryEntry]], queues: Sequence[QueueState]) -> None: ...
+
+
+class AcceptedIsKept(Law):
+    number, says = 1, "an accepted run is never lost"
+
+    def accepted(self, run_id: str) -> None:
+        if run_id not in self.world.runs:
+            self.broken(f"run {run_id} was accepted and is not in the store")
+
+    def acked(self, delivery: Delivery) -> None:
+        message = _read(delivery)
+        if delivery.queue == naming.REQUESTS and message is not None and message.correlation_id not in self.world.runs:
+            self.broken(f"the request for run {message.correlation_id} was acked and the run is not in the store")
+
+
+class EveryRunEnds(Law):
+    number, says = 2, "every run ends, and needs no message for it"
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(world)
+        self._overdue: dict[str, float] = {}
+
+    def second(self) -> None:
+        now, moment = self.world.clock.now(), self.world.loop.time()
+        due = {run.id for run in self.world.runs.values() if _is_due(run, now)}
+        self._overdue = {run_id: self._overdue.get(run_id, moment) for run_id in sorted(due)}
+        for run_id, since in self._overdue.items():
+            if moment - max(since, self.world.undisturbed_since) > PATIENCE:
+                self.broken(f"a timer of run {run_id} is due since {moment - since:.0f} s and nobody rings it")
+
+    def at_rest(self, history: dict[str, Sequence[HistoryEntry]], queues: Sequence[QueueState]) -> None:
+        for run in self.world.runs.values():
+            if run.is_open:
+                self.broken(f"run {run.id} is open though its deadline passed and all is calm")
+
+
+class EndedIsFinal(Law):
+    number, says = 3, "an ended task is final; repeats, late and unknown answers change nothing"
+
+    def committed(self, before: Run | None, after: Run, told: Sequence[HistoryEntry]) -> None:
+        for fault in check_state(after):
+            self.broken(f"run {after.id}: {fault}")
+        if before is None:
+            return
+        for old, new in zip(before.tasks, after.tasks, strict=True):
+            if not old.is_open:
+                self._check_ended(after, old, new, {entry.what for entry in told if entry.task == old.number})
+
+    def _check_ended(self, run: Run, old: Task, new: Task, told: set[Happened]) -> None:
+        if old.status is new.status and old.result == new.result:
+            return
+        reopened = Happened.REOPENED in told and run.id in self.world.reopened
+        amended = Happened.AMENDED in told and run.plan.on_late is OnLate.AMEND
+        if old.status is TaskStatus.SUCCEEDED or not (reopened or amended):
+            step = run.plan.steps[old.number].id
+            self.broken(f"task {step} of run {run.id} had ended as {old.status} and became {new.status}")
+
+    def at_rest(self, history: dict[str, Sequence[HistoryEntry]], queues: Sequence[QueueState]) -> None:
+        for run in self.world.runs.values():
+            for fault in check_history(run, history[run.id]):
+                self.broken(f"run {run.id}: {fault}")
+            self._check_failures(run, history[run.id])
+
+    def _check_failures(self, run: Run, history: Sequence[HistoryEntry]) -> None:
+        """Each failure that was counted is one that a worker told, of that attempt, and was counted once."""
+        seen: set[tuple[int, int]] = set()
+        for entry in history:
+            if entry.what not in (Happened.ATTEMPT_FAILED, Happened.FAILED) or entry.task is None:
+                continue
+            key = (entry.task, entry.attempt or 0)
+            step = run.plan.steps[entry.task]
+            if key in seen:
+                self.broken(f"attempt {entry.attempt} of task {step.id} of run {run.id} failed twice")
+            seen.add(key)
+            told = (run.id, step.id, entry.attempt)
+            if told not in self.world.failures and (run.id, step.id, None) not in self.world.failures:
+                self.broken(f"attempt {entry.attempt} of task {step.id} of run {run.id} failed and no worker said so")
+
+
+class SentUntilAnswered(Law):
+    number, says = 4, "a command is sent at least once while its task is open, always under the same identity"
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(world)
+        self._payloads: dict[tuple[str, str, int], bytes] = {}
+        self._unsent: dict[tuple[str, int, int], float] = {}
+
+    def published(self, message: Outgoing) -> None:
+        command = _read(message)
+        if command is None or not _is_command(command):
+            return
+        run = self.world.runs.get(command.correlation_id)
+        number = None if run is None else run.plan.by_id.get(command.tarefa or "")
+        if run is None or number is None or run.tasks[number].attempt < (command.tentativa or 0):
+            self.broken(f"a command was sent that no commit decided: {message.body!r}")
+            return
+        key = (command.correlation_id, command.tarefa or "", command.tentativa or 0)
+        if self._payloads.setdefault(key, bytes(command.payload)) != bytes(command.payload):
+            self.broken(f"two commands of the identity {key} differ")
+
+    def second(self) -> None:
+        moment = self.world.loop.time()
+        waiting = [
+            (run.id, task.number, task.attempt) for run in self.world.runs.values() for task in run.tasks if task.unsent
+        ]
+        self._unsent = {key: self._unsent.get(key, moment) for key in waiting}
+        for key, since in self._unsent.items():
+            if moment - max(since, self.world.undisturbed_since) > PATIENCE:
+                self.broken(f"the command or dead letter {key} is not sent since {moment - since:.0f} s")
+
+
+class DependenciesFirst(Law):
+    number, says = 5, "a task is sent only when all that it depends on has succeeded"
+
+    def published(self, message: Outgoing) -> None:
+        command = _read(message)
+        run = self.world.runs.get(command.correlation_id) if command is not None and _is_command(command) else None
+        number = run.plan.by_id.get(command.tarefa or "") if run is not None and command is not None else None
+        if run is None or number is None:
+            return
+        for before in run.plan.dependencies[number]:
+            if run.tasks[before].status is not TaskStatus.SUCCEEDED:
+                names = run.plan.steps
+                self.broken(f"'{names[number].id}' of run {run.id} was sent before '{names[before].id}' had succeeded")
+
+
+class AckedAfterCommit(Law):
+    number, says = 6, "a message is acked only after its effect is committed"
+
+    def acked(self, delivery: Delivery) -> None:
+        message = _read(delivery) if delivery.queue == naming.ANSWERS else None
+        if message is None or message.tipo_evento not in naming.ANSWER_EVENTS:
+            return
+        run = self.world.runs.get(message.correlation_id)
+        task = None if run is None else _task_of(run, message)
+        if run is None or task is None:
+            return
+        failed = _payload(message).get("status") == "erro"
+        awaited = task.is_open and not task.awaits_retry
+        if awaited and (not failed or message.tentativa == task.attempt):
+            step = run.plan.steps[task.number].id
+            self.broken(
+                f"the answer to '{step}' of run {run.id}, attempt {message.tentativa}, was acked without effect"
+            )
+
+
+class OneAggregate(Law):
+    number, says = 7, "the aggregate is a function of the tasks, delivered at least once, under one versao"
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(world)
+        self._seen: dict[tuple[str, int], bytes] = {}
+        self._reached: set[tuple[str, str, int]] = set()
+
+    def delivered(self, run_id: str, channel: str, aggregate: bytes) -> None:
+        edition = msgspec.json.decode(aggregate)["versao"]
+        self._reached.add((run_id, channel, edition))
+        run = self.world.runs.get(run_id)
+        if run is None or run.head.edition < edition:
+            self.broken(f"run {run_id} was delivered as versao {edition} before that was committed")
+        if self._seen.setdefault((run_id, edition), aggregate) != aggregate:
+            self.broken(f"run {run_id} was delivered twice as versao {edition}, with different contents")
+
+    def at_rest(self, history: dict[str, Sequence[HistoryEntry]], queues: Sequence[QueueState]) -> None:
+        for run in self.world.runs.values():
+            told = [entry.what for entry in history[run.id]]
+            amended_after_end = told.count(Happened.RUN_ENDED) - 1 - told.count(Happened.RUN_REOPENED)
+            if not run.is_open and not 0 <= amended_after_end <= told.count(Happened.AMENDED):
+                self.broken(f"run {run.id} ended {told.count(Happened.RUN_ENDED)} times without a reason to")
+            for delivery in run.head.deliveries:
+                key = (run.id, delivery.channel, run.head.edition)
+                if delivery.status is DeliveryStatus.PENDING and not run.is_open:
+                    self.broken(f"run {run.id} ended and its aggregate was not brought to {delivery.channel}")
+                if delivery.status is DeliveryStatus.DELIVERED and key not in self._reached:
+                    self.broken(f"run {run.id} is told to be delivered to {delivery.channel}, and was not")
+
+
+class NothingIsDropped(Law):
+    number, says = 8, "nothing is dropped in silence"
+
+    def acked(self, delivery: Delivery) -> None:
+        if delivery.queue not in (naming.ANSWERS, naming.REQUESTS):
+            return
+        message = _read(delivery)
+        if message is None:
+            self.broken(f"a message that cannot be read was acked: {delivery.body!r}")
+        elif delivery.queue == naming.ANSWERS and message.tipo_evento != naming.PROGRESS:
+            run = self.world.runs.get(message.correlation_id)
+            if run is None or _task_of(run, message) is None:
+                self.broken(f"an answer that fits no task was acked: {delivery.body!r}")
+
+    def at_rest(self, history: dict[str, Sequence[HistoryEntry]], queues: Sequence[QueueState]) -> None:
+        for state in queues:
+            if state.queue in (naming.ANSWERS, naming.REQUESTS) and (state.ready or state.unacked):
+                self.broken(f"queue {state.queue} still holds {state.ready + state.unacked} messages")
+        for letter in self.world.letters:
+            if not letter.reason:
+                self.broken(f"a dead letter of {letter.queue} has no reason: {letter.body!r}")
+            if letter.queue == naming.ANSWERS and self._is_a_good_answer(letter):
+                self.broken(f"an answer that fits its task was quarantined ({letter.reason}): {letter.body!r}")
+        for queue, body in self.world.garbage:
+            if not any(letter.queue == queue and letter.body == body for letter in self.world.letters):
+                self.broken(f"garbage on {queue} is not among its dead letters: {body!r}")
+
+    def _is_a_good_answer(self, letter: DeadLetter) -> bool:
+        message = _read(letter)
+        if message is None or message.tipo_evento not in naming.ANSWER_EVENTS:
+            return False
+        run = self.world.runs.get(message.correlation_id)
+        task = None if run is None else _task_of(run, message)
+        return task is not None and task.attempt > 0
+
+
+class MemoryIsBounded(Law):
+    number, says = 9, "memory is bounded"
+
+    def second(self) -> None:
+        for engine in self.world.engines():
+            waiting, limit = len(engine.inbox), 3 * engine.settings.engine.prefetch
+            if waiting > limit:
+                self.broken(f"an engine's inbox holds {waiting} inputs, more than {limit}")
+
+
+LAWS: tuple[Callable[["World"], Law], ...] = (
+    AcceptedIsKept,
+    EveryRunEnds,
+    EndedIsFinal,
+    SentUntilAnswered,
+    DependenciesFirst,
+    AckedAfterCommit,
+    OneAggregate,
+    NothingIsDropped,
+    MemoryIsBounded,
+)
+
+
+def _read(message: Delivery | Outgoing | DeadLetter) -> Message | None:
+    try:
+        return decode_message(message.body)
+    except InvalidInput:
+        return None
+
+
+def _is_command(message: Message) -> bool:
+    return message.tipo_evento in (naming.START_COLLECT, naming.START_EXECUTE)
+
+
+def _payload(message: Message) -> dict[str, Any]:
+    decoded: dict[str, Any] = msgspec.json.decode(message.payload)
+    return decoded
+
+
+def _task_of(run: Run, message: Message) -> Task | None:
+    """The workers of the simulation always name their task, in the message or in its payload."""
+    number = run.plan.by_id.get(message.tarefa or _payload(message).get("tarefa", ""))
+    return None if number is None else run.tasks[number]
+
+
+def _is_due(run: Run, now: float) -> bool:
+    if run.head.due_at is not None and run.head.due_at <= now:
+        return True
+    return any(task.due_at is not None and task.due_at <= now for task in run.tasks)

@@ -1,0 +1,157 @@
+"""Running one seed, and telling what came of it."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from oraculo.core.pipeline import encode_definition, parse_pipeline
+from oraculo.errors import OraculoError
+from oraculo.ports.broker import Outgoing
+from oraculo.testing.simulation.faults import Faults
+from oraculo.testing.simulation.hosts import own_tasks
+from oraculo.testing.simulation.scenario import LASTS, Action, Scenario, random_scenario
+from oraculo.testing.simulation.virtual_time import Stuck, VirtualLoop
+from oraculo.testing.simulation.world import Violation, World
+
+CLIENT_PATIENCE = 40.0
+
+
+class Outcome(msgspec.Struct):
+    seed: int
+    scenario: Scenario
+    faults: Faults
+    violations: list[Violation]
+    told: list[str]
+    statuses: Counter[str]
+    troubles: Counter[str]
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.violations
+
+
+def run_seed(seed: int, faults: Faults | None = None, scenario: Scenario | None = None) -> Outcome:
+    """Simulates one seed from its first moment to its rest, and returns what the laws found."""
+    scenario = scenario or random_scenario(random.Random(f"scenario {seed}"))
+    faults = Faults.usual() if faults is None else faults
+    loop = VirtualLoop()
+    loop.set_task_factory(own_tasks)  # type: ignore[arg-type]
+    asyncio.set_event_loop(loop)
+    try:
+        world = World(scenario, faults, seed, loop)
+        try:
+            loop.run_until_complete(_play(world))
+        except Stuck as error:
+            world.violations.append(Violation(2, "every run ends", f"the simulation is stuck: {error}", loop.time()))
+        return Outcome(seed, scenario, faults, world.violations, world.told, world.statuses(), world.trouble.counts)
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+async def _play(world: World) -> None:
+    loop = world.loop
+    await world.open()
+    life = loop.create_task(world.live())
+    clients = [loop.create_task(_act(world, action)) for action in world.scenario.actions]
+    try:
+        await _define_pipelines(world)
+        await _until(loop.time() + LASTS + 5.0, world)
+        rested = await world.settle()
+        if not world.violations:
+            if not rested:
+                world.tell("it did not come to rest")
+            await world.judge()
+            if not rested and not world.violations:
+                world.violations.append(Violation(2, "every run ends", "it did not come to rest", loop.time()))
+    finally:
+        life.cancel()
+        for client in clients:
+            client.cancel()
+        await world.close()
+
+
+async def _until(moment: float, world: World) -> None:
+    left = moment - world.loop.time()
+    if left > 0:
+        try:
+            await asyncio.wait_for(world.over.wait(), left)
+        except TimeoutError:
+            return
+
+
+async def _define_pipelines(world: World) -> None:
+    """Straight to the disk, before anyone asks: what a pipeline is put by is not what is simulated."""
+    for name, source in world.scenario.pipelines.items():
+        await world.disk.put_pipeline(name, encode_definition(parse_pipeline(source)), 0.0)
+
+
+async def _act(world: World, action: Action) -> None:
+    await asyncio.sleep(action.at)
+    world.tell(f"asked: {action.kind} {action.subject or action.queue or ''}".rstrip())
+    try:
+        async with asyncio.timeout(CLIENT_PATIENCE):
+            await _ACTIONS[action.kind](world, action)
+    except (OraculoError, TimeoutError) as error:
+        world.tell(f"answered: {action.kind}: {type(error).__name__}: {error}")
+
+
+async def _submit(world: World, action: Action) -> None:
+    """As a client does that must know: it asks again, under the same key, until it hears an answer."""
+    while True:
+        operations = world.operations()
+        try:
+            if operations is not None:
+                async with asyncio.timeout(5.0):
+                    submitted = await operations.submit(action.body, idempotency_key=action.key)
+                world.accepted(submitted.run_id)
+                return
+        except TimeoutError:
+            pass
+        await asyncio.sleep(0.5)
+
+
+async def _enqueue(world: World, action: Action) -> None:
+    await world.broker.publish([Outgoing("orquestrador", action.body)])
+
+
+async def _garbage(world: World, action: Action) -> None:
+    world.garbage.append((action.queue, action.body))
+    await world.broker.publish([Outgoing(action.queue, action.body)])
+
+
+async def _cancel(world: World, action: Action) -> None:
+    if operations := world.operations():
+        await operations.cancel(f"r{action.subject}")
+
+
+async def _repeat(world: World, action: Action) -> None:
+    if operations := world.operations():
+        world.reopened.add(f"r{action.subject}")
+        await operations.repeat(f"r{action.subject}")
+
+
+async def _redrive(world: World, action: Action) -> None:
+    if operations := world.operations():
+        world.reopened.update(world.runs)
+        await operations.redrive(action.queue)
+
+
+async def _discard(world: World, action: Action) -> None:
+    if operations := world.operations():
+        for letter in await operations.dead_letters(action.queue, limit=1):
+            await operations.discard(action.queue, letter.id)
+
+
+_ACTIONS: dict[str, Callable[[World, Action], Awaitable[None]]] = {
+    "submit": _submit,
+    "enqueue": _enqueue,
+    "garbage": _garbage,
+    "cancel": _cancel,
+    "repeat": _repeat,
+    "redrive": _redrive,
+    "discard": _discard,
+}

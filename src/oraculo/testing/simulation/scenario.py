@@ -1,0 +1,134 @@
+"""What is asked of the system in one simulation: all of it decided before it begins, so that it can be shortened."""
+
+import json
+import random
+from typing import Any
+
+import msgspec
+
+QUEUES = ("escavador_a", "escavador_b", "executador_c", "executador_d")
+PLAIN_QUEUE = "executador_plano"  # served by a worker without the SDK
+DEAF_QUEUE = "escavador_ninguem"  # served by nobody
+LASTS = 30.0  # seconds in which things are asked
+
+
+class Action(msgspec.Struct, frozen=True):
+    """Something that a client or an operator does at a moment. `subject` is the number of a request before it."""
+
+    at: float
+    kind: str  # submit, enqueue, cancel, repeat, redrive, discard, garbage
+    body: bytes = b""
+    key: str | None = None
+    subject: int = 0
+    queue: str = ""
+
+    def __str__(self) -> str:
+        about = {
+            "submit": f"{self.body.decode(errors='replace')} key={self.key}",
+            "enqueue": self.body.decode(errors="replace"),
+            "garbage": f"{self.body!r} on {self.queue}",
+            "redrive": self.queue,
+            "discard": self.queue,
+        }
+        return f"{self.at:7.2f} s  {self.kind} {about.get(self.kind, f'of request {self.subject}')}"
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    pipelines: dict[str, dict[str, Any]]
+    actions: tuple[Action, ...]
+    engines: int = 1
+    workers: int = 2
+    durable: bool = True  # the broker keeps its messages when an engine dies
+    failure_rate: float = 0.15
+    latency: float = 0.5
+
+
+def random_scenario(dice: random.Random) -> Scenario:
+    pipelines = {f"p{number}": _pipeline(dice, f"p{number}") for number in range(dice.randint(1, 2))}
+    asked = [_request(dice, number, tuple(pipelines)) for number in range(dice.randint(2, 6))]
+    actions = [action for number, body in enumerate(asked) for action in _asking(dice, number, body)]
+    actions += [_operator(dice, len(asked)) for _ in range(dice.randint(0, 5))]
+    return Scenario(
+        pipelines,
+        tuple(sorted(actions, key=lambda action: action.at)),
+        engines=dice.choice((1, 1, 2, 3)),
+        workers=dice.randint(1, 3),
+        durable=dice.random() < 0.8,
+        failure_rate=dice.choice((0.0, 0.15, 0.4)),
+        latency=dice.choice((0.05, 0.5, 3.0)),
+    )
+
+
+def _pipeline(dice: random.Random, name: str) -> dict[str, Any]:
+    size = dice.randint(1, 7)
+    steps = []
+    for number in range(size):
+        before = [f"s{n}" for n in range(number) if dice.random() < 0.35]
+        step: dict[str, Any] = {"id": f"s{number}", "type": _queue(dice), "dependsOn": before}
+        step["retry"] = {"maxAttempts": dice.randint(1, 4), "backoff": dice.choice((0.1, 1, 4)), "maxBackoff": 8}
+        step |= {"optional": True} if dice.random() < 0.2 else {}
+        step |= {"timeout": dice.choice((2, 6, 15))} if dice.random() < 0.3 else {}
+        steps.append(step)
+    pipeline: dict[str, Any] = {"name": name, "timeout": dice.choice((5, 15, 40)), "steps": steps}
+    pipeline |= {"quorum": dice.randint(1, size)} if dice.random() < 0.15 else {}
+    return pipeline | ({"onLate": "amend"} if dice.random() < 0.3 else {})
+
+
+def _queue(dice: random.Random) -> str:
+    if dice.random() < 0.07:
+        return DEAF_QUEUE
+    return PLAIN_QUEUE if dice.random() < 0.15 else dice.choice(QUEUES)
+
+
+def _request(dice: random.Random, number: int, pipelines: tuple[str, ...]) -> dict[str, Any]:
+    request: dict[str, Any] = {"correlation_id": f"r{number}", "payload": {"n": number}}
+    if dice.random() < 0.5:
+        request["pipeline"] = dice.choice(pipelines)
+    else:
+        width = dice.randint(1, 8)
+        request["destinos"] = [{"id": f"d{n}", "fila": _queue(dice)} for n in range(width)]
+        request["timeout"] = dice.choice((4, 12, 30))
+        if dice.random() < 0.15:
+            request["quorum"] = dice.choice((1, width, "50%"))
+    if dice.random() < 0.4:
+        request["webhook"] = "http://receiver.example/hook"
+    if dice.random() < 0.3:
+        request["responder_em"] = "respostas"
+    return request
+
+
+def _asking(dice: random.Random, number: int, request: dict[str, Any]) -> list[Action]:
+    at = dice.uniform(0, LASTS * 0.7)
+    body = json.dumps(request).encode()
+    if dice.random() < 0.6:
+        actions = [Action(at, "submit", body, key=f"k{number}")]
+    else:
+        message = {
+            "correlation_id": request["correlation_id"],
+            "tipo_evento": "iniciar_orquestracao",
+            "payload": request,
+            "timestamp": "2026-01-01T00:00:00Z",
+        }
+        actions = [Action(at, "enqueue", json.dumps(message).encode())]
+    if dice.random() < 0.3:  # the same again
+        actions.append(msgspec.structs.replace(actions[0], at=at + dice.uniform(0, 5)))
+    return actions
+
+
+_GARBAGE = (
+    b"\xff\xfe",
+    b"{}",
+    b"[]",
+    b'{"correlation_id":"nobody","tipo_evento":"resultado_coleta","payload":{},"timestamp":"2026-01-01T00:00:00Z"}',
+    b'{"correlation_id":"r0","tipo_evento":"outro","payload":{},"timestamp":"2026-01-01T00:00:00Z"}',
+)
+
+
+def _operator(dice: random.Random, requests: int) -> Action:
+    at = dice.uniform(0, LASTS)
+    kind = dice.choice(("cancel", "repeat", "repeat", "redrive", "redrive", "discard", "garbage"))
+    if kind == "garbage":
+        return Action(at, kind, dice.choice(_GARBAGE), queue=dice.choice(("resultados", "orquestrador")))
+    if kind in ("redrive", "discard"):
+        return Action(at, kind, queue=dice.choice((*QUEUES, PLAIN_QUEUE)))
+    return Action(at, kind, subject=dice.randrange(requests))

@@ -1,0 +1,322 @@
+"""The simulated world: a disk and a broker that stay, processes that come and go, and the laws that watch."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Sequence
+from contextvars import Context
+from typing import Any
+
+import msgspec
+
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.core import naming
+from oraculo.core.message import decode_message
+from oraculo.core.run import Changes, Run
+from oraculo.engine.cache import Plans
+from oraculo.engine.operations import Operations
+from oraculo.engine.service import Engine
+from oraculo.errors import InvalidInput, OraculoError
+from oraculo.ports.broker import DeadLetter, Delivery, Outgoing
+from oraculo.ports.store import Committed, Creation, Outcome
+from oraculo.ports.telemetry import Silent
+from oraculo.settings import EngineSettings, Settings, WebhookSettings
+from oraculo.stores.sqlite import MEMORY, SqliteStore
+from oraculo.testing.simulation.faults import Faults
+from oraculo.testing.simulation.hosts import Host
+from oraculo.testing.simulation.laws import LAWS, Law
+from oraculo.testing.simulation.ports import HostBroker, HostStore
+from oraculo.testing.simulation.scenario import PLAIN_QUEUE, QUEUES, Scenario
+from oraculo.testing.simulation.trouble import Trouble
+from oraculo.testing.simulation.virtual_time import SeededEntropy, VirtualClock
+from oraculo.testing.simulation.workers import plain_worker, sdk_app
+from oraculo.worker import Worker
+
+SETTINGS = Settings(
+    engine=EngineSettings(poll=1.0, prefetch=200, batch=50, cached_tasks=40),
+    webhook=WebhookSettings(max_attempts=50, backoff=0.5, max_backoff=5.0),
+)
+RESTART_WITHIN = 6.0
+MOST_REMEMBERED = 400
+
+
+class Violation(msgspec.Struct, frozen=True):
+    law: int
+    says: str
+    how: str
+    at: float
+
+
+class World:
+    def __init__(self, scenario: Scenario, faults: Faults, seed: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.scenario = scenario
+        self.loop = loop
+        self.clock = VirtualClock(loop)
+        self.dice = random.Random(f"world {seed}")
+        self.entropy = SeededEntropy(random.Random(f"entropy {seed}"))
+        self.trouble = Trouble(faults, random.Random(f"trouble {seed}"), self)
+        self.disk = SqliteStore(MEMORY, inline=True)
+        self.broker = MemoryBroker(clock=self.clock, lease=30.0)
+        self.violations: list[Violation] = []
+        self.told: list[str] = []  # what happened, for a report
+        self.runs: dict[str, Run] = {}  # as they were last committed
+        self.reopened: set[str] = set()  # runs that an operator asked to reopen
+        self.failures: set[tuple[str, str, int | None]] = set()  # failures that workers told
+        self.garbage: list[tuple[str, bytes]] = []
+        self.letters: list[DeadLetter] = []
+        self.undisturbed_since = 0.0
+        self.over = asyncio.Event()
+        self._plans = Plans()
+        self._laws: list[Law] = [law(self) for law in LAWS]
+        self._hosts: dict[str, tuple[Host, Engine | Worker | None, HostBroker]] = {}
+        self._keeping: set[asyncio.Task[None]] = set()
+
+    # -- processes --------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        await self.disk.start()
+        await self.broker.start()
+        for number in range(self.scenario.engines):
+            self._boot(f"engine-{number}")
+        for number in range(self.scenario.workers):
+            self._boot(f"worker-{number}")
+        self._boot("plain")
+
+    def _boot(self, name: str) -> None:
+        host = Host(name)
+        broker = HostBroker(self.broker, host, self.trouble, durable=self.scenario.durable)
+        service: Engine | Worker | None = None
+        if name.startswith("engine"):
+            service = self._engine(host, broker)
+            host.spawn(self._start_engine(service, host))
+        elif name.startswith("worker"):
+            app = sdk_app(QUEUES, self)
+            service = Worker(app, broker, clock=self.clock, entropy=self.entropy)
+            host.spawn(service.start())
+        else:
+            host.spawn(plain_worker(PLAIN_QUEUE, broker, self))
+        self._hosts[name] = (host, service, broker)
+        self.tell(f"{name} starts")
+
+    def _engine(self, host: Host, broker: HostBroker) -> Engine:
+        return Engine(
+            SETTINGS,
+            broker,
+            HostStore(self.disk, host, self.trouble),
+            clock=self.clock,
+            entropy=self.entropy,
+            telemetry=Silent(),
+            post=lambda url, body, headers: self._post(host, body),
+        )
+
+    async def _start_engine(self, engine: Engine, host: Host) -> None:
+        """As a supervisor would: a start that fails is a process that ends, and is started again."""
+        try:
+            await engine.start()
+        except OraculoError as error:
+            self.tell(f"{host.name} cannot start: {error}")
+            self.crash(host)
+
+    def crash(self, host: Host) -> None:
+        if not host.alive:
+            return
+        self.tell(f"{host.name} dies")
+        self._disturbed()
+        host.die()
+        _, _, broker = self._hosts[host.name]
+        self._keep(self._after_death(host.name, broker))
+
+    async def _after_death(self, name: str, broker: HostBroker) -> None:
+        """The broker notices the broken connection a little later; a supervisor starts it again."""
+        await asyncio.sleep(self.dice.random())
+        await broker.close()
+        if name.startswith("engine") and not self.scenario.durable:
+            await self._lose_memory()
+        await asyncio.sleep(self.dice.random() * RESTART_WITHIN)
+        self._boot(name)
+        self._disturbed()
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work of the world itself: in a context of its own, since a host that dies may be asking for it."""
+        task = self.loop.create_task(work, context=Context())
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+
+    def engines(self) -> Iterator[Engine]:
+        for host, service, _ in self._hosts.values():
+            if host.alive and isinstance(service, Engine) and service.accepting:
+                yield service
+
+    def operations(self) -> Operations | None:
+        """Of some engine that takes work now."""
+        ready = list(self.engines())
+        return Operations(self.dice.choice(ready)) if ready else None
+
+    def all_up(self) -> bool:
+        return (
+            all(host.alive for host, _, _ in self._hosts.values())
+            and len(list(self.engines())) == self.scenario.engines
+        )
+
+    # -- what happens -----------------------------------------------------------------------------------------
+
+    def tell(self, what: str) -> None:
+        if len(self.told) < MOST_REMEMBERED:
+            self.told.append(f"{self.loop.time():7.2f} s  {what}")
+
+    def law_broken(self, law: Law, how: str) -> None:
+        self.violations.append(Violation(law.number, law.says, how, self.loop.time()))
+        self.tell(f"LAW {law.number} BROKEN: {how}")
+        self.over.set()
+
+    def _disturbed(self) -> None:
+        self.undisturbed_since = self.loop.time()
+
+    async def committed(
+        self, host: Host, creations: Sequence[Creation], changes: Sequence[Changes], committed: Committed
+    ) -> None:
+        created = [
+            one.changes
+            for one, outcome in zip(creations, committed.created, strict=True)
+            if outcome.outcome is Outcome.CREATED
+        ]
+        written = [*created, *(one for one in changes if one.run.id not in committed.conflicts)]
+        snapshots = await self.disk.load([one.run.id for one in written])
+        for one in written:
+            before = self.runs.get(one.run.id)
+            after = self._plans.restore(snapshots[one.run.id])
+            self.runs[one.run.id] = after
+            for law in self._laws:
+                law.committed(before, after, one.history)
+            for entry in one.history:
+                self.tell(
+                    f"{host.name}: {one.run.id} {entry.what} {_step(after, entry.task)} {entry.detail or ''}".rstrip()
+                )
+
+    async def reread(self) -> None:
+        """Something was written without a commit of runs."""
+        self.runs = {
+            run_id: self._plans.restore(one) for run_id, one in (await self.disk.load(list(self.runs))).items()
+        }
+
+    def published(self, host: Host, message: Outgoing) -> None:
+        self._note_failure(message)
+        for law in self._laws:
+            law.published(message)
+        if message.queue == "respostas":
+            self._reply(message)
+
+    def _note_failure(self, message: Outgoing) -> None:
+        if message.queue != naming.ANSWERS:
+            return
+        try:
+            answer = decode_message(message.body)
+        except InvalidInput:
+            return
+        payload = msgspec.json.decode(answer.payload)
+        if payload.get("status") == "erro":
+            self.failures.add((answer.correlation_id, answer.tarefa or payload.get("tarefa", ""), answer.tentativa))
+
+    def _reply(self, message: Outgoing) -> None:
+        reply = decode_message(message.body)
+        for law in self._laws:
+            law.delivered(reply.correlation_id, "fila", bytes(reply.payload))
+
+    async def _post(self, host: Host, body: bytes) -> int:
+        self.trouble.step(host)
+        if self.trouble.happens("refuse"):
+            return 503
+        run_id = msgspec.json.decode(body)["correlation_id"]
+        for law in self._laws:
+            law.delivered(run_id, "webhook", body)
+        self.trouble.step(host)
+        return 200
+
+    def acked(self, host: Host, delivery: Delivery) -> None:
+        for law in self._laws:
+            law.acked(delivery)
+
+    def accepted(self, run_id: str) -> None:
+        for law in self._laws:
+            law.accepted(run_id)
+
+    def dropped(self, message: Outgoing) -> None:
+        self.tell(f"a message to {message.queue} is lost")
+        self.lost_garbage(message.queue, message.body)
+
+    def lost_garbage(self, queue: str, body: bytes) -> None:
+        if (queue, body) in self.garbage:
+            self.garbage.remove((queue, body))
+
+    def deliver_later(self, message: Outgoing, delay: float) -> None:
+        self.loop.call_later(delay, lambda: self._keep(self.broker.publish([message])))
+
+    async def _lose_memory(self) -> None:
+        self.tell("the broker loses its memory")
+        self._disturbed()
+        self.garbage.clear()
+        await self.broker.close()
+        await self.broker.start()
+
+    # -- time passes ------------------------------------------------------------------------------------------
+
+    async def live(self) -> None:
+        """Second by second: the faults that need no one's action, and the laws that look at the clock."""
+        while not self.over.is_set():
+            await asyncio.sleep(1.0)
+            if self.trouble.happens("lose_memory"):
+                await self._lose_memory()
+            if self.trouble.happens("clock_jump"):
+                self.clock.skew += self.trouble.up_to(40.0) - 20.0
+                self.tell(f"the clock is set to {self.clock.skew:+.1f} s")
+            self.undisturbed_since = max(self.undisturbed_since, self.trouble.last)
+            if not self.all_up():
+                self._disturbed()
+            for law in self._laws:
+                law.second()
+
+    async def settle(self) -> bool:
+        """With nothing going wrong any more: waits until all has ended. False when it does not."""
+        self.trouble.is_calm = True
+        self.tell("all is calm from here on")
+        self._disturbed()
+        limit = self.loop.time() + 200.0
+        while self.loop.time() < limit and not self.over.is_set():
+            await asyncio.sleep(1.0)
+            if self.all_up() and await self._is_quiet():
+                return True
+        return False
+
+    async def _is_quiet(self) -> bool:
+        if any(run.is_open or run.head.due_at is not None for run in self.runs.values()):
+            return False
+        if any(task.unsent for run in self.runs.values() for task in run.tasks):
+            return False
+        states = await self.broker.queues([naming.ANSWERS, naming.REQUESTS, *QUEUES, PLAIN_QUEUE])
+        return not any(state.ready or state.unacked for state in states)
+
+    async def judge(self) -> None:
+        """At the end, the laws look at everything."""
+        histories = {run_id: await self.disk.history(run_id, limit=100_000) for run_id in self.runs}
+        queues = await self.broker.queues()
+        self.letters = [
+            letter for state in queues for letter in await self.broker.dead_letters(state.queue, limit=10_000)
+        ]
+        for law in self._laws:
+            law.at_rest(histories, queues)
+
+    def statuses(self) -> Counter[str]:
+        return Counter(run.head.status.value for run in self.runs.values())
+
+    async def close(self) -> None:
+        for host, _, _ in self._hosts.values():
+            host.die()
+        for task in list(self._keeping):
+            task.cancel()
+        await asyncio.sleep(0)
+        await self.broker.close()
+        await self.disk.close()
+
+
+def _step(run: Run, task: int | None) -> str:
+    return "" if task is None else run.plan.steps[task].id

@@ -1,0 +1,34 @@
+"""The laws hold under every fault, for hundreds of seeds; and the same seed is the same story."""
+
+import os
+
+import pytest
+
+from oraculo.testing.simulation.faults import Faults
+from oraculo.testing.simulation.running import run_seed
+
+SEEDS = int(os.environ.get("ORACULO_TEST_SEEDS", "300"))
+SHARDS = 10
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_no_law_is_broken(shard: int) -> None:
+    for seed in range(shard, SEEDS, SHARDS):
+        outcome = run_seed(seed)
+        assert outcome.is_clean, f"seed {seed}: {outcome.violations}"
+
+
+def test_without_faults_nothing_is_ever_in_the_way() -> None:
+    for seed in range(20):
+        outcome = run_seed(seed, Faults())
+        assert outcome.is_clean, f"seed {seed}: {outcome.violations}"
+        assert not outcome.troubles
+
+
+@pytest.mark.parametrize("seed", [3, 14, 15])
+def test_a_seed_is_the_same_story_each_time(seed: int) -> None:
+    first, second = run_seed(seed), run_seed(seed)
+    assert first.told == second.told
+    assert first.troubles == second.troubles
+    assert len(first.told) > 20

@@ -1,0 +1,137 @@
+"""The simulation can fail: each bug, planted alone, is caught within a bounded number of seeds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from oraculo.core import machine
+from oraculo.core.machine import RunTrigger, Verdict
+from oraculo.core.run import Changes, Run, Task
+from oraculo.engine.inputs import Arrived, Input, Note
+from oraculo.engine.intake import Batch, Decision, Intake
+from oraculo.engine.outbox import Outbox
+from oraculo.engine.timers import Timers
+from oraculo.ports.store import Committed
+from oraculo.testing.simulation.running import run_seed
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+MOST_SEEDS = 150
+
+
+def ack_before_commit(patch: pytest.MonkeyPatch) -> None:
+    real = Intake._process
+
+    async def process(self: Intake, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
+        for one in inputs:
+            if isinstance(one, Arrived):
+                await one.consumer.ack([one.delivery])
+        await real(self, inputs, notes)
+
+    patch.setattr(Intake, "_process", process)
+
+
+def no_resend(patch: pytest.MonkeyPatch) -> None:
+    async def sweep(self: Outbox, *, at_once: bool = False) -> None:
+        return
+
+    patch.setattr(Outbox, "sweep", sweep)
+
+
+def duplicate_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(machine, "_is_repeated_failure", lambda task, event: False)
+
+
+def timers_never_ring(patch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    async def run(self: Timers) -> None:
+        await asyncio.Event().wait()
+
+    patch.setattr(Timers, "run", run)
+
+
+def retry_without_a_timer(patch: pytest.MonkeyPatch) -> None:
+    real = machine._schedule_retry
+
+    def schedule(run: Run, task: Task, now: float, delay: float, changes: Changes) -> None:
+        real(run, task, now, delay, changes)
+        task.due_at = None
+
+    patch.setattr(machine, "_schedule_retry", schedule)
+
+
+def sent_before_its_dependency(patch: pytest.MonkeyPatch) -> None:
+    real = machine.start
+
+    def start(run: Run, now: float) -> Changes:
+        changes = real(run, now)
+        for task in run.tasks:
+            if task.missing == 1:
+                task.missing = 0
+                machine._dispatch(run, task, now, changes)
+        return changes
+
+    patch.setattr(machine, "start", start)
+
+
+def delivered_under_two_versions(patch: pytest.MonkeyPatch) -> None:
+    real = machine._answered_after_end
+
+    def answered(run: Run, task: Task, event: Any, now: float, changes: Changes) -> Verdict:
+        verdict = real(run, task, event, now, changes)
+        if (
+            not run.is_open
+            and verdict is not Verdict.APPLIED
+            and RunTrigger.AMEND in machine.RUN_TRANSITIONS[run.head.status]
+        ):
+            machine._set_end(run, RunTrigger.AMEND, now, changes)
+        return verdict
+
+    patch.setattr(machine, "_answered_after_end", answered)
+
+
+def dropped_without_a_dead_letter(patch: pytest.MonkeyPatch) -> None:
+    real = Intake._settle
+
+    async def settle(self: Intake, batch: Batch) -> None:
+        batch.handled += [arrived for arrived, _ in batch.refused]
+        batch.refused.clear()
+        await real(self, batch)
+
+    patch.setattr(Intake, "_settle", settle)
+
+
+def conflict_ignored(patch: pytest.MonkeyPatch) -> None:
+    real = Intake._commit
+
+    async def commit(self: Intake, submissions: Any, decisions: Any) -> Committed:
+        committed = await real(self, submissions, decisions)
+        return Committed(committed.created, frozenset())
+
+    patch.setattr(Intake, "_commit", commit)
+
+
+def cache_not_invalidated(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Decision, "must_be_fresh", property(lambda self: False))
+
+
+BUGS: dict[Plant, int] = {
+    ack_before_commit: 6,
+    no_resend: 4,
+    duplicate_counted: 3,
+    timers_never_ring: 2,
+    retry_without_a_timer: 3,
+    sent_before_its_dependency: 5,
+    delivered_under_two_versions: 7,
+    dropped_without_a_dead_letter: 8,
+    conflict_ignored: 6,
+    cache_not_invalidated: 8,
+}
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    caught = next((seed for seed in range(MOST_SEEDS) if not run_seed(seed).is_clean), None)
+    assert caught is not None, f"{MOST_SEEDS} seeds did not notice"
