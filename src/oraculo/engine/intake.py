@@ -154,8 +154,14 @@ class Intake:
         batch = self._read(inputs, notes)
         created, by_run, conflicts, runs = batch.submissions, batch.by_run, 0, 0
         while created or by_run:
-            decisions = await self._decide(by_run, batch)
-            committed = await self._commit(created, decisions)
+            try:
+                decisions = await self._decide(by_run, batch)
+                committed = await self._commit(created, decisions)
+            except BaseException:
+                # Their copies in memory may hold what was decided and not committed.
+                for run_id in by_run:
+                    self._hot.drop(run_id)
+                raise
             self._conclude_creations(created, committed, batch)
             self._conclude(decisions, committed.conflicts, batch)
             runs += len(decisions) - len(committed.conflicts)
@@ -275,12 +281,7 @@ class Intake:
         changes = [decision.changes for decision in decisions if decision.changes.dirty]
         if not creations and not changes:
             return Committed((), frozenset())
-        try:
-            return await self._store.commit(creations, changes)
-        except BaseException:
-            for one in changes:
-                self._hot.drop(one.run.id)
-            raise
+        return await self._store.commit(creations, changes)
 
     def _conclude_creations(self, submissions: Sequence[Submission], committed: Committed, batch: Batch) -> None:
         for one, created in zip(submissions, committed.created, strict=True):

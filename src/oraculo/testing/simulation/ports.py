@@ -1,6 +1,5 @@
 """The ports as a process in the simulation sees them: the real broker and store, behind whatever goes wrong."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -42,7 +41,7 @@ class HostBroker:
         if trouble.happens("refuse"):
             raise BrokerUnavailable("refused by the simulation")
         if trouble.happens("hang"):
-            await asyncio.sleep(trouble.up_to(20.0))
+            await trouble.hold_up(20.0)
             messages = messages[: trouble.choose(len(messages) + 1)]
             await self._deliver(messages)
             raise BrokerUnavailable("hung in the simulation")
@@ -166,7 +165,7 @@ class HostStore:
     async def _reach(self) -> None:
         self._trouble.step(self._host)
         if self._trouble.happens("slow_store"):
-            await asyncio.sleep(self._trouble.up_to(2.0))
+            await self._trouble.hold_up(2.0)
             self._trouble.step(self._host)
 
     async def _read(self, reading: Any) -> Any:

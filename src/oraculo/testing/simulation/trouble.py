@@ -55,5 +55,11 @@ class Trouble:
     def up_to(self, seconds: float) -> float:
         return self._dice.random() * seconds
 
+    async def hold_up(self, at_most: float) -> None:
+        """Something takes its time; until it is over, nothing counts as undisturbed."""
+        seconds = self.up_to(at_most)
+        self.last = max(self.last, asyncio.get_running_loop().time() + seconds)
+        await asyncio.sleep(seconds)
+
     def choose(self, count: int) -> int:
         return self._dice.randrange(count)
