@@ -75,18 +75,19 @@ def make_broker(settings: Settings, clock: Clock) -> Broker:
     return MemoryBroker(clock, delivery_limit=settings.broker.delivery_limit)
 
 
-def make_store(settings: Settings) -> Store:
-    """Raises InvalidSettings for a store that this version has no adapter for."""
+def make_store(settings: Settings, *, exclusive: bool = False) -> Store:
+    """Raises InvalidSettings for a store that this version has no adapter for. `exclusive`: for this process alone."""
     url = settings.store.url
     if not url.startswith(_SQLITE):
         raise _not_yet("ORACULO_STORE_URL", _scheme(url), "sqlite:///path", _STORE_EXTRAS)
-    return SqliteStore(url.removeprefix(_SQLITE))
+    return SqliteStore(url.removeprefix(_SQLITE), exclusive=exclusive)
 
 
 def build(settings: Settings) -> System:
     """Raises InvalidSettings."""
     clock, entropy, metrics = SystemClock(), SystemEntropy(), Metrics()
-    broker, store = make_broker(settings, clock), make_store(settings)
+    broker = make_broker(settings, clock)
+    store = make_store(settings, exclusive=not broker.capabilities.shared)
     telemetry = Hub(metrics.observe, LogSubscriber())
     engine = Engine(settings, broker, store, clock=clock, entropy=entropy, telemetry=telemetry)
     return System(settings, engine, Operations(engine), broker, store, metrics, clock, entropy)

@@ -380,7 +380,7 @@ def _reopen(run: Run, tasks: list[Task], now: float, changes: Changes) -> None:
         changes.tell(now, Happened.RUN_REOPENED)
         head.ended_at, head.cancelled = None, False
         changes.ended = changes.deliver = False
-    head.deadline = head.due_at = now + head.timeout
+        head.deadline = head.due_at = now + head.timeout
     for task in tasks:
         _move(run, task, Trigger.REOPEN)
         # The attempts go on counting, so that a worker never takes a repeat for a command it has answered.

@@ -11,23 +11,24 @@ _BYTES_A_TASK = 1024
 
 
 class Plans:
-    """Compiled plans by the hash of their definition; the least used go first."""
+    """Compiled plans by the hash of their definition, weighed as `HotRuns` are; the least used go first."""
 
-    def __init__(self, max_steps: int = 200_000) -> None:
-        self._plans: OrderedDict[str, Plan] = OrderedDict()
-        self._max_steps = max_steps
-        self._steps = 0
+    def __init__(self, max_weight: int = 100_000) -> None:
+        self._plans: OrderedDict[str, tuple[Plan, int]] = OrderedDict()
+        self._max_weight = max_weight
+        self._weight = 0
 
     def plan(self, definition_hash: str, encoded: bytes, definition: Definition | None = None) -> Plan:
         found = self._plans.get(definition_hash)
         if found is not None:
             self._plans.move_to_end(definition_hash)
-            return found
+            return found[0]
         plan = Plan(definition or decode_definition(encoded))
-        self._plans[definition_hash] = plan
-        self._steps += len(plan)
-        while self._steps > self._max_steps and len(self._plans) > 1:
-            self._steps -= len(self._plans.popitem(last=False)[1])
+        weight = len(plan) + len(encoded) // _BYTES_A_TASK
+        self._plans[definition_hash] = (plan, weight)
+        self._weight += weight
+        while self._weight > self._max_weight and len(self._plans) > 1:
+            self._weight -= self._plans.popitem(last=False)[1][1]
         return plan
 
     def restore(self, snapshot: Snapshot) -> Run:

@@ -15,7 +15,7 @@ from oraculo.core.message import Message, encode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.retry import RetryPolicy
 from oraculo.core.run import Channel, Delivery, DeliveryStatus, Run
-from oraculo.core.timestamps import to_iso
+from oraculo.core.timestamps import in_words, to_iso
 from oraculo.engine.inputs import Inbox, Note
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import Broker, Outgoing
@@ -91,8 +91,8 @@ class Courier:
                     await self._send_webhook(run_id, delivery.target, edition, aggregate)
                 else:
                     await self._send_reply(run_id, delivery.target, aggregate)
-            except _Refused as error:
-                self._note_failure(run_id, number, delivery, edition, str(error))
+            except Exception as error:  # noqa: BLE001  whatever it is, the attempt failed and is noted as such
+                self._note_failure(run_id, number, delivery, edition, _told(error))
                 return
         self._telemetry.emit(DeliveryAttempted(run_id, delivery.channel, "delivered"))
         self._note(run_id, Delivered(number, edition))
@@ -145,14 +145,24 @@ class _Refused(Exception):
     pass
 
 
-def http_post(client: httpx2.AsyncClient) -> Post:
-    """Posts with `client` and returns the status; what keeps it from one is told as a refusal."""
+def _told(error: Exception) -> str:
+    if isinstance(error, _Refused):
+        return str(error)
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def http_post(client: httpx2.AsyncClient, seconds: float) -> Post:
+    """Posts with `client` and returns the status. The body of the answer is of no use and is not read: a receiver
+    that drips it would hold the attempt for ever."""
 
     async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
         try:
-            response = await client.post(url, content=body, headers=headers)
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
-            raise _Refused(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-        return response.status_code
+            async with (
+                asyncio.timeout(seconds),
+                client.stream("POST", url, content=body, headers=headers) as response,
+            ):
+                return response.status_code
+        except TimeoutError:
+            raise _Refused(f"no answer in {in_words(seconds)}") from None
 
     return post

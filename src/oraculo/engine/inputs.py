@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -11,6 +12,7 @@ from oraculo.core.events import Event
 from oraculo.core.machine import Verdict
 from oraculo.core.message import Message
 from oraculo.core.run import Changes
+from oraculo.errors import StoreUnavailable
 from oraculo.ports.broker import Consumer, Delivery
 from oraculo.ports.store import Created
 
@@ -36,6 +38,7 @@ class Submission:
     changes: Changes
     fingerprint: str
     idempotency_key: str | None = None
+    uncertain: bool = False  # a commit of it failed, and may have been written all the same
     done: "asyncio.Future[Created] | None" = None
     arrived: Arrived | None = None
 
@@ -68,6 +71,19 @@ class Note(msgspec.Struct, eq=False, gc=False):
 
 Input = Arrived | Submission | Wish | Resend
 OfRun = Answer | Wish | Resend | Note
+
+
+T = TypeVar("T")
+_PATIENCE = 30.0
+
+
+async def patiently(future: "asyncio.Future[T]") -> T:
+    """The engine tries a commit until it succeeds; a caller is not kept that long, and withdraws what it asked for."""
+    done, _ = await asyncio.wait([future], timeout=_PATIENCE)
+    if done:
+        return future.result()
+    future.cancel()
+    raise StoreUnavailable("not committed: the store does not answer; ask again later, with the same Idempotency-Key")
 
 
 class Inbox:

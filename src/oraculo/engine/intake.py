@@ -7,6 +7,7 @@ the changed copy is thrown away and the stored one is loaded again: the store is
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -91,6 +92,8 @@ class Intake:
         self._limit = batch
         self._idle = asyncio.Event()
         self._stopping = False
+        self.stopped = False
+        self.trouble: str | None = None  # why nothing is decided now
 
     # -- the loop ---------------------------------------------------------------------------------------------
 
@@ -102,6 +105,7 @@ class Intake:
             self._idle.clear()
             if inputs or notes:
                 await self._process_surely(inputs, notes)
+        self.stopped = True
 
     def stop(self) -> None:
         self._stopping = True
@@ -119,11 +123,17 @@ class Intake:
         while True:
             try:
                 await self._process(inputs, notes)
+                self.trouble = None
                 return
             except StoreUnavailable as error:
+                self.trouble = f"waits for the store: {error}"
                 self._telemetry.emit(LoopFailed("intake", str(error)))
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
+                inputs = [one for one in inputs if not _is_withdrawn(one)]
+                for one in inputs:
+                    if isinstance(one, Submission):
+                        one.uncertain = True
             except Exception as error:  # noqa: BLE001  whatever it is, the other inputs must go on
                 self._telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
                 await self._set_apart(inputs, notes, error)
@@ -143,7 +153,8 @@ class Intake:
     async def _give_back(self, one: Input, error: Exception) -> None:
         """The one that broke it: a message is tried again later, up to the delivery limit; a caller is told."""
         if isinstance(one, Arrived):
-            await one.consumer.retry(one.delivery, 1.0, f"{type(error).__name__}: {error}")
+            with suppress(OraculoError):  # then it was given back already, with its consumer
+                await one.consumer.retry(one.delivery, 1.0, f"{type(error).__name__}: {error}")
         elif one.done is not None and not one.done.done():
             one.done.set_exception(error)
 
@@ -183,6 +194,8 @@ class Intake:
         for note in notes:  # first: what was sent comes before its answer
             batch.of_run(note.run_id, note)
         for one in inputs:
+            if _is_withdrawn(one):
+                continue
             if isinstance(one, Arrived):
                 self._read_arrived(one, batch)
             elif isinstance(one, Submission):
@@ -204,10 +217,13 @@ class Intake:
 
     def _read_request(self, message: Message, arrived: Arrived) -> Submission:
         _expect_event(message, {naming.START_RUN})
+        reply_to = None if message.responder_em is None else self._names.logical(message.responder_em)
+        if reply_to is not None and (fault := naming.queue_fault(reply_to)):
+            raise InvalidMessage.at("responder_em", fault)
         submission = self._maker.submission(
             bytes(message.payload),
             run_id=message.correlation_id,
-            reply_to=None if message.responder_em is None else self._names.logical(message.responder_em),
+            reply_to=reply_to,
             traceparent=message.traceparent,
         )
         if submission.changes.run.id != message.correlation_id:
@@ -288,6 +304,10 @@ class Intake:
             if created.outcome is Outcome.CREATED:
                 self._hot.keep(one.changes.run)
                 self._aftermath.committed(one.changes)
+            elif one.uncertain and created == Created(Outcome.SAME, one.changes.run.id):
+                # An attempt before this one was written, though it was said to have failed: the run is this request's.
+                self._aftermath.committed(one.changes)
+                created = Created(Outcome.CREATED, created.run_id)
             if one.done is not None and not one.done.done():
                 one.done.set_result(created)
             if one.arrived is not None:
@@ -348,6 +368,11 @@ def _expect_event(message: Message, known: Iterable[str]) -> None:
         raise InvalidMessage.at(
             "tipo_evento", f"must be one of {right} on this queue; got {naming.shown(message.tipo_evento)}"
         )
+
+
+def _is_withdrawn(one: Input) -> bool:
+    """Whoever asked was told that it is not done, and must find that to be true."""
+    return not isinstance(one, Arrived) and one.done is not None and one.done.cancelled()
 
 
 def _resend(run: Run, item: Resend, changes: Changes) -> Verdict:

@@ -1,9 +1,9 @@
 """The door: all that the API and the command line may ask of the engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 from oraculo.core import naming
 from oraculo.core.aggregate import encode_aggregate
@@ -14,7 +14,7 @@ from oraculo.core.machine import Verdict
 from oraculo.core.pipeline import Definition, text_fault
 from oraculo.core.run import Run, RunStatus, TaskStatus
 from oraculo.engine.catalogue import Origin
-from oraculo.engine.inputs import Submission, Wish
+from oraculo.engine.inputs import Submission, Wish, patiently
 from oraculo.engine.quarantine import Quarantine, Redrive
 from oraculo.engine.service import Engine
 from oraculo.engine.watchers import Watch
@@ -29,10 +29,9 @@ from oraculo.errors import (
 from oraculo.ports.broker import DeadLetter, QueueState
 from oraculo.ports.store import Created, Outcome, Page, RunQuery
 
-T = TypeVar("T")
-
 MAX_KEY = 255
-_PATIENCE = 30.0  # how long a caller waits for a commit before it hears that the store is not there
+MAX_OUTSTANDING = 20_000
+MAX_OUTSTANDING_BYTES = 256 * 1024 * 1024
 _HISTORY_PAGE = 500
 
 
@@ -47,6 +46,8 @@ class Submitted:
 class Operations:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._waiting = 0
+        self._waiting_bytes = 0
         self._quarantine = Quarantine(engine.broker, engine.store, engine.inbox, engine.plans, engine.names)
 
     # -- runs -------------------------------------------------------------------------------------------------
@@ -74,8 +75,9 @@ class Operations:
     async def _create(self, submission: Submission) -> Created:
         self._expect_accepting()
         submission.done = asyncio.get_running_loop().create_future()
-        self._engine.inbox.put([submission])
-        created = await self._patiently(submission.done)
+        with self._outstanding(submission):
+            self._engine.inbox.put([submission])
+            created = await patiently(submission.done)
         if created.outcome is Outcome.KEY_REUSED:
             raise IdempotencyKeyReused(
                 f"this Idempotency-Key was used for run {created.run_id} with another body; use a new key"
@@ -84,6 +86,21 @@ class Operations:
         if created.outcome is not Outcome.CREATED and not same_request:
             raise Conflict(f"the correlation_id {naming.shown(created.run_id)} is in use; choose another, or none")
         return created
+
+    @contextmanager
+    def _outstanding(self, submission: Submission) -> Iterator[None]:
+        """Bounds what waits to be committed while the store is slow or away."""
+        run = submission.changes.run
+        size = len(run.definition) + len(run.payload)
+        if self._waiting >= MAX_OUTSTANDING or self._waiting_bytes + size > MAX_OUTSTANDING_BYTES:
+            raise StoreUnavailable("too many requests wait to be committed; try again in a moment")
+        self._waiting += 1
+        self._waiting_bytes += size
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            self._waiting_bytes -= size
 
     async def _outcome(self, watch: Watch, wait: float) -> Submitted:
         if wait <= 0:
@@ -119,16 +136,17 @@ class Operations:
         return await self._engine.store.history(run_id, after=after, limit=limit)
 
     async def follow(self, run: Run, after: int = 0) -> AsyncGenerator[HistoryEntry, None]:
-        """The run's history behind `after`, and what is added to it until the run ends."""
+        """The run's history behind `after`, and what is added to it until the run ends, or the engine stops."""
         with self._engine.watchers.watching(run.id) as watch:
             while True:
                 watch.changed.clear()
-                ended = not (await self.run(run.id)).is_open
+                head = (await self._engine.store.heads([run.id])).get(run.id)
+                ended = head is None or head.status is not RunStatus.RUNNING
                 while entries := await self.history(run.id, after=after, limit=_HISTORY_PAGE):
                     for entry in entries:
                         yield entry
                     after = entries[-1].seq
-                if ended:
+                if ended or self._engine.watchers.closed:
                     return
                 await watch.changed.wait()
 
@@ -159,7 +177,7 @@ class Operations:
         self._expect_accepting()
         wish = Wish(run_id, event, asyncio.get_running_loop().create_future())
         self._engine.inbox.put([wish])
-        verdict = await self._patiently(wish.done)
+        verdict = await patiently(wish.done)
         if verdict is None:
             raise NotFound(f"there is no run with the correlation_id {naming.shown(run_id)}")
         return verdict
@@ -213,13 +231,3 @@ class Operations:
     def _expect_accepting(self) -> None:
         if not self._engine.accepting:
             raise StoreUnavailable("the engine is starting or stopping; try again in a moment")
-
-    async def _patiently(self, future: "asyncio.Future[T]") -> T:
-        """The engine tries a commit until it succeeds; a caller is not kept that long."""
-        try:
-            async with asyncio.timeout(_PATIENCE):
-                return await asyncio.shield(future)
-        except TimeoutError:
-            raise StoreUnavailable(
-                "not committed yet: the store does not answer; ask again with the same Idempotency-Key"
-            ) from None

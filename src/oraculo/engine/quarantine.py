@@ -14,7 +14,7 @@ from oraculo.core.message import Message, decode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import Run, Task, TaskStatus
 from oraculo.engine.cache import Plans
-from oraculo.engine.inputs import Inbox, Wish
+from oraculo.engine.inputs import Inbox, Wish, patiently
 from oraculo.errors import InvalidInput, NotFound
 from oraculo.ports.broker import Broker, DeadLetter
 from oraculo.ports.store import Store
@@ -103,7 +103,7 @@ class Quarantine:
     async def _wish(self, run_id: str, event: Event) -> Verdict | None:
         wish = Wish(run_id, event, asyncio.get_running_loop().create_future())
         self._inbox.put([wish])
-        return await wish.done
+        return await patiently(wish.done)
 
     async def _runs(self, messages: Iterable[Message]) -> dict[str, Run]:
         snapshots = await self._store.load(list({message.correlation_id for message in messages}))

@@ -67,7 +67,7 @@ class Engine:
         self._http: httpx2.AsyncClient | None = None
         if post is None:
             self._http = httpx2.AsyncClient(timeout=settings.webhook.timeout, headers=_AGENT)
-            post = http_post(self._http)
+            post = http_post(self._http, settings.webhook.timeout)
         self.maker = RunMaker(
             self.catalogue,
             self.plans,
@@ -121,7 +121,7 @@ class Engine:
         await self.declare_queues()
         if not self.broker.capabilities.durable:
             await self.store.forget_sent()
-        self._deciding = asyncio.create_task(self._intake.run(), name="intake")
+        self._deciding = asyncio.create_task(self._decide(), name="intake")
         self._duties = [
             self._duty("outbox", self._outbox.run),
             self._duty("sweep", self._sweep),
@@ -153,6 +153,15 @@ class Engine:
                 self.telemetry.emit(LoopFailed(name, f"{type(error).__name__}: {error}"))
             await asyncio.sleep(_PAUSE_AFTER_FAILURE)
 
+    async def _decide(self) -> None:
+        """The intake itself, until it is told to stop: should a bug end it, it is told of and taken up again."""
+        while not self._intake.stopped:
+            try:
+                await self._intake.run()
+            except Exception as error:  # noqa: BLE001
+                self.telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
+                await asyncio.sleep(_PAUSE_AFTER_FAILURE)
+
     async def _pump(self, queue: str) -> None:
         consumer = await self.broker.consume(queue, prefetch=self.settings.engine.prefetch)
         self._consumers[queue] = consumer
@@ -176,8 +185,13 @@ class Engine:
 
     # -- stop -------------------------------------------------------------------------------------------------
 
-    async def stop(self) -> None:
+    def quiesce(self) -> None:
+        """Takes no new work and lets go of whoever waits; what is under way goes on. The first step of a stop."""
         self.accepting = False
+        self.watchers.close()
+
+    async def stop(self) -> None:
+        self.quiesce()
         await self._end_tasks(self._pumps)
         if self._deciding is not None:  # else nobody decides, sends or delivers: it never started, or has stopped
             await self._finish_in_grace()
@@ -220,7 +234,7 @@ class Engine:
     async def health(self) -> dict[str, str | None]:
         """For each part what is wrong with it; None: nothing."""
         return {
-            "engine": None if self.accepting else "not taking work: it is starting or stopping",
+            "engine": self._intake.trouble if self.accepting else "not taking work: it is starting or stopping",
             f"broker {self.broker.name}": await _fault_of(self.broker.check),
             f"store {self.store.name}": await _fault_of(self.store.check),
         }

@@ -10,6 +10,8 @@ from oraculo.ports.clock import Clock
 from oraculo.ports.store import Due, Store
 
 _PAGE = 500
+_SET_APART_FOR = 30.0
+_MOST_SET_APART = 1_000
 
 
 class Timers:
@@ -21,6 +23,7 @@ class Timers:
         self._clock = clock
         self._poll = poll
         self._next: float | None = None
+        self._set_apart: dict[Due, float] = {}  # timers that break the engine, and when they are tried again
         self._wake = asyncio.Event()
 
     def expect(self, changes: Changes) -> None:
@@ -51,12 +54,14 @@ class Timers:
     async def _ring_due(self) -> None:
         while True:
             self._next = None
-            due = await self._store.due(self._clock.now(), _PAGE)
+            # Those set apart come first again, being the oldest: they must not fill the page.
+            found = await self._store.due(self._clock.now(), _PAGE + len(self._set_apart))
+            due = [one for one in found if self._set_apart.get(one, 0.0) <= self._clock.now()]
             if not due:
                 break
             await self._ring(due)
         ahead = await self._store.next_due()
-        if ahead is not None:
+        if ahead is not None and not self._set_apart:
             self._expect_at(ahead)
 
     async def _ring(self, due: Sequence[Due]) -> None:
@@ -64,7 +69,11 @@ class Timers:
         loop = asyncio.get_running_loop()
         wishes = [Wish(one.run_id, _event(one), loop.create_future()) for one in due]
         self._inbox.put(wishes)
-        await asyncio.gather(*(wish.done for wish in wishes), return_exceptions=True)
+        outcomes = await asyncio.gather(*(wish.done for wish in wishes), return_exceptions=True)
+        for one, outcome in zip(due, outcomes, strict=True):
+            self._set_apart.pop(one, None)
+            if isinstance(outcome, Exception) and len(self._set_apart) < _MOST_SET_APART:
+                self._set_apart[one] = self._clock.now() + _SET_APART_FOR
 
 
 def _event(due: Due) -> Event:

@@ -13,20 +13,33 @@ _PAGE = 500
 
 
 class Watch:
-    """One who waits. `ended` is given the aggregate; `changed` is set at each commit of the run."""
+    """One who waits. `ended` is given the aggregate, or None when the engine stops; `changed` is set at each commit of
+    the run."""
 
     __slots__ = ("changed", "ended", "entries", "run_id")
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.entries = 0  # the history's length when it was last looked at
-        self.ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         self.changed = asyncio.Event()
 
 
 class Watchers:
     def __init__(self) -> None:
         self._watches: dict[str, list[Watch]] = {}
+        self.closed = False
+
+    def close(self) -> None:
+        """The engine stops: whoever waits is let go, and asks again where it goes on."""
+        self.closed = True
+        for watch in [watch for watches in self._watches.values() for watch in watches]:
+            self._let_go(watch)
+
+    def _let_go(self, watch: Watch) -> None:
+        watch.changed.set()
+        if not watch.ended.done():
+            watch.ended.set_result(None)
 
     def watched(self) -> list[str]:
         return list(self._watches)
@@ -38,6 +51,8 @@ class Watchers:
     def watching(self, run_id: str) -> Iterator[Watch]:
         watch = Watch(run_id)
         self._watches.setdefault(run_id, []).append(watch)
+        if self.closed:
+            self._let_go(watch)
         try:
             yield watch
         finally:

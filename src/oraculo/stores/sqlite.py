@@ -25,6 +25,7 @@ from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
+from oraculo.stores.file_lock import FileLock
 from oraculo.stores.sql import migrations, named_queries
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
 from oraculo.stores.sqlite_rows import RUN_STATUS, Birth, Bulk, Update, head_of, task_of
@@ -44,13 +45,16 @@ class SqliteStore:
     """Keeps the contract of `ports.store.Store`.
 
     `inline`: every call runs at once in the caller's thread, for simulations that must be deterministic.
+    `exclusive`: no other process may open the file this way, for a broker that lives inside one process: the timers of
+    another would put commands on queues that no worker of this one sees.
     """
 
     name = "sqlite"
 
-    def __init__(self, path: str, *, inline: bool = False) -> None:
+    def __init__(self, path: str, *, inline: bool = False, exclusive: bool = False) -> None:
         self._path = path
         self._inline = inline
+        self._lock = FileLock(f"{path}.lock") if exclusive and path != MEMORY else None
         self._lanes: list[_Lane] = []
         self._queue: deque[_Job] = deque()
         self._draining: asyncio.Task[None] | None = None
@@ -61,6 +65,8 @@ class SqliteStore:
         if self._lanes:
             return
         _make_parent(self._path)
+        if self._lock is not None:
+            self._lock.take()
         roles = ("writer",) if self._path == MEMORY else ("writer", "reader", "browser")
         self._lanes = [_Lane(f"sqlite-{role}", self._path, self._inline) for role in roles]
         try:
@@ -76,6 +82,8 @@ class SqliteStore:
         lanes, self._lanes = self._lanes, []
         for lane in reversed(lanes):  # the writer last: it is the one that can fold the WAL into the file
             await lane.close()
+        if self._lock is not None:
+            self._lock.release()
 
     async def check(self) -> str:
         try:

@@ -1,0 +1,168 @@
+"""What is bounded, what is let go, and what must not stop the rest: a slow store, a slow receiver, a poison timer."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from oraculo.core import machine
+from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_definition
+from oraculo.core.run import Changes
+from oraculo.engine import inputs, operations
+from oraculo.engine.cache import Plans
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.ports.store import Committed, Creation
+from oraculo.settings import EngineSettings, Settings, WebhookSettings
+from oraculo.stores.sqlite import MEMORY, SqliteStore
+from oraculo.testing.harness import Harness
+from tests.engine.workers import Journal, answer, recording_app
+from tests.waiting import until
+
+
+class MoodyStore(SqliteStore):
+    """Away while `away` is set; `forgetful` commits are written and said to have failed."""
+
+    away = False
+    forgetful = 0
+
+    async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+        if self.away:
+            raise StoreUnavailable("the disk is away")
+        committed = await super().commit(creations, changes)
+        if creations and self.forgetful:
+            self.forgetful -= 1
+            raise StoreUnavailable("the disk went away before it could answer")
+        return committed
+
+
+async def test_a_request_that_was_refused_for_want_of_a_store_is_never_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_PATIENCE", 0.3)
+    store = MoodyStore(MEMORY)
+    async with Harness(recording_app(Journal(), ("escavador_a",)), store=store) as oraculo:
+        store.away = True
+        with pytest.raises(StoreUnavailable, match="not committed"):
+            await oraculo.submit({"destinos": ["escavador_a"], "correlation_id": "recusada"})
+        assert "waits for the store" in ((await oraculo.operations.health())["engine"] or "")
+        store.away = False
+        assert (await oraculo.run({"destinos": ["escavador_a"]}))["status"] == "concluida"
+        assert await oraculo.store.load(["recusada"]) == {}
+        assert (await oraculo.operations.health())["engine"] is None
+
+
+async def test_what_waits_for_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "MAX_OUTSTANDING_BYTES", 50_000)
+    store = MoodyStore(MEMORY)
+    async with Harness(store=store) as oraculo:
+        store.away = True
+        request = {"destinos": ["escavador_a"], "payload": {"x": "x" * 20_000}}
+        waiting = [asyncio.create_task(oraculo.submit(request)) for _ in range(2)]
+        await until(lambda: oraculo.operations._waiting == 2)
+        with pytest.raises(StoreUnavailable, match="too many requests"):
+            await oraculo.submit(request)
+        store.away = False
+        await asyncio.gather(*waiting)
+
+
+async def test_a_creation_whose_answer_was_lost_is_its_callers_own() -> None:
+    store = MoodyStore(MEMORY)
+    async with Harness(recording_app(Journal(), ("escavador_a",)), store=store) as oraculo:
+        store.forgetful = 1
+        aggregate = await oraculo.run({"destinos": ["escavador_a"], "correlation_id": "minha"})
+        assert (aggregate["status"], aggregate["versao"]) == ("concluida", 1)
+
+
+async def test_whoever_waits_is_let_go_when_the_engine_stops() -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_ninguem"]})
+        body = msgspec.json.encode({"destinos": ["escavador_ninguem"]})
+        waiting = asyncio.create_task(oraculo.operations.submit(body, wait=300))
+
+        async def follow() -> int:
+            run = await oraculo.operations.run(run_id)
+            return sum([1 async for _ in oraculo.operations.follow(run)])
+
+        following = asyncio.create_task(follow())
+        await until(lambda: len(oraculo.engine.watchers.watched()) == 2)
+        oraculo.engine.quiesce()
+        submitted = await asyncio.wait_for(waiting, 5)
+        assert submitted.aggregate is None
+        assert await asyncio.wait_for(following, 5) >= 1
+        with pytest.raises(StoreUnavailable, match="stopping"):
+            await oraculo.submit({"destinos": ["escavador_a"]})
+
+
+async def test_a_receiver_that_drips_its_answer_does_not_hold_up_the_others() -> None:
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        while True:
+            writer.write(b"H")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    settings = Settings(
+        webhook=WebhookSettings(timeout=0.3, max_attempts=1, concurrency=1), engine=EngineSettings(note_linger=0.005)
+    )
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with Harness(settings=settings) as oraculo:
+        run = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": url})
+
+        async def given_up() -> bool:
+            (delivery,) = (await oraculo.operations.run(run["correlation_id"])).head.deliveries
+            return delivery.status == "nao_entregue" and delivery.error == "no answer in 0.3 s"
+
+        await until(given_up)
+    server.close()
+
+
+async def test_a_timer_that_breaks_the_engine_is_set_apart_and_the_others_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+    real = machine.apply
+
+    def broken(run: Any, event: Any, now: float, changes: Any) -> Any:
+        nonlocal tries
+        if run.id == "veneno" and type(event).__name__ == "RunDue":
+            tries += 1
+            raise ZeroDivisionError("a bug")
+        return real(run, event, now, changes)
+
+    async with Harness(settings=Settings(engine=EngineSettings(poll=0.02))) as oraculo:
+        monkeypatch.setattr(machine, "apply", broken)
+        await oraculo.submit({"destinos": ["escavador_a"], "correlation_id": "veneno", "timeout": 0.05})
+        await until(lambda: tries)
+        aggregate = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.2})
+        assert aggregate["status"] == "timeout"
+        assert tries <= 2
+
+
+@pytest.mark.parametrize("queue", ["resultados", "orquestrador", "nome ruim!", "y.dlq", "x" * 300])
+async def test_a_reply_queue_that_cannot_be_one_is_refused_in_the_envelope_too(queue: str) -> None:
+    async with Harness() as oraculo:
+        message = answer("r1", tipo_evento="iniciar_orquestracao", payload={"destinos": ["escavador_a"]})
+        await oraculo.publish("orquestrador", message | {"responder_em": queue})
+        (letter,) = await until(lambda: oraculo.operations.dead_letters("orquestrador"))
+        assert "responder_em" in letter.reason
+        assert await oraculo.store.load(["r1"]) == {}
+
+
+def test_plans_are_weighed_with_the_payloads_they_hold() -> None:
+    plans = Plans(max_weight=1000)
+    for number in range(10):
+        step = Step(id="a", queue="a", payload=msgspec.Raw(b'{"n":"%d%s"}' % (number, b"x" * 300_000)))
+        encoded = encode_definition(Definition(name="", steps=(step,), kind=Kind.FAN_OUT))
+        plans.plan(content_hash(encoded), encoded)
+    assert len(plans._plans) <= 4
+
+
+async def test_one_process_alone_may_hold_a_file_whose_messages_are_in_memory(tmp_path: Path) -> None:
+    path = str(tmp_path / "o.db")
+    first, second = SqliteStore(path, exclusive=True), SqliteStore(path, exclusive=True)
+    await first.start()
+    with pytest.raises(StoreError, match="in use by another process"):
+        await second.start()
+    await first.close()
+    await second.start()
+    await second.close()

@@ -1,0 +1,17 @@
+"""Seeds that once broke a law, each with what it found. They are kept so that it stays mended."""
+
+import pytest
+
+from oraculo.testing.simulation.running import run_seed
+
+FOUND = {
+    714: "hot runs decided in a batch whose cold runs could not be loaded kept their uncommitted changes",
+    1053: "the same: the next commit wrote a head that counted a task which was not written",
+    2383: "the same: a run ended with a task open",
+}
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_seed_that_found_something_is_clean(seed: int) -> None:
+    outcome = run_seed(seed)
+    assert outcome.is_clean, f"{FOUND[seed]}: {outcome.violations}"
