@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench docs lock clean
+.PHONY: help run test check bench simulate docs lock clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -26,6 +26,9 @@ check: $(VENV)/.dev  ## ruff, mypy strict, the import layers, generated files
 
 bench: $(VENV)/.dev  ## measure the four workloads on the embedded setup
 	$(BIN)/python -m benchmarks $(ARGS)
+
+simulate: $(VENV)/.dev  ## run SEEDS simulated schedules under faults (SEED=n replays one)
+	$(BIN)/python -m oraculo.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
 
 docs: $(VENV)/.dev  ## write the generated files anew
 	$(BIN)/python scripts/generate_docs.py

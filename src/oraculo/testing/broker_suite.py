@@ -12,6 +12,7 @@ late, so these are polled until a deadline; nothing sleeps to wait.
 """
 
 import asyncio
+import time
 import unittest
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -147,15 +148,13 @@ class BrokerSuite:
             other = self.fresh_name()
             await broker.publish([Outgoing(queue, b"one"), Outgoing(other, b"two")])
             for name, body in ((queue, b"one"), (other, b"two")):
-                consumer = await broker.consume(name, prefetch=1)
-                assert (await self.take_one(consumer)).body == body
+                assert (await self.take_one(await broker.consume(name, prefetch=1))).body == body
 
     async def test_messages_published_before_the_first_consumer_are_kept(self) -> None:
         async with self.running() as (broker, _):
             undeclared = self.fresh_name()
             await broker.publish([Outgoing(undeclared, b"early")])
-            consumer = await broker.consume(undeclared, prefetch=1)
-            assert (await self.take_one(consumer)).body == b"early"
+            assert (await self.take_one(await broker.consume(undeclared, prefetch=1))).body == b"early"
 
     async def test_consuming_a_queue_that_was_not_declared_makes_it(self) -> None:
         async with self.running() as (broker, _):
@@ -169,6 +168,12 @@ class BrokerSuite:
             await broker.publish([Outgoing(queue, b"kept")])
             await broker.declare([queue])
             assert (await self.take_one(await broker.consume(queue, prefetch=1))).body == b"kept"
+
+    async def test_a_message_that_expires_later_is_delivered_as_usual(self) -> None:
+        async with self.running() as (broker, queue):
+            await broker.publish([Outgoing(queue, b"in time", expires_at=time.time() + 3600)])
+            delivery = await self.take_one(await broker.consume(queue, prefetch=1))
+            assert (delivery.body, delivery.redeliveries) == (b"in time", 0)
 
     async def test_take_waits_for_a_message(self) -> None:
         async with self.running() as (broker, queue):
@@ -590,7 +595,5 @@ class BrokerSuite:
 
     async def test_the_check_tells_something_to_people(self) -> None:
         async with self.running() as (broker, _):
-            told = await broker.check()
-            assert isinstance(told, str)
-            assert told.strip()
+            assert (await broker.check()).strip()
             assert broker.name
