@@ -13,6 +13,7 @@ from oraculo.ports.clock import SystemClock
 from oraculo.testing.broker_suite import BrokerSuite
 
 LEASE = 30.0
+LONG_REASON = "r" * MESSAGE_OVERHEAD
 
 
 class FixedClock:
@@ -34,8 +35,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self._now = max(self._now, self._scheduled[0].when())  # type: ignore[attr-defined]
+        timers = [timer.when() for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+        if not self._ready and timers:  # type: ignore[attr-defined]
+            self._now = max(self._now, min(timers))
         super()._run_once()  # type: ignore[misc]
 
 
@@ -317,14 +319,67 @@ class TestLimitOfMemory:
     async def test_dead_letters_and_their_reasons_count_until_they_are_discarded(self) -> None:
         broker = await started(max_bytes=self.LIMIT)
         consumer = await broker.consume("q", prefetch=100)
-        await broker.publish(messages(9))
-        for delivery in await consumer.take(9):
-            await consumer.dead_letter(delivery, "r" * MESSAGE_OVERHEAD)
-        with pytest.raises(BrokerUnavailable):
-            await broker.publish(messages(1))
+        await broker.publish(messages(6))
+        *fitting, last = await consumer.take(6)
+        for delivery in fitting:
+            await consumer.dead_letter(delivery, LONG_REASON)
+        with pytest.raises(BrokerUnavailable, match=r"dead letters.*q\.dlq.*discard"):
+            await consumer.dead_letter(last, LONG_REASON)
+        assert ((await state(broker)).ready, (await state(broker)).unacked) == (1, 0)
         letters = await broker.dead_letters("q", limit=9)
-        assert await broker.discard("q", [letter.id for letter in letters]) == 9
+        assert await broker.discard("q", [letter.id for letter in letters]) == 5
+        await broker.publish([Outgoing("q", b"9", reason="r")] * 9)
+
+    def test_what_the_quarantine_had_no_room_for_comes_again_later(self) -> None:
+        async def scenario() -> None:
+            broker, loop = await started(max_bytes=self.LIMIT), asyncio.get_running_loop()
+            await broker.publish([*messages(1), *[Outgoing("q", b"0", reason=LONG_REASON)] * 5])
+            consumer = await broker.consume("q", prefetch=1)
+            with pytest.raises(BrokerUnavailable):
+                await consumer.dead_letter((await consumer.take(1))[0], "bad")
+            (again,) = await consumer.take(1)
+            assert (again.redeliveries, loop.time()) == (1, 5.0)
+
+        in_virtual_time(scenario)
+
+    async def test_a_full_quarantine_stops_no_work_and_the_reverse(self) -> None:
+        broker = await started(max_bytes=self.LIMIT)
+        await broker.publish([Outgoing("q", b"0", reason=LONG_REASON)] * 5)
+        with pytest.raises(BrokerUnavailable, match="dead letters"):
+            await broker.publish([*messages(1), Outgoing("q", b"0", reason="r")])
         await broker.publish(messages(10))
+        with pytest.raises(BrokerUnavailable, match="messages take"):
+            await broker.redrive("q")
+        assert (await state(broker)).dead_letters == 5
+        await broker.discard("q", [letter.id for letter in await broker.dead_letters("q", limit=10)])
+        await broker.publish([Outgoing("q", b"0", reason=LONG_REASON)] * 5)
+
+    async def test_past_its_limit_a_message_goes_round_while_the_quarantine_is_full(self) -> None:
+        broker = await started(max_bytes=self.LIMIT, delivery_limit=1)
+        await broker.publish([*messages(1), *[Outgoing("other", b"0", reason=LONG_REASON)] * 5])
+        consumer = await broker.consume("q", prefetch=1)
+        for redeliveries in range(3):
+            (delivery,) = await consumer.take(1)
+            assert delivery.redeliveries == redeliveries
+            await consumer.retry(delivery, 0.0, "bad")
+        await broker.redrive("other")
+        await consumer.retry((await consumer.take(1))[0], 0.0, "bad")
+        (letter,) = await broker.dead_letters("q", limit=10)
+        assert (letter.reason, letter.redeliveries) == ("bad", 3)
+
+    async def test_the_check_is_red_before_publishing_fails(self) -> None:
+        broker = await started(max_bytes=self.LIMIT)
+        await broker.publish([*messages(2, "few"), *messages(7, "many")])
+        assert await broker.check()
+        await broker.publish(messages(1, "few"))
+        with pytest.raises(BrokerUnavailable, match=r"nearly full: messages take 2010 of 2010 bytes.* 1407 in many"):
+            await broker.check()
+
+    async def test_the_check_is_red_for_dead_letters_too(self) -> None:
+        broker = await started(max_bytes=self.LIMIT)
+        await broker.publish([Outgoing("q", b"0", reason=LONG_REASON)] * 5)
+        with pytest.raises(BrokerUnavailable, match=r"nearly full: dead letters .* in q\.dlq; redrive or discard"):
+            await broker.check()
 
     async def test_no_way_through_the_broker_leaves_bytes_behind(self) -> None:
         broker = await started(max_bytes=self.LIMIT, delivery_limit=2)

@@ -21,6 +21,11 @@ async def work(payload: dict[str, Any], ctx: Context) -> str:
     return ctx.tarefa or ""
 
 
+@app.executador("quebrado")
+async def fail(payload: dict[str, Any]) -> None:
+    raise RuntimeError("broken for good")
+
+
 for queue in ("escavador_youtube", "escavador_blog", "executador_relatorio", "images-queue", "text-queue"):
     app.queue(queue)(work)
 for queue in ("voiceover-queue", "captions-queue", "video-queue"):

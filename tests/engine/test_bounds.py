@@ -8,17 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
+from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
 from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_definition
 from oraculo.core.run import Changes
 from oraculo.engine import inputs, operations
 from oraculo.engine.cache import Plans
-from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, StoreError, StoreUnavailable
+from oraculo.ports.broker import Outgoing
+from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation
-from oraculo.settings import EngineSettings, Settings, WebhookSettings
+from oraculo.settings import EngineSettings, RunSettings, Settings, WebhookSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
-from tests.engine.workers import Journal, answer, recording_app
+from tests.engine.workers import Journal, answer, failing_app, recording_app
 from tests.waiting import until
 
 
@@ -166,3 +169,32 @@ async def test_one_process_alone_may_hold_a_file_whose_messages_are_in_memory(tm
     await first.close()
     await second.start()
     await second.close()
+
+
+async def test_a_message_that_the_broker_refuses_does_not_hold_up_the_others() -> None:
+    class Picky(MemoryBroker):
+        async def publish(self, messages: Sequence[Outgoing]) -> None:
+            if any(message.queue == "escavador_ruim" for message in messages):
+                raise BrokerError("no such messages here")
+            await super().publish(messages)
+
+    app = recording_app(Journal(), ("escavador_a",))
+    async with Harness(app, broker=Picky(clock=SystemClock())) as oraculo:
+        aggregate = await oraculo.run({"destinos": ["escavador_ruim", "escavador_a"], "timeout": 1})
+    assert list(aggregate["resultados"]) == ["escavador_a"]
+    assert aggregate["falhas"]["escavador_ruim"]["motivo"].startswith("not sent in 1 s")
+
+
+async def test_a_quarantine_that_is_full_does_not_hold_up_the_commands() -> None:
+    class Full(MemoryBroker):
+        async def publish(self, messages: Sequence[Outgoing]) -> None:
+            if any(message.reason for message in messages):
+                raise BrokerUnavailable("no room for dead letters")
+            await super().publish(messages)
+
+    settings = Settings(runs=RunSettings(max_attempts=1))
+    apps = (failing_app("executador_x", failures=None), recording_app(Journal(), ("escavador_a",)))
+    async with Harness(*apps, broker=Full(clock=SystemClock()), settings=settings) as oraculo:
+        assert (await oraculo.run({"destinos": ["executador_x"]}))["status"] == "erro"
+        assert (await oraculo.run({"destinos": ["escavador_a"]}))["status"] == "concluida"
+        oraculo.engine.settings = msgspec.structs.replace(settings, engine=EngineSettings(stop_grace=0.1))

@@ -2,19 +2,18 @@
 
 Each queue keeps its messages in one lane for each priority. A message that was handed out stays with its consumer until
 it is settled; given back, it stands before everything that was never delivered, in the order of publication. It leaves
-memory only by an ack or a discard. `<queue>.dlq` is a queue too, but it keeps its messages by id.
+memory only by an ack, a discard or its expiry. `<queue>.dlq` is a queue too, but it keeps its messages by id. A queue
+that nobody declared is forgotten once nothing is in it and nobody consumes it.
 
 One event loop, no threads, no chance: on a virtual-time loop every run is the same.
 """
 
 import asyncio
-import heapq
-from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from itertools import islice, takewhile
+from itertools import takewhile
+from math import inf
 
-import msgspec
-
+from oraculo.brokers.memory_queues import Budget, Lanes, Message, Quarantine, Queue
 from oraculo.core.naming import DLQ_SUFFIX, dlq_of, shown
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Capabilities, DeadLetter, Delivery, Outgoing, QueueState
@@ -25,198 +24,10 @@ MESSAGE_OVERHEAD = 200  # what a message costs beside its body, so that empty bo
 HIGHEST_PRIORITY = 9
 PAUSE_AFTER = 256  # messages one consumer is handed before the rest of the loop gets a turn
 NO_REASON = "published to the dead-letter queue without a reason"
+NEARLY_FULL = 0.95  # the part of a budget past which the broker says that it is not well
+FULL_PAUSE = 5.0  # seconds until a message comes again for which the quarantine had no room
+SWEEP_PAUSE = 2e-6  # seconds for each message looked at: sweeping takes a few percent of the time at most
 _LONGEST_ID = 19  # digits; a longer id was never given
-
-
-class _Message(msgspec.Struct, order=True, gc=False):
-    """What a queue holds. Sorted by its sequence, which no two messages share."""
-
-    sequence: int
-    body: bytes
-    priority: int
-    cost: int
-    redeliveries: int = 0
-    lease_ends: float = 0.0
-    reason: str | None = None
-    died_at: float = 0.0
-
-
-class _Lane:
-    """The waiting messages of one priority.
-
-    Whatever was handed out is older than all that was not, so those given back need no place among the fresh ones:
-    a heap before the deque keeps the order, and no return costs more than its logarithm.
-    """
-
-    __slots__ = ("fresh", "returned")
-
-    def __init__(self) -> None:
-        self.fresh: deque[_Message] = deque()
-        self.returned: list[_Message] = []
-
-    def pull(self, count: int) -> list[_Message]:
-        pulled = [heapq.heappop(self.returned) for _ in range(min(count, len(self.returned)))]
-        count -= len(pulled)
-        if count >= len(self.fresh):
-            pulled += self.fresh
-            self.fresh.clear()
-        else:
-            pulled += [self.fresh.popleft() for _ in range(count)]
-        return pulled
-
-
-class _Lanes:
-    """The stock of an ordinary queue: the highest priority first, in order within each."""
-
-    __slots__ = ("_lanes", "_size")
-
-    def __init__(self) -> None:
-        self._lanes: dict[int, _Lane] = {}
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def put(self, message: _Message) -> None:
-        self._lane(message.priority).fresh.append(message)
-        self._size += 1
-
-    def put_back(self, messages: Sequence[_Message]) -> None:
-        for message in messages:
-            heapq.heappush(self._lane(message.priority).returned, message)
-        self._size += len(messages)
-
-    def pull(self, count: int) -> list[_Message]:
-        pulled: list[_Message] = []
-        for lane in self._lanes.values():
-            pulled += lane.pull(count - len(pulled))
-            if len(pulled) == count:
-                break
-        self._size -= len(pulled)
-        return pulled
-
-    def _lane(self, priority: int) -> _Lane:
-        return self._lanes.get(priority) or self._new_lane(priority)
-
-    def _new_lane(self, priority: int) -> _Lane:
-        lane = _Lane()
-        self._lanes = dict(sorted({**self._lanes, priority: lane}.items(), reverse=True))
-        return lane
-
-
-class _Quarantine:
-    """The stock of a dead-letter queue: oldest first, and each found by its number."""
-
-    __slots__ = ("_letters",)
-
-    def __init__(self) -> None:
-        self._letters: OrderedDict[int, _Message] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._letters)
-
-    def put(self, message: _Message) -> None:
-        self._letters[message.sequence] = message
-
-    def put_back(self, messages: Sequence[_Message]) -> None:
-        oldest = next(iter(self._letters), None)
-        for message in sorted(messages, reverse=True):
-            self._letters[message.sequence] = message
-            self._letters.move_to_end(message.sequence, last=False)
-        if oldest is not None and messages and max(messages).sequence > oldest:
-            self._letters = OrderedDict(sorted(self._letters.items()))
-
-    def pull(self, count: int) -> list[_Message]:
-        return [self._letters.popitem(last=False)[1] for _ in range(min(count, len(self._letters)))]
-
-    def peek(self, limit: int, after: int) -> list[_Message]:
-        return list(islice((letter for number, letter in self._letters.items() if number > after), limit))
-
-    def remove(self, numbers: Iterable[int]) -> list[_Message]:
-        return [self._letters.pop(number) for number in numbers if number in self._letters]
-
-
-class _Queue:
-    """A stock of messages, those that wait for their delay, and the consumers that share them."""
-
-    def __init__(self, name: str, stock: _Lanes | _Quarantine) -> None:
-        self.name = name
-        self.stock = stock
-        self.consumers: dict[MemoryConsumer, None] = {}
-        self.woken = 0  # takes that were given a turn and have not used it yet
-        self._waiting: dict[asyncio.Future[None], MemoryConsumer] = {}
-        self._delayed: list[tuple[float, _Message]] = []
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def ready(self) -> int:
-        return len(self.stock) + len(self._delayed)
-
-    @property
-    def unacked(self) -> int:
-        return sum(consumer.unsettled for consumer in self.consumers)
-
-    async def turn(self, consumer: "MemoryConsumer") -> None:
-        """Waits until there is something for this consumer, behind those who waited longer."""
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = consumer
-        self.wake()
-        try:
-            if turn.done():
-                await asyncio.sleep(0)  # others had their turn before: let them use it
-            await turn
-        except asyncio.CancelledError:
-            self._leave(turn)
-            self.wake()  # the turn may have been given already: let the next one have it
-            raise
-        self._leave(turn)
-
-    def wake(self) -> None:
-        """Gives a turn to as many waiting takes as there are messages, the longest waiting first."""
-        turns = len(self.stock) - self.woken
-        if turns <= 0 or not self._waiting:
-            return
-        able = (turn for turn, consumer in self._waiting.items() if not turn.done() and consumer.room > 0)
-        self._give_turns(list(islice(able, turns)))
-
-    def release(self, consumer: "MemoryConsumer") -> None:
-        """Ends the waiting of a consumer that closes."""
-        self._give_turns([turn for turn, its in self._waiting.items() if its is consumer and not turn.done()])
-
-    def delay(self, message: _Message, seconds: float) -> None:
-        """Puts the message back, but not before so many seconds."""
-        due = asyncio.get_running_loop().time() + seconds
-        heapq.heappush(self._delayed, (due, message))
-        if self._delayed[0][1] is message:
-            self._arm()
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _give_turns(self, turns: Sequence[asyncio.Future[None]]) -> None:
-        for turn in turns:
-            turn.set_result(None)
-        self.woken += len(turns)
-
-    def _leave(self, turn: asyncio.Future[None]) -> None:
-        del self._waiting[turn]
-        self.woken -= not turn.cancelled()
-
-    def _arm(self) -> None:
-        self.stop()
-        self._timer = asyncio.get_running_loop().call_at(self._delayed[0][0], self._return_delayed)
-
-    def _return_delayed(self) -> None:
-        # The loop fires a timer up to its clock's resolution early: the first one is due whatever the clock says.
-        now = max(asyncio.get_running_loop().time(), self._delayed[0][0])
-        due: list[_Message] = []
-        while self._delayed and self._delayed[0][0] <= now:
-            due.append(heapq.heappop(self._delayed)[1])
-        self.stock.put_back(due)
-        if self._delayed:
-            self._arm()
-        self.wake()
 
 
 class _Depot:
@@ -225,109 +36,210 @@ class _Depot:
     def __init__(self, clock: Clock, delivery_limit: int, max_bytes: int) -> None:
         self.clock = clock
         self.delivery_limit = delivery_limit
-        self.max_bytes = max_bytes
-        self.held_bytes = 0
+        self.work = Budget("messages", max_bytes)
+        self.dead = Budget("dead letters", max_bytes)
         self.tokens = 0
-        self.queues: dict[str, _Queue] = {}
+        self.expired = 0  # messages dropped because nobody needed them any more
+        self.queues: dict[str, Queue] = {}
         self._sequence = 0
+        self._next_sweep = 0.0
 
-    def queue(self, name: str) -> _Queue:
+    # -- the queues -----------------------------------------------------------------------------------------------
+
+    def queue(self, name: str) -> Queue:
         return self.queues.get(name) or self._new_queue(name)
 
-    def quarantine(self, name: str) -> tuple[_Queue, _Quarantine]:
+    def quarantine(self, name: str) -> Queue:
         """The dead-letter queue of `name`; a dead-letter queue is its own."""
-        queue = self.queue(name if name.endswith(DLQ_SUFFIX) else dlq_of(name))
-        assert isinstance(queue.stock, _Quarantine)
-        return queue, queue.stock
+        return self.queue(_dlq_name(name))
+
+    def letters(self, name: str) -> Quarantine | None:
+        """The dead letters of `name`, where there is a place for them."""
+        queue = self.queues.get(_dlq_name(name))
+        return queue.stock if queue and isinstance(queue.stock, Quarantine) else None
+
+    def declare(self, name: str) -> None:
+        dlq = self.quarantine(name)
+        dlq.is_declared = self.queue(_source_name(dlq.name)).is_declared = True
+
+    def tidy(self, name: str) -> None:
+        """Forgets the queue and its dead-letter queue where nothing is left of them and nobody declared them.
+
+        Whoever still has such a queue in hand is a consumer that closed, and gets nothing from it any more.
+        """
+        source, dlq = _source_name(name), _dlq_name(name)
+        if dlq in self.queues and self.queues[dlq].is_idle:
+            del self.queues[dlq]
+        if dlq not in self.queues and source in self.queues and self.queues[source].is_idle:
+            del self.queues[source]
+
+    def _new_queue(self, name: str) -> Queue:
+        if name.endswith(DLQ_SUFFIX):
+            self.queue(_source_name(name))  # dead letters are shown with their queue, so there is one
+            self.queues[name] = Queue(name, Quarantine(), self.dead)
+        else:
+            self.queues[name] = Queue(name, Lanes(), self.work)
+        return self.queues[name]
+
+    # -- the ways of a message ------------------------------------------------------------------------------------
 
     def admit(self, messages: Sequence[Outgoing]) -> None:
-        """Takes all of them or, when they would pass the limit of memory, none."""
-        cost = sum([len(message.body) for message in messages]) + MESSAGE_OVERHEAD * len(messages)
-        if self.held_bytes + cost > self.max_bytes:
-            raise BrokerUnavailable(self._full(cost))
-        self.held_bytes += cost
-        for queue in {id(queue): queue for queue in map(self._put, messages)}.values():
+        """Takes all of them or, when they would pass a limit of memory, none."""
+        dlqs = {name for name in {message.queue for message in messages} if name.endswith(DLQ_SUFFIX)}
+        letters = [message for message in messages if message.reason is not None or message.queue in dlqs]
+        bodies = _cost(letters)
+        self._require(self.dead, bodies + sum([len(letter.reason or NO_REASON) for letter in letters]))
+        self._require(self.work, _cost(messages) - bodies)
+        for queue in dict.fromkeys(map(self._put, messages)):
             queue.wake()
 
-    def bury(self, queue: _Queue, message: _Message, reason: str) -> None:
-        """Moves it to the dead letters of `queue`."""
-        grave, letters = self.quarantine(queue.name)
+    def pull(self, queue: Queue, count: int) -> list[Message]:
+        """The next messages that somebody still needs."""
+        messages, expired = queue.stock.pull(count, self.clock.now())
+        if expired:
+            self._expire(queue, expired)
+        return messages
+
+    def bury(self, queue: Queue, message: Message, reason: str) -> None:
+        """Moves it to the dead letters of `queue`; raises, and leaves it where it is, when they have no room."""
+        more = len(message.body) + len(reason) + MESSAGE_OVERHEAD
+        self._require(self.dead, more - message.cost if queue.budget is self.dead else more)
+        grave = self.quarantine(queue.name)
+        queue.weigh(-message.cost)
         self._entomb(message, reason)
-        letters.put(message)
+        grave.stock.put(message)
+        grave.weigh(message.cost)
         grave.wake()
 
-    def revive(self, queue: str, letters: Sequence[_Message]) -> None:
-        """Moves dead letters to the end of their queue, as if never delivered."""
-        target = self.queue(queue.removesuffix(DLQ_SUFFIX))
-        for letter in letters:
-            self.held_bytes -= len(letter.reason or "")
-            target.stock.put(self._message(letter.body, letter.priority))
+    def revive(self, name: str, letters: Quarantine, ids: Iterable[int] | None) -> int:
+        """Moves dead letters to the end of their queue, as if never delivered: all of them or, without room, none."""
+        found = letters.find(ids)
+        self._require(self.work, _cost(found))
+        self.discard(name, letters, found)
+        target = self.queue(_source_name(name))
+        for letter in found:
+            message = self._message(letter.body, letter.priority, inf)
+            target.stock.put(message)
+            target.weigh(message.cost)
         target.wake()
+        self.tidy(name)
+        return len(found)
 
-    def give_back(self, queue: _Queue, messages: Sequence[_Message], reason: str, delay: float = 0.0) -> None:
+    def discard(self, name: str, letters: Quarantine, found: Sequence[Message]) -> None:
+        letters.remove(found)
+        self.forget(self.quarantine(name), found)
+
+    def give_back(self, queue: Queue, messages: Sequence[Message], reason: str, delay: float = 0.0) -> None:
         """Lets them be delivered again, and buries those that were delivered too often. The caller wakes the queue."""
-        if not isinstance(queue.stock, _Quarantine):  # a dead letter keeps its count and has nowhere else to go
-            messages = self._count_delivery(queue, messages, reason)
+        if queue.budget is not self.dead:  # a dead letter keeps its count and has nowhere else to go
+            messages = [message for message in messages if not self._is_buried(queue, message, reason)]
         if delay <= 0:
             queue.stock.put_back(messages)
             return
         for message in messages:
             queue.delay(message, delay)
 
-    def forget(self, messages: Iterable[_Message]) -> None:
-        self.held_bytes -= sum([message.cost for message in messages])
+    def forget(self, queue: Queue, messages: Iterable[Message]) -> None:
+        queue.weigh(-sum([message.cost for message in messages]))
 
-    def _count_delivery(self, queue: _Queue, messages: Sequence[_Message], reason: str) -> list[_Message]:
-        """Those that may be delivered once more."""
-        kept = []
-        for message in messages:
-            if message.redeliveries + 1 >= self.delivery_limit:
+    def _is_buried(self, queue: Queue, message: Message, reason: str) -> bool:
+        """Whether that was its last delivery; where the quarantine is full, it has one more."""
+        if message.redeliveries + 1 >= self.delivery_limit:
+            try:
                 self.bury(queue, message, reason)
+            except BrokerUnavailable:
+                pass
             else:
-                message.redeliveries += 1
-                kept.append(message)
-        return kept
+                return True
+        message.redeliveries += 1
+        return False
 
-    def _new_queue(self, name: str) -> _Queue:
-        is_dlq = name.endswith(DLQ_SUFFIX)
-        if is_dlq:
-            self.queue(name.removesuffix(DLQ_SUFFIX))  # dead letters are shown with their queue, so there is one
-        self.queues[name] = _Queue(name, _Quarantine() if is_dlq else _Lanes())
-        return self.queues[name]
-
-    def _put(self, outgoing: Outgoing) -> _Queue:
-        name, reason = outgoing.queue, outgoing.reason
-        queue = self.queue(name) if reason is None else self.quarantine(name)[0]
-        message = self._message(outgoing.body, outgoing.priority)
-        if type(queue.stock) is _Quarantine:
+    def _put(self, outgoing: Outgoing) -> Queue:
+        name, reason, expires_at = outgoing.queue, outgoing.reason, outgoing.expires_at
+        queue = self.queue(name) if reason is None else self.quarantine(name)
+        message = self._message(outgoing.body, outgoing.priority, inf if expires_at is None else expires_at)
+        if queue.budget is self.dead:
             self._entomb(message, reason or NO_REASON)
         queue.stock.put(message)
+        queue.held += message.cost
+        queue.budget.held += message.cost
         return queue
 
-    def _message(self, body: bytes, priority: int) -> _Message:
+    def _message(self, body: bytes, priority: int, expires_at: float) -> Message:
         self._sequence += 1
-        return _Message(self._sequence, body, priority, len(body) + MESSAGE_OVERHEAD)
+        return Message(self._sequence, body, priority, len(body) + MESSAGE_OVERHEAD, expires_at)
 
-    def _entomb(self, message: _Message, reason: str) -> None:
+    def _entomb(self, message: Message, reason: str) -> None:
         self._sequence += 1
-        self.held_bytes += len(reason) - len(message.reason or "")
         message.sequence, message.reason, message.died_at = self._sequence, reason, self.clock.now()
         message.cost = len(message.body) + len(reason) + MESSAGE_OVERHEAD
+        message.expires_at = inf
 
-    def _full(self, cost: int) -> str:
-        held = f"{self.held_bytes} of {self.max_bytes} bytes are in use"
-        return f"the memory broker is full: {held} and {cost} more were to be published; consume, or raise max_bytes"
+    # -- room -----------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Frees every expired message. The more there was to look at, the longer until it looks again."""
+        now = self.clock.now()
+        if now < self._next_sweep:
+            return
+        looked_at = len(self.queues)
+        for queue in list(self.queues.values()):
+            looked_at += queue.ready
+            self._expire(queue, queue.pull_expired(now))
+            self.tidy(queue.name)
+        self._next_sweep = now + looked_at * SWEEP_PAUSE
+
+    def check_room(self) -> None:
+        """Raises when a budget is nearly spent."""
+        for budget in (self.work, self.dead):
+            if budget.held > NEARLY_FULL * budget.limit:
+                self.sweep()
+            if budget.held > NEARLY_FULL * budget.limit:
+                raise BrokerUnavailable(f"the memory broker is nearly full: {self._told(budget)}")
+
+    def _require(self, budget: Budget, cost: int) -> None:
+        if cost > 0 and budget.held + cost > budget.limit:
+            self.sweep()
+            if budget.held + cost > budget.limit:
+                raise BrokerUnavailable(f"the memory broker is full: no room for {cost} bytes; {self._told(budget)}")
+
+    def _expire(self, queue: Queue, messages: Sequence[Message]) -> None:
+        self.forget(queue, messages)
+        self.expired += len(messages)
+
+    def _told(self, budget: Budget) -> str:
+        """What fills it, and what helps."""
+        largest = max((queue for queue in self.queues.values() if queue.budget is budget), key=_held, default=None)
+        most = f", most of them {largest.held} in {largest.name}" if largest else ""
+        mend = "consume" if budget is self.work else "redrive or discard"
+        return f"{budget.what} take {budget.held} of {budget.limit} bytes{most}; {mend}, or raise max_bytes"
+
+
+def _dlq_name(name: str) -> str:
+    return name if name.endswith(DLQ_SUFFIX) else dlq_of(name)
+
+
+def _source_name(name: str) -> str:
+    return name.removesuffix(DLQ_SUFFIX)
+
+
+def _cost(messages: Sequence[Outgoing] | Sequence[Message]) -> int:
+    return sum([len(message.body) for message in messages]) + MESSAGE_OVERHEAD * len(messages)
+
+
+def _held(queue: Queue) -> int:
+    return queue.held
 
 
 class MemoryConsumer:
     """One subscription to a queue of a MemoryBroker."""
 
-    def __init__(self, depot: _Depot, queue: _Queue, prefetch: int, lease: float | None) -> None:
+    def __init__(self, depot: _Depot, queue: Queue, prefetch: int, lease: float | None) -> None:
         self._depot = depot
         self._queue = queue
         self._prefetch = prefetch
         self._lease = lease
-        self._out: dict[int | str, _Message] = {}  # by token; the lease that ends first stands first
+        self._out: dict[int | str, Message] = {}  # by token; the lease that ends first stands first
         self._handed = 0  # messages since the event loop last had a turn
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -358,7 +270,7 @@ class MemoryConsumer:
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         settle = self._out.pop
         settled = [settle(delivery.token, None) for delivery in deliveries]
-        self._depot.forget(filter(None, settled))
+        self._depot.forget(self._queue, filter(None, settled))
         self._queue.wake()
 
     async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
@@ -368,10 +280,17 @@ class MemoryConsumer:
         self._queue.wake()
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        """Raises BrokerUnavailable when the quarantine is full; it then comes again later, and is in nobody's way."""
         message = self._settle(delivery)
-        if message is not None:
+        if message is None:
+            return
+        try:
             self._depot.bury(self._queue, message, reason)
-        self._queue.wake()
+        except BrokerUnavailable:
+            self._depot.give_back(self._queue, [message], reason, FULL_PAUSE)
+            raise
+        finally:
+            self._queue.wake()
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         if self._lease is None:
@@ -388,6 +307,7 @@ class MemoryConsumer:
         self._depot.give_back(self._queue, sorted(self._out.values()), self._too_often("the consumer closed"))
         self.abandon()
         self._queue.wake()
+        self._depot.tidy(self._queue.name)
 
     def abandon(self) -> None:
         """Closes without giving anything back: what it held is gone with the broker, or back already."""
@@ -411,9 +331,9 @@ class MemoryConsumer:
         count = min(limit, self.room, share)
         if count <= 0:
             return []
-        return self._hand_out(queue.stock.pull(count))
+        return self._hand_out(self._depot.pull(queue, count))
 
-    def _hand_out(self, messages: Sequence[_Message]) -> list[Delivery]:
+    def _hand_out(self, messages: Sequence[Message]) -> list[Delivery]:
         name, first = self._queue.name, self._depot.tokens + 1
         self._depot.tokens += len(messages)
         self._handed += len(messages)
@@ -424,11 +344,11 @@ class MemoryConsumer:
             Delivery(name, message.body, token, message.redeliveries) for token, message in enumerate(messages, first)
         ]
 
-    def _settle(self, delivery: Delivery) -> _Message | None:
+    def _settle(self, delivery: Delivery) -> Message | None:
         """The message, which is no longer this consumer's; None when it was settled or redelivered before."""
         return self._out.pop(delivery.token, None)
 
-    def _start_leases(self, messages: Sequence[_Message], lease: float) -> None:
+    def _start_leases(self, messages: Sequence[Message], lease: float) -> None:
         ends = asyncio.get_running_loop().time() + lease
         for message in messages:
             message.lease_ends = ends
@@ -456,7 +376,8 @@ class MemoryBroker:
 
     `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
     `lease`: seconds after which a delivery that was neither settled nor extended is delivered again; None is never.
-    `max_bytes`: what all messages may take together, MESSAGE_OVERHEAD for each and dead letters included.
+    `max_bytes`: what all messages may take together, MESSAGE_OVERHEAD for each included; dead letters may take as much
+    again, so that neither stops the other.
     """
 
     def __init__(
@@ -484,7 +405,7 @@ class MemoryBroker:
     async def declare(self, queues: Sequence[str]) -> None:
         depot = self._open()
         for queue in queues:
-            depot.quarantine(queue)
+            depot.declare(queue)
 
     async def publish(self, messages: Sequence[Outgoing]) -> None:
         """All or nothing. Raises BrokerUnavailable when they would pass `max_bytes`."""
@@ -502,32 +423,39 @@ class MemoryBroker:
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
         depot = self._open()
+        depot.sweep()
         wanted = list(depot.queues) if names is None else names
         return [self._state(depot, name) for name in wanted if name in depot.queues and not name.endswith(DLQ_SUFFIX)]
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         if after is not None and not _number(after):
             raise BrokerError(f"after: not the id of a dead letter: {shown(after)}")
-        if self._dlq_is_missing(queue):
-            return []
-        dlq, letters = self._open().quarantine(queue)
-        source = dlq.name.removesuffix(DLQ_SUFFIX)
-        return [_shown_letter(source, letter) for letter in letters.peek(limit, _number(after or ""))]
+        letters, source = self._open().letters(queue), _source_name(queue)
+        found = letters.peek(limit, _number(after or "")) if letters else ()
+        return [_shown_letter(source, letter) for letter in found]
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
-        removed = self._remove(queue, ids)
-        self._open().revive(queue, removed)
-        return len(removed)
+        """All or nothing. Raises BrokerUnavailable when they would pass `max_bytes`."""
+        depot = self._open()
+        letters = depot.letters(queue)
+        return depot.revive(queue, letters, None if ids is None else map(_number, ids)) if letters else 0
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
-        removed = self._remove(queue, ids)
-        self._open().forget(removed)
-        return len(removed)
+        depot = self._open()
+        letters = depot.letters(queue)
+        found = letters.find(map(_number, ids)) if letters else []
+        if letters and found:
+            depot.discard(queue, letters, found)
+            depot.tidy(queue)
+        return len(found)
 
     async def check(self) -> str:
+        """Raises BrokerUnavailable, too, when it is nearly full: before publishing fails."""
         depot = self._open()
-        held, limit = depot.held_bytes / MIB, depot.max_bytes / MIB
-        return f"memory, in this process: {len(depot.queues)} queues, {held:.1f} of {limit:.1f} MiB"
+        depot.check_room()
+        held, dead, limit = depot.work.held / MIB, depot.dead.held / MIB, depot.work.limit / MIB
+        used = f"{held:.1f} MiB of messages and {dead:.1f} MiB of dead letters, of {limit:.1f} MiB each"
+        return f"memory, in this process: {len(depot.queues)} queues, {used}, {depot.expired} expired"
 
     async def close(self) -> None:
         depot, self._depot = self._depot, None
@@ -540,15 +468,6 @@ class MemoryBroker:
         if self._depot is None:
             raise BrokerUnavailable("the memory broker is closed: call start() first")
         return self._depot
-
-    def _dlq_is_missing(self, queue: str) -> bool:
-        return queue.removesuffix(DLQ_SUFFIX) not in self._open().queues
-
-    def _remove(self, queue: str, ids: Sequence[str] | None) -> list[_Message]:
-        if self._dlq_is_missing(queue):
-            return []
-        letters = self._open().quarantine(queue)[1]
-        return letters.pull(len(letters)) if ids is None else letters.remove(map(_number, ids))
 
     @staticmethod
     def _state(depot: _Depot, name: str) -> QueueState:
@@ -563,6 +482,6 @@ def _number(letter_id: str) -> int:
     return int(letter_id) if is_number else 0
 
 
-def _shown_letter(queue: str, letter: _Message) -> DeadLetter:
+def _shown_letter(queue: str, letter: Message) -> DeadLetter:
     reason = letter.reason or NO_REASON
     return DeadLetter(str(letter.sequence), queue, letter.body, reason, letter.died_at, letter.redeliveries)

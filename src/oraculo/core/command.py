@@ -26,7 +26,6 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def encode_command(run: Run, task: Task, now_iso: str, reply_to: str) -> bytes:
     """The message of the task's present attempt: the same bytes each time but for `timestamp`."""
     step = run.plan.steps[task.number]
-    deadline = run.head.deadline if task.deadline is None else min(task.deadline, run.head.deadline)
     return encode_message(
         Message(
             correlation_id=run.id,
@@ -36,10 +35,15 @@ def encode_command(run: Run, task: Task, now_iso: str, reply_to: str) -> bytes:
             tarefa=step.id,
             tentativa=task.attempt,
             responder_em=reply_to,
-            prazo=to_iso(deadline),
+            prazo=to_iso(deadline_of(run, task)),
             traceparent=run.head.traceparent,
         )
     )
+
+
+def deadline_of(run: Run, task: Task) -> float:
+    """When the task's answer is late."""
+    return run.head.deadline if task.deadline is None else min(task.deadline, run.head.deadline)
 
 
 def command_payload(run: Run, task: Task) -> msgspec.Raw:

@@ -2,28 +2,22 @@
 noted as sent is sent again by whoever finds it, under the same identity."""
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 
-from oraculo.core.command import encode_command
+from oraculo.core.command import deadline_of, encode_command
 from oraculo.core.events import Sent
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import Changes, Run
 from oraculo.core.timestamps import to_iso
 from oraculo.engine.inputs import Inbox, Note, Resend
-from oraculo.errors import BrokerError
+from oraculo.engine.publishing import Key, Line
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store, Unsent
-from oraculo.ports.telemetry import CommandsPublished, DeadLettered, PublishFailed, Telemetry
+from oraculo.ports.telemetry import DeadLettered, Telemetry
 
-PUBLISHED_TOGETHER = 500
-MAX_WAITING = 50_000
-MAX_WAITING_BYTES = 64 * 1024 * 1024
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _PAGE = 1000
-
-Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
+_MOST_SEEN = 50_000
 
 
 class Outbox:
@@ -43,14 +37,12 @@ class Outbox:
         self._names = names
         self._clock = clock
         self._telemetry = telemetry
-        self._waiting: deque[tuple[Key, Outgoing]] = deque()
-        self._waiting_bytes = 0
+        # Apart, so that a quarantine that is full does not hold up the commands.
+        self._commands = Line(broker, clock, telemetry, self._confirmed, self._refused)
+        self._dead_letters = Line(broker, clock, telemetry, self._confirmed, self._refused)
         self._in_flight: set[Key] = set()  # from the decision until the note of it is committed
         self._spilled = False  # there was no room: the sweep finds what was left out
         self._seen_unsent: set[Unsent] = set()
-        self._wake = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
 
     # -- what the intake hands over -----------------------------------------------------------------------------
 
@@ -63,15 +55,14 @@ class Outbox:
             self._add(run, number, attempt, now_iso, None)
         for number, attempt in changes.dead_letters:
             self._add(run, number, attempt, now_iso, run.tasks[number].reason or "failed")
-        self._empty.clear()
-        self._wake.set()
 
     def _add(self, run: Run, number: int, attempt: int, now_iso: str, dead: str | None) -> None:
         key = (run.id, number, attempt, dead is not None)
         task = run.tasks[number]
+        line = self._commands if dead is None else self._dead_letters
         if key in self._in_flight:
             return
-        if len(self._waiting) >= MAX_WAITING or self._waiting_bytes >= MAX_WAITING_BYTES:
+        if line.load >= 1:
             self._spilled = True
             return
         if task.attempt != attempt or not task.unsent:  # overtaken within the same batch
@@ -82,8 +73,8 @@ class Outbox:
             dead = f"failed for good at attempt {attempt}: {dead}"
             self._telemetry.emit(DeadLettered(run.plan.steps[number].queue, dead, run.id))
         self._in_flight.add(key)
-        self._waiting.append((key, Outgoing(queue, body, run.head.priority, dead)))
-        self._waiting_bytes += len(body)
+        expires_at = None if dead is not None else deadline_of(run, task)
+        line.add(key, Outgoing(queue, body, run.head.priority, dead, expires_at))
 
     def noted(self, run_id: str, event: Sent) -> None:
         """The note of this sending is committed, or no longer matters."""
@@ -92,37 +83,19 @@ class Outbox:
     # -- publishing -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        while True:
-            if not self._waiting:
-                self._empty.set()
-                self._wake.clear()
-                await self._wake.wait()
-                continue
-            batch = [self._waiting[n] for n in range(min(PUBLISHED_TOGETHER, len(self._waiting)))]
-            await self._publish([outgoing for _, outgoing in batch])
-            for _ in batch:
-                _, outgoing = self._waiting.popleft()
-                self._waiting_bytes -= len(outgoing.body)
-            self._inbox.note(Note(key[0], Sent(key[1], key[2], key[3])) for key, _ in batch)
+        await asyncio.gather(self._commands.run(), self._dead_letters.run())
 
-    async def _publish(self, messages: Sequence[Outgoing]) -> None:
-        """Until the broker has confirmed. Meanwhile runs time out by their own deadlines, and say why."""
-        pause = _FIRST_PAUSE
-        while True:
-            started = self._clock.now()
-            try:
-                await self._broker.publish(messages)
-            except BrokerError as error:
-                self._telemetry.emit(PublishFailed(len(messages), str(error)))
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
-            else:
-                self._telemetry.emit(CommandsPublished(len(messages), self._clock.now() - started))
-                return
+    def _confirmed(self, keys: Sequence[Key]) -> None:
+        self._inbox.note(Note(key[0], Sent(key[1], key[2], key[3])) for key in keys)
+
+    def _refused(self, keys: Sequence[Key]) -> None:
+        """Left unsent: the sweep tries again, until the task's deadline says that it was never taken."""
+        self._in_flight.difference_update(keys)
 
     async def flushed(self) -> None:
         """Returns when everything that was handed over is confirmed."""
-        await self._empty.wait()
+        await self._commands.flushed()
+        await self._dead_letters.flushed()
 
     # -- the sweep ------------------------------------------------------------------------------------------------
 
@@ -148,7 +121,7 @@ class Outbox:
         """Waits until they are decided, so that a page does not pile up on the one before."""
         loop = asyncio.get_running_loop()
         lost = [one for one in page if not self._is_in_flight(one) and (at_once or one in self._seen_unsent)]
-        if len(seen) < MAX_WAITING:
+        if len(seen) < _MOST_SEEN:
             seen.update(page)
         resends = [Resend(one.run_id, one.task, one.attempt, loop.create_future()) for one in lost]
         self._inbox.put(resends)
@@ -158,4 +131,4 @@ class Outbox:
         return any((one.run_id, one.task, one.attempt, dead) in self._in_flight for dead in (False, True))
 
     def _is_full(self) -> bool:
-        return len(self._waiting) >= MAX_WAITING // 2 or self._waiting_bytes >= MAX_WAITING_BYTES // 2
+        return max(self._commands.load, self._dead_letters.load) >= 0.5

@@ -21,12 +21,17 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
-    """A message to be published. `reason` is for a dead letter: why it is one."""
+    """A message to be published. `reason` is for a dead letter: why it is one.
+
+    `expires_at`, in seconds since the epoch: after it nobody needs the message, and a broker that can may drop it then.
+    Its run has marked it timeout by itself, so nothing is lost in silence. A dead letter has none.
+    """
 
     queue: str
     body: bytes
     priority: int = 0
     reason: str | None = None
+    expires_at: float | None = None
 
 
 class Delivery(msgspec.Struct, gc=False):

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from oraculo.core.pipeline import encode_definition, parse_pipeline
+from oraculo.core.run import Run
 from oraculo.errors import OraculoError
 from oraculo.ports.broker import Outgoing
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.hosts import own_tasks
-from oraculo.testing.simulation.scenario import LASTS, Action, Scenario, random_scenario
+from oraculo.testing.simulation.scenario import Action, Scenario, random_scenario
 from oraculo.testing.simulation.virtual_time import Stuck, VirtualLoop
 from oraculo.testing.simulation.world import Violation, World
 
@@ -27,6 +28,7 @@ class Outcome(msgspec.Struct):
     told: list[str]
     statuses: Counter[str]
     troubles: Counter[str]
+    runs: dict[str, Run]  # as they were when it came to rest
 
     @property
     def is_clean(self) -> bool:
@@ -46,7 +48,9 @@ def run_seed(seed: int, faults: Faults | None = None, scenario: Scenario | None 
             loop.run_until_complete(_play(world))
         except Stuck as error:
             world.violations.append(Violation(2, "every run ends", f"the simulation is stuck: {error}", loop.time()))
-        return Outcome(seed, scenario, faults, world.violations, world.told, world.statuses(), world.trouble.counts)
+        return Outcome(
+            seed, scenario, faults, world.violations, world.told, world.statuses(), world.trouble.counts, world.runs
+        )
     finally:
         _end_all(loop)
         asyncio.set_event_loop(None)
@@ -69,7 +73,7 @@ async def _play(world: World) -> None:
     clients = [loop.create_task(_act(world, action)) for action in world.scenario.actions]
     try:
         await _define_pipelines(world)
-        await _until(loop.time() + LASTS + 5.0, world)
+        await _until(loop.time() + world.scenario.lasts + 5.0, world)
         rested = await world.settle()
         if not world.violations:
             if not rested:

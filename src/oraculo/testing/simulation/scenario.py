@@ -33,14 +33,28 @@ class Action(msgspec.Struct, frozen=True):
         return f"{self.at:7.2f} s  {self.kind} {about.get(self.kind, f'of request {self.subject}')}"
 
 
+class StandIn(msgspec.Struct, frozen=True):
+    """How a worker of one step behaves: the mean of its time in seconds, and how often an attempt fails."""
+
+    latency: float
+    failure_rate: float
+
+
 class Scenario(msgspec.Struct, frozen=True):
     pipelines: dict[str, dict[str, Any]]
     actions: tuple[Action, ...]
+    queues: tuple[str, ...] = QUEUES  # those that workers with the SDK serve
+    lasts: float = LASTS  # seconds in which things may go wrong
+    longest: float = 40.0  # the longest deadline of what is asked
+    stand_ins: dict[str, StandIn] = {}  # by step; the others behave as `failure_rate` and `latency` say
     engines: int = 1
     workers: int = 2
     durable: bool = True  # the broker keeps its messages when an engine dies
     failure_rate: float = 0.15
     latency: float = 0.5
+
+    def stand_in(self, step: str | None) -> StandIn:
+        return self.stand_ins.get(step or "") or StandIn(self.latency, self.failure_rate)
 
 
 def random_scenario(dice: random.Random) -> Scenario:

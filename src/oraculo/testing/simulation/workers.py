@@ -28,8 +28,9 @@ def sdk_app(queues: Sequence[str], world: Factory) -> App:
     async def work(payload: dict[str, Any], ctx: Context) -> dict[str, Any]:
         if world.dice.random() < 0.3:
             ctx.progress(world.dice.random() * 100, "on the way")
-        await asyncio.sleep(world.dice.expovariate(1 / world.scenario.latency))
-        if world.dice.random() < world.scenario.failure_rate:
+        stand_in = world.scenario.stand_in(ctx.tarefa)
+        await asyncio.sleep(world.dice.expovariate(1 / stand_in.latency))
+        if world.dice.random() < stand_in.failure_rate:
             raise RuntimeError(f"attempt {ctx.tentativa} failed in the simulation")
         return {"tarefa": ctx.tarefa}
 

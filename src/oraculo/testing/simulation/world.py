@@ -26,7 +26,7 @@ from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.hosts import Host
 from oraculo.testing.simulation.laws import LAWS, Law
 from oraculo.testing.simulation.ports import HostBroker, HostStore
-from oraculo.testing.simulation.scenario import PLAIN_QUEUE, QUEUES, Scenario
+from oraculo.testing.simulation.scenario import PLAIN_QUEUE, Scenario
 from oraculo.testing.simulation.trouble import Trouble
 from oraculo.testing.simulation.virtual_time import SeededEntropy, VirtualClock
 from oraculo.testing.simulation.workers import plain_worker, sdk_app
@@ -90,7 +90,7 @@ class World:
             service = self._engine(host, broker)
             host.spawn(self._start_engine(service, host))
         elif name.startswith("worker"):
-            app = sdk_app(QUEUES, self)
+            app = sdk_app(self.scenario.queues, self)
             service = Worker(app, broker, clock=self.clock, entropy=self.entropy)
             host.spawn(service.start())
         else:
@@ -280,7 +280,7 @@ class World:
         self.trouble.is_calm = True
         self.tell("all is calm from here on")
         self._disturbed()
-        limit = self.loop.time() + 200.0
+        limit = self.loop.time() + 4 * self.scenario.longest + 40.0
         while self.loop.time() < limit and not self.over.is_set():
             await asyncio.sleep(1.0)
             if self.all_up() and await self._is_quiet():
@@ -292,7 +292,7 @@ class World:
             return False
         if any(task.unsent for run in self.runs.values() for task in run.tasks):
             return False
-        states = await self.broker.queues([naming.ANSWERS, naming.REQUESTS, *QUEUES, PLAIN_QUEUE])
+        states = await self.broker.queues([naming.ANSWERS, naming.REQUESTS, *self.scenario.queues, PLAIN_QUEUE])
         return not any(state.ready or state.unacked for state in states)
 
     async def judge(self) -> None:

@@ -1,0 +1,331 @@
+"""What the memory broker keeps its messages in: a stock for each queue, and the queue around it.
+
+The stock of an ordinary queue has a lane for each priority; the stock of a dead-letter queue finds its letters by
+number. None of them knows of another: ways between queues are the depot's, in `memory.py`.
+"""
+
+import asyncio
+import heapq
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from math import inf
+from typing import Protocol
+
+import msgspec
+
+
+class Message(msgspec.Struct, order=True, gc=False):
+    """What a queue holds. Sorted by its sequence, which no two messages share."""
+
+    sequence: int
+    body: bytes
+    priority: int
+    cost: int
+    expires_at: float = inf
+    redeliveries: int = 0
+    lease_ends: float = 0.0
+    reason: str | None = None
+    died_at: float = 0.0
+
+
+class Budget:
+    """What the messages of one kind weigh together, and may."""
+
+    __slots__ = ("held", "limit", "what")
+
+    def __init__(self, what: str, limit: int) -> None:
+        self.what = what
+        self.limit = limit
+        self.held = 0
+
+
+class Taker(Protocol):
+    """A consumer, as its queue sees it."""
+
+    @property
+    def unsettled(self) -> int: ...
+
+    @property
+    def room(self) -> int: ...
+
+    def abandon(self) -> None: ...
+
+
+class _Lane:
+    """The waiting messages of one priority.
+
+    Whatever was handed out is older than all that was not, so those given back need no place among the fresh ones:
+    a heap before the deque keeps the order, and no return costs more than its logarithm.
+    """
+
+    __slots__ = ("fresh", "returned")
+
+    def __init__(self) -> None:
+        self.fresh: deque[Message] = deque()
+        self.returned: list[Message] = []
+
+    def pull(self, count: int) -> list[Message]:
+        pulled = [heapq.heappop(self.returned) for _ in range(min(count, len(self.returned)))]
+        count -= len(pulled)
+        if count >= len(self.fresh):
+            pulled += self.fresh
+            self.fresh.clear()
+        else:
+            pulled += [self.fresh.popleft() for _ in range(count)]
+        return pulled
+
+    def all(self) -> list[Message]:
+        return [*self.returned, *self.fresh]
+
+    def drop_expired(self, now: float) -> None:
+        self.fresh = deque([message for message in self.fresh if message.expires_at > now])
+        self.returned = [message for message in self.returned if message.expires_at > now]
+        heapq.heapify(self.returned)
+
+
+class Lanes:
+    """The stock of an ordinary queue: the highest priority first, in order within each."""
+
+    __slots__ = ("_lanes", "_size", "_soonest")
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, _Lane] = {}
+        self._size = 0
+        self._soonest = inf  # nothing in it expires before
+
+    def __len__(self) -> int:
+        return self._size
+
+    def put(self, message: Message) -> None:
+        self._lane(message.priority).fresh.append(message)
+        self._size += 1
+        if message.expires_at < self._soonest:
+            self._soonest = message.expires_at
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            heapq.heappush(self._lane(message.priority).returned, message)
+            self._soonest = min(self._soonest, message.expires_at)
+        self._size += len(messages)
+
+    def pull(self, count: int, now: float) -> tuple[list[Message], list[Message]]:
+        """The next ones, and those that expired before their turn came: these are out too."""
+        live: list[Message] = []
+        expired: list[Message] = []
+        while self._size and len(live) < count:
+            pulled = self._pull(count - len(live))
+            alive = [message for message in pulled if message.expires_at > now]
+            if len(alive) < len(pulled):
+                expired += [message for message in pulled if message.expires_at <= now]
+            live += alive
+        return live, expired
+
+    def pull_expired(self, now: float) -> list[Message]:
+        """Every expired one, wherever it stands. Costs nothing when there can be none."""
+        if now < self._soonest:
+            return []
+        everything = [message for lane in self._lanes.values() for message in lane.all()]
+        expired = [message for message in everything if message.expires_at <= now]
+        self._soonest = min((message.expires_at for message in everything if message.expires_at > now), default=inf)
+        if expired:
+            self._size -= len(expired)
+            for lane in self._lanes.values():
+                lane.drop_expired(now)
+        return expired
+
+    def _pull(self, count: int) -> list[Message]:
+        pulled: list[Message] = []
+        for lane in self._lanes.values():
+            pulled += lane.pull(count - len(pulled))
+            if len(pulled) == count:
+                break
+        self._size -= len(pulled)
+        return pulled
+
+    def _lane(self, priority: int) -> _Lane:
+        return self._lanes.get(priority) or self._new_lane(priority)
+
+    def _new_lane(self, priority: int) -> _Lane:
+        lane = _Lane()
+        self._lanes = dict(sorted({**self._lanes, priority: lane}.items(), reverse=True))
+        return lane
+
+
+class Quarantine:
+    """The stock of a dead-letter queue: oldest first, and each found by its number. Nothing in it expires.
+
+    `_order` is sorted. What stands before `_head` was pulled; a number whose letter is gone is passed over, and the
+    list is made anew once half of it is such.
+    """
+
+    __slots__ = ("_head", "_letters", "_order")
+
+    def __init__(self) -> None:
+        self._letters: dict[int, Message] = {}
+        self._order: list[int] = []
+        self._head = 0
+
+    def __len__(self) -> int:
+        return len(self._letters)
+
+    def put(self, message: Message) -> None:
+        """A new letter: its number is the highest."""
+        self._letters[message.sequence] = message
+        self._order.append(message.sequence)
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Letters that were pulled."""
+        for message in sorted(messages, reverse=True):
+            number = message.sequence
+            self._letters[number] = message
+            if self._head and (self._head == len(self._order) or number < self._order[self._head]):
+                self._head -= 1
+                self._order[self._head] = number
+            else:
+                insort(self._order, number, lo=self._head)
+
+    def pull(self, count: int, now: float) -> tuple[list[Message], list[Message]]:
+        pulled: list[Message] = []
+        while self._letters and len(pulled) < count:
+            letter = self._letters.pop(self._order[self._head], None)
+            self._head += 1
+            if letter is not None:
+                pulled.append(letter)
+        self._compact()
+        return pulled, []
+
+    def pull_expired(self, now: float) -> list[Message]:
+        return []
+
+    def peek(self, limit: int, after: int) -> list[Message]:
+        order, letters, found = self._order, self._letters, list[Message]()
+        for place in range(bisect_right(order, after, lo=self._head), len(order)):
+            if len(found) >= limit:
+                break
+            letter = letters.get(order[place])
+            if letter is not None:
+                found.append(letter)
+        return found
+
+    def find(self, numbers: Iterable[int] | None) -> list[Message]:
+        """All, or those there are of the numbers, each once and in the order asked for."""
+        if numbers is None:
+            return self.peek(len(self._letters), 0)
+        return [self._letters[number] for number in dict.fromkeys(numbers) if number in self._letters]
+
+    def remove(self, letters: Iterable[Message]) -> None:
+        for letter in letters:
+            del self._letters[letter.sequence]
+        self._compact()
+
+    def _compact(self) -> None:
+        if len(self._order) > 2 * len(self._letters) + 64:
+            self._order = [number for number in islice(self._order, self._head, None) if number in self._letters]
+            self._head = 0
+
+
+class Queue:
+    """A stock of messages, those that wait for their delay, and the consumers that share them."""
+
+    def __init__(self, name: str, stock: Lanes | Quarantine, budget: Budget) -> None:
+        self.name = name
+        self.stock = stock
+        self.budget = budget
+        self.held = 0  # its part of the budget
+        self.is_declared = False
+        self.consumers: dict[Taker, None] = {}
+        self.woken = 0  # takes that were given a turn and have not used it yet
+        self._waiting: dict[asyncio.Future[None], Taker] = {}
+        self._delayed: list[tuple[float, Message]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def ready(self) -> int:
+        return len(self.stock) + len(self._delayed)
+
+    @property
+    def unacked(self) -> int:
+        return sum(consumer.unsettled for consumer in self.consumers)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is in it and nobody is at it. Whoever waits is one of the consumers."""
+        return not (self.is_declared or self.consumers or self.stock or self._delayed)
+
+    def weigh(self, cost: int) -> None:
+        """So much more, or less, is in this queue."""
+        self.held += cost
+        self.budget.held += cost
+
+    def pull_expired(self, now: float) -> list[Message]:
+        expired = self.stock.pull_expired(now)
+        late = [message for _, message in self._delayed if message.expires_at <= now]
+        if late:
+            self._delayed = [entry for entry in self._delayed if entry[1].expires_at > now]
+            heapq.heapify(self._delayed)
+            self._arm()
+        return expired + late
+
+    async def turn(self, consumer: Taker) -> None:
+        """Waits until there is something for this consumer, behind those who waited longer."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = consumer
+        self.wake()
+        try:
+            if turn.done():
+                await asyncio.sleep(0)  # others had their turn before: let them use it
+            await turn
+        except asyncio.CancelledError:
+            self._leave(turn)
+            self.wake()  # the turn may have been given already: let the next one have it
+            raise
+        self._leave(turn)
+
+    def wake(self) -> None:
+        """Gives a turn to as many waiting takes as there are messages, the longest waiting first."""
+        turns = len(self.stock) - self.woken
+        if turns <= 0 or not self._waiting:
+            return
+        able = (turn for turn, consumer in self._waiting.items() if not turn.done() and consumer.room > 0)
+        self._give_turns(list(islice(able, turns)))
+
+    def release(self, consumer: Taker) -> None:
+        """Ends the waiting of a consumer that closes."""
+        self._give_turns([turn for turn, its in self._waiting.items() if its is consumer and not turn.done()])
+
+    def delay(self, message: Message, seconds: float) -> None:
+        """Puts the message back, but not before so many seconds."""
+        due = asyncio.get_running_loop().time() + seconds
+        heapq.heappush(self._delayed, (due, message))
+        if self._delayed[0][1] is message:
+            self._arm()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _give_turns(self, turns: Sequence[asyncio.Future[None]]) -> None:
+        for turn in turns:
+            turn.set_result(None)
+        self.woken += len(turns)
+
+    def _leave(self, turn: asyncio.Future[None]) -> None:
+        del self._waiting[turn]
+        self.woken -= not turn.cancelled()
+
+    def _arm(self) -> None:
+        self.stop()
+        if self._delayed:
+            self._timer = asyncio.get_running_loop().call_at(self._delayed[0][0], self._return_delayed)
+
+    def _return_delayed(self) -> None:
+        # The loop fires a timer up to its clock's resolution early: the first one is due whatever the clock says.
+        now = max(asyncio.get_running_loop().time(), self._delayed[0][0])
+        due: list[Message] = []
+        while self._delayed and self._delayed[0][0] <= now:
+            due.append(heapq.heappop(self._delayed)[1])
+        self.stock.put_back(due)
+        self._arm()
+        self.wake()

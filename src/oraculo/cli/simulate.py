@@ -1,0 +1,113 @@
+"""`oraculo simulate FILE`: a pipeline rehearsed under faults, before it meets them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from oraculo.cli import output
+from oraculo.cli.options import AsJson
+from oraculo.errors import Fault, InvalidInput
+
+if TYPE_CHECKING:
+    from oraculo.core.pipeline import Definition
+    from oraculo.testing.simulation.rehearsal import Rehearsal
+
+File = Annotated[Path, typer.Argument(help="A pipeline in YAML or JSON.")]
+Seeds = Annotated[int, typer.Option(min=1, max=100_000, help="How many schedules to try.")]
+Seed = Annotated[int | None, typer.Option(help="Try this one alone, and tell its story.")]
+FaultRates = Annotated[
+    list[str] | None, typer.Option("--fault", help="A fault and its rate, as drop=0.05. None given: the usual ones.")
+]
+Latencies = Annotated[list[str] | None, typer.Option("--latency", help="Mean seconds of a step, as VOICE_OVER=12.")]
+Failures = Annotated[list[str] | None, typer.Option("--failure", help="Share of failed attempts, as CAPTIONS=0.3.")]
+
+
+def simulate(
+    file: File,
+    seeds: Seeds = 200,
+    seed: Seed = None,
+    fault: FaultRates = None,
+    latency: Latencies = None,
+    failure: Failures = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a pipeline under faults with stand-in workers: does it always end, how, when, and which deadline is tight."""
+    from oraculo.core.retry import DEFAULT_RETRY
+    from oraculo.engine.catalogue import read_pipeline_file
+    from oraculo.testing.simulation.campaign import silence_logs
+    from oraculo.testing.simulation.faults import Faults
+    from oraculo.testing.simulation.rehearsal import rehearse
+    from oraculo.testing.simulation.scenario import StandIn
+
+    if not file.is_file():
+        raise InvalidInput(Fault(str(file), "there is no such file"))
+    definition = read_pipeline_file(file, DEFAULT_RETRY)
+    latencies, failures = _by_step("--latency", latency, definition), _by_step("--failure", failure, definition)
+    usual = StandIn(1.0, 0.05)
+    stand_ins = {
+        step.id: StandIn(latencies.get(step.id, usual.latency), failures.get(step.id, usual.failure_rate))
+        for step in definition.steps
+    }
+    silence_logs()
+    tried = range(seeds) if seed is None else [seed]
+    found = rehearse(definition, stand_ins, usual, Faults.parse(fault) if fault else Faults.usual(), tried)
+    if as_json:
+        output.print_json(_document(definition, found))
+    else:
+        _tell(definition, found)
+    raise typer.Exit(output.NOT_SUCCEEDED if found.violations else output.SUCCEEDED)
+
+
+def _by_step(option: str, settings: list[str] | None, definition: "Definition") -> dict[str, float]:
+    from oraculo.core.naming import nearest
+
+    known = {step.id for step in definition.steps}
+    values: dict[str, float] = {}
+    for setting in settings or []:
+        step, _, text = setting.rpartition("=")
+        if step not in known:
+            raise InvalidInput(Fault(option, f"the pipeline has no step '{step}'{nearest(step, known)}"))
+        try:
+            values[step] = float(text)
+        except ValueError:
+            values[step] = -1.0
+        if (values[step] <= 0 and option == "--latency") or (not 0 <= values[step] <= 1 and option == "--failure"):
+            right = "more than 0 seconds" if option == "--latency" else "a share from 0 to 1"
+            raise InvalidInput(Fault(option, f"{step} needs {right}; got '{text}'"))
+    return values
+
+
+def _document(definition: "Definition", found: "Rehearsal") -> dict[str, Any]:
+    return {
+        "pipeline": definition.name,
+        "seeds": found.seeds,
+        "always_ends": not found.violations,
+        "violations": found.violations,
+        "statuses": dict(found.statuses),
+        "seconds": {f"p{percent}": round(found.percentile(percent), 3) for percent in (50, 95, 99)},
+        "longest_path": {"steps": found.longest_path, "expected_seconds": round(found.longest_path_seconds, 3)},
+        "tight_deadlines": [
+            {"of": one.of, "seconds": one.seconds, "p95": round(one.p95, 3), "met": one.met} for one in found.tight
+        ],
+        "faults": dict(found.troubles),
+    }
+
+
+def _tell(definition: "Definition", found: "Rehearsal") -> None:
+    statuses = ", ".join(f"{count} {status}" for status, count in found.statuses.most_common())
+    output.print_line(f"pipeline {definition.name}: {found.seeds} schedules, {sum(found.troubles.values())} faults")
+    ends = "yes" if not found.violations else f"NO: {len(found.violations)} schedules broke a law"
+    output.print_line(f"always ends: {ends}")
+    output.print_line(f"end statuses: {statuses}")
+    took = ", ".join(f"p{percent} {found.percentile(percent):.1f} s" for percent in (50, 95, 99))
+    output.print_line(f"times: {took}")
+    path = " → ".join(found.longest_path)
+    output.print_line(f"longest path: {path}, {found.longest_path_seconds:.1f} s when nothing goes wrong")
+    for one in found.tight:
+        told = f"95 % end within {one.p95:.1f} s, {one.met} of {found.seeds} ran into it"
+        output.print_line(f"too tight: the deadline of {one.of}, {one.seconds:g} s ({told})")
+    if not found.tight:
+        output.print_line("no deadline is too tight")
+    for seed, how in list(found.violations.items())[:5]:
+        output.print_line(f"seed {seed}: {how}")

@@ -1,0 +1,90 @@
+"""A line of messages on their way to the broker: in order, a batch at a time, until each is confirmed."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.clock import Clock
+from oraculo.ports.telemetry import CommandsPublished, PublishFailed, Telemetry
+
+PUBLISHED_TOGETHER = 500
+MAX_WAITING = 50_000
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
+Entry = tuple[Key, Outgoing]
+Tell = Callable[[Sequence[Key]], None]
+
+
+class Line:
+    """`confirmed` and `refused` are told of what became of each message: a broker that is away is waited for, one that
+    says no to a message does not hold up the others."""
+
+    def __init__(self, broker: Broker, clock: Clock, telemetry: Telemetry, confirmed: Tell, refused: Tell) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._telemetry = telemetry
+        self._confirmed = confirmed
+        self._refused = refused
+        self._waiting: deque[Entry] = deque()
+        self._bytes = 0
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def load(self) -> float:
+        """How full it is, from 0 to 1."""
+        return max(len(self._waiting) / MAX_WAITING, self._bytes / MAX_WAITING_BYTES)
+
+    def add(self, key: Key, message: Outgoing) -> None:
+        self._waiting.append((key, message))
+        self._bytes += len(message.body)
+        self._empty.clear()
+        self._wake.set()
+
+    async def flushed(self) -> None:
+        """Returns when everything that was added is confirmed or refused."""
+        await self._empty.wait()
+
+    async def run(self) -> None:
+        while True:
+            if not self._waiting:
+                self._empty.set()
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            batch = [self._waiting[n] for n in range(min(PUBLISHED_TOGETHER, len(self._waiting)))]
+            await self._publish(batch)
+            for _, message in batch:
+                self._waiting.popleft()
+                self._bytes -= len(message.body)
+
+    async def _publish(self, batch: Sequence[Entry]) -> None:
+        """Until the broker has answered. Meanwhile runs time out by their own deadlines, and say why."""
+        pause = _FIRST_PAUSE
+        while True:
+            started = self._clock.now()
+            try:
+                await self._broker.publish([message for _, message in batch])
+            except BrokerError as error:
+                self._telemetry.emit(PublishFailed(len(batch), str(error)))
+                if not isinstance(error, BrokerUnavailable):
+                    await self._set_apart(batch)
+                    return
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            else:
+                self._telemetry.emit(CommandsPublished(len(batch), self._clock.now() - started))
+                self._confirmed([key for key, _ in batch])
+                return
+
+    async def _set_apart(self, batch: Sequence[Entry]) -> None:
+        if len(batch) == 1:
+            self._refused([batch[0][0]])
+            return
+        for entry in batch:
+            await self._publish([entry])

@@ -1,0 +1,131 @@
+"""A user's own pipeline under faults, with stand-ins for its workers: does it end, how, when, and what is tight."""
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from oraculo.core.pipeline import Definition, pipeline_document
+from oraculo.core.run import Cause, Run, TaskStatus
+from oraculo.testing.simulation.faults import Faults
+from oraculo.testing.simulation.running import Outcome, run_seed
+from oraculo.testing.simulation.scenario import Action, Scenario, StandIn
+
+# A deadline is tight when so many runs met it, or when the slow ones took so much of it.
+TIGHT_SHARE = 0.01
+TIGHT_FRACTION = 0.8
+
+
+class Deadline(msgspec.Struct, frozen=True):
+    """A deadline, how long what it bounds took, and how often it was met."""
+
+    of: str
+    seconds: float
+    p95: float
+    met: int
+
+    def is_tight(self, runs: int) -> bool:
+        return self.met > runs * TIGHT_SHARE or self.p95 > self.seconds * TIGHT_FRACTION
+
+
+class Rehearsal(msgspec.Struct):
+    seeds: int
+    violations: dict[int, str]  # by seed: what law was broken, and how
+    statuses: Counter[str]
+    seconds: list[float]  # how long each run took
+    longest_path: list[str]
+    longest_path_seconds: float
+    deadlines: list[Deadline]
+    troubles: Counter[str]
+
+    def percentile(self, percent: int) -> float:
+        return _percentile(self.seconds, percent)
+
+    @property
+    def tight(self) -> list[Deadline]:
+        return [deadline for deadline in self.deadlines if deadline.is_tight(self.seeds)]
+
+
+def rehearse(
+    definition: Definition, stand_ins: Mapping[str, StandIn], usual: StandIn, faults: Faults, seeds: Iterable[int]
+) -> Rehearsal:
+    scenario = _scenario(definition, stand_ins, usual)
+    outcomes = [run_seed(seed, faults, scenario) for seed in seeds]
+    runs = [run for outcome in outcomes for run in outcome.runs.values()]
+    path, expected = longest_path(definition, stand_ins, usual)
+    return Rehearsal(
+        seeds=len(outcomes),
+        violations={one.seed: _told(one) for one in outcomes if not one.is_clean},
+        statuses=sum((one.statuses for one in outcomes), Counter()),
+        seconds=sorted(_lasted(run) for run in runs),
+        longest_path=path,
+        longest_path_seconds=expected,
+        deadlines=_deadlines(definition, runs),
+        troubles=sum((one.troubles for one in outcomes), Counter()),
+    )
+
+
+def _scenario(definition: Definition, stand_ins: Mapping[str, StandIn], usual: StandIn) -> Scenario:
+    body = json.dumps({"pipeline": definition.name, "correlation_id": "r0", "payload": {}}).encode()
+    source: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(pipeline_document(definition)))
+    return Scenario(
+        pipelines={definition.name: source},
+        actions=(Action(0.5, "submit", body, key="k0"),),
+        queues=tuple(sorted({step.queue for step in definition.steps})),
+        lasts=definition.timeout,
+        longest=definition.timeout,
+        stand_ins=dict(stand_ins),
+        latency=usual.latency,
+        failure_rate=usual.failure_rate,
+    )
+
+
+def longest_path(definition: Definition, stand_ins: Mapping[str, StandIn], usual: StandIn) -> tuple[list[str], float]:
+    """The chain of steps that takes longest by the stand-ins' means: no run is faster than this for long."""
+    best: dict[str, tuple[float, list[str]]] = {}
+    waiting = {step.id: step for step in definition.steps}
+    while waiting:
+        for name, step in list(waiting.items()):
+            if any(before in waiting for before in step.depends_on):
+                continue
+            before = max((best[other] for other in step.depends_on), default=(0.0, []))
+            best[name] = (before[0] + stand_ins.get(name, usual).latency, [*before[1], name])
+            del waiting[name]
+    seconds, path = max(best.values())
+    return path, seconds
+
+
+def _deadlines(definition: Definition, runs: list[Run]) -> list[Deadline]:
+    cut = sum(any(task.cause is Cause.RUN_DEADLINE for task in run.tasks) for run in runs)
+    lasted = sorted(_lasted(run) for run in runs)
+    found = [Deadline("the run", definition.timeout, _percentile(lasted, 95), cut)]
+    for number, step in enumerate(definition.steps):
+        if step.timeout is None:
+            continue
+        tasks = [run.tasks[number] for run in runs]
+        took = sorted(
+            (task.ended_at or 0.0) - (task.deadline or 0.0) + step.timeout
+            for task in tasks
+            if task.deadline is not None and task.status is TaskStatus.SUCCEEDED
+        )
+        met = sum(task.cause is Cause.TASK_DEADLINE for task in tasks)
+        found.append(Deadline(f"step {step.id}", step.timeout, _percentile(took, 95), met))
+    return found
+
+
+def _lasted(run: Run) -> float:
+    return (run.head.ended_at or run.head.deadline) - run.head.created_at
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    if len(values) < 2:
+        return values[0] if values else 0.0
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def _told(outcome: Outcome) -> str:
+    violation = outcome.violations[0]
+    return f"law {violation.law} ({violation.says}): {violation.how}"

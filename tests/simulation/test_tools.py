@@ -1,0 +1,90 @@
+"""The tools around the simulation: shrinking, campaigns, rehearsals and their faults."""
+
+from collections import Counter
+
+import pytest
+
+from oraculo.core.pipeline import parse_pipeline
+from oraculo.engine.outbox import Outbox
+from oraculo.errors import InvalidInput
+from oraculo.testing.simulation.campaign import run_seeds
+from oraculo.testing.simulation.faults import Faults
+from oraculo.testing.simulation.rehearsal import longest_path, rehearse
+from oraculo.testing.simulation.running import run_seed
+from oraculo.testing.simulation.scenario import StandIn
+from oraculo.testing.simulation.shrinking import shrink, story
+from tests.simulation.test_planted_bugs import delivered_under_two_versions, no_resend
+
+USUAL = StandIn(1.0, 0.0)
+PIPELINE = parse_pipeline(
+    {
+        "name": "ensaio",
+        "timeout": 60,
+        "steps": [
+            {"type": "a", "queue": "fila-a"},
+            {"type": "b", "queue": "fila-b", "timeout": 1},
+            {"type": "c", "queue": "fila-c", "dependsOn": ["a", "b"]},
+        ],
+    }
+)
+
+
+def test_a_broken_law_is_shrunk_and_still_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    delivered_under_two_versions(monkeypatch)
+    first = next(outcome for seed in range(50) if not (outcome := run_seed(seed)).is_clean)
+    smallest = shrink(first, tries=60)
+    assert smallest.violations[0].law == first.violations[0].law
+    assert len(smallest.scenario.actions) <= len(first.scenario.actions)
+    assert len(smallest.faults.kinds()) < len(first.faults.kinds())
+    told = story(smallest)
+    assert f"seed {first.seed} broke law 7" in told
+    assert f"make simulate SEED={first.seed}" in told
+    assert run_seed(first.seed, smallest.faults, smallest.scenario).violations == smallest.violations
+
+
+def test_a_campaign_counts_over_all_cores() -> None:
+    *_, tally = run_seeds(100, 50)
+    assert tally.seeds == 50
+    assert not tally.broken
+    assert sum(tally.statuses.values()) > 50
+    assert tally.troubles["engine_crash"] > 0
+
+
+def test_a_rehearsal_tells_how_a_pipeline_ends_and_what_is_tight() -> None:
+    found = rehearse(PIPELINE, {"b": StandIn(0.8, 0.0)}, USUAL, Faults(), range(40))
+    assert not found.violations
+    assert sum(found.statuses.values()) == 40
+    assert set(found.statuses) == {"concluida", "erro"}
+    assert [deadline.of for deadline in found.tight] == ["step b"]
+    assert found.percentile(50) < found.percentile(95) < 60
+    assert not found.troubles
+
+
+def test_a_rehearsal_without_faults_always_succeeds_when_there_is_time() -> None:
+    found = rehearse(PIPELINE, {"b": StandIn(0.01, 0.0)}, USUAL, Faults(), range(20))
+    assert found.statuses == Counter(concluida=20)
+
+
+def test_a_rehearsal_reports_a_broken_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_resend(monkeypatch)
+    found = rehearse(PIPELINE, {}, USUAL, Faults(engine_crash=0.05), range(60))
+    assert found.violations
+    assert all(how.startswith("law ") for how in found.violations.values())
+    assert Outbox.sweep.__name__ == "sweep"
+
+
+def test_the_longest_path_is_told_by_the_stand_ins() -> None:
+    path, seconds = longest_path(PIPELINE, {"a": StandIn(5.0, 0.0)}, USUAL)
+    assert (path, seconds) == (["a", "c"], 6.0)
+
+
+def test_faults_are_read_from_text() -> None:
+    assert Faults.parse(["drop=0.05", "hang=1"]) == Faults(drop=0.05, hang=1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("drp=0.1", "known: drop"), ("drop=2", "from 0 to 1"), ("drop", "from 0 to 1")]
+)
+def test_bad_faults_are_refused(text: str, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        Faults.parse([text])
