@@ -150,7 +150,11 @@ async def test_the_document_tells_of_keys_when_there_are_some(tmp_path: Path) ->
         (["wait=0"], 0),
         (["wait=-1"], None),
         (["wait=1.5"], None),
-        (["wait"], None),
+        (["wait"], 30),
+        (["respond-async, Wait; x=1"], 30),
+        (["wait="], 30),
+        (['wait=""'], 30),
+        (["waiter"], None),
         (["wait=٣"], None),
         (["xwait=3"], None),
         ([], None),
@@ -158,6 +162,10 @@ async def test_the_document_tells_of_keys_when_there_are_some(tmp_path: Path) ->
 )
 def test_how_long_to_wait(headers: list[str], seconds: float | None) -> None:
     assert wait_of(headers, 300.0) == seconds
+
+
+def test_a_bare_wait_is_capped_too() -> None:
+    assert wait_of(["wait"], 10.0) == 10
 
 
 def test_which_traces_are_valid() -> None:

@@ -110,4 +110,4 @@ async def test_what_failed_is_repeated_and_what_succeeded_is_kept(service: Servi
     aggregate = await service.ended(run_id)
     assert aggregate["status"] == "concluida"
     assert aggregate["versao"] == 2
-    assert_problem(await service.client.post(f"/orquestracoes/{run_id}/repetir"), 409, None, "nothing that failed")
+    assert_problem(await service.client.post(f"/orquestracoes/{run_id}/repetir"), 409, None, "nothing to repeat")

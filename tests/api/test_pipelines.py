@@ -63,6 +63,13 @@ async def test_a_run_can_name_it(service: Service) -> None:
     assert (await service.ended(run_id))["status"] == "concluida"
 
 
+async def test_a_step_may_have_a_queue_and_no_type(service: Service) -> None:
+    reply = await service.client.put("/pipelines/meu", content="steps: [{id: um, queue: fila_x}]")
+    assert reply.status_code == 201
+    (step,) = reply.json()["steps"]
+    assert (step["id"], step["type"], step["queue"]) == ("um", "fila_x", "fila_x")
+
+
 BAD: list[Any] = [
     pytest.param("nada: [", "", "line ", id="not YAML"),
     pytest.param("[]", "", "object", id="a list"),
@@ -78,6 +85,10 @@ BAD: list[Any] = [
     pytest.param("name: outro\nsteps: [{type: a}]", "name", "'meu'", id="another name"),
     pytest.param("steps: [{type: a, timout: 1}]", "steps[0] (a).timout", "'timeout'", id="unknown key"),
     pytest.param('steps: [{type: "a\\0"}]', "", "NUL", id="NUL"),
+    pytest.param('description: !!timestamp "x"', "", "line 1, column 14", id="tag"),
+    pytest.param(f"quorum: {'0' * 5000}50%\nsteps: [{{type: a}}]", "quorum", '"60%"', id="long percentage"),
+    pytest.param("steps: [{type: a, config: {1: 2}}]", "steps[0] (a).config", "in quotes", id="a number as a key"),
+    pytest.param("#" * (1024 * 1024 + 1), "", "JSON may have", id="long YAML"),
     pytest.param("steps: " + "[" * 200 + "]" * 200, "", "nested", id="deep"),
 ]
 

@@ -159,6 +159,7 @@ async def test_the_command_of_a_failed_task_reopens_its_run(service: Service) ->
 
 
 async def test_one_is_discarded(service: Service) -> None:
+    await service.broker.declare(["fila_x"])  # else it is forgotten with its last letter
     await service.bury("fila_x", b"1")
     (letter,) = (await letters(service))["mensagens"]
     url = f"/filas/fila_x/dlq/{letter['id']}"

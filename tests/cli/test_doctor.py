@@ -63,9 +63,15 @@ def test_the_pipelines_folder_is_checked(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "bad.yaml").write_text("name: x\n")
     code, checks = doctor(ORACULO_PIPELINES="p")
-    assert code == 1
+    assert code == 2
     assert "bad.yaml" in checks["pipelines"]["detalhe"]
     assert "pipelines validate p" in checks["pipelines"]["o_que_fazer"]
+
+
+def test_a_pipelines_folder_that_is_not_there_is_a_bad_setting() -> None:
+    code, checks = doctor(ORACULO_PIPELINES="no-such")
+    assert code == 2
+    assert "ORACULO_PIPELINES" in checks["pipelines"]["o_que_fazer"]
 
 
 def test_secrets_are_not_shown() -> None:

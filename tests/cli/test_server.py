@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from oraculo.samples.requests import SAMPLE_REQUESTS
 from tests.cli.conftest import QUICK
 from tests.cli.processes import ORACULO, Cli, Process, environment, run, until
 
@@ -165,6 +166,27 @@ def test_dev_without_samples_has_no_runs_and_no_sample_workers(start: Start) -> 
     cli = Cli(dev.url)
     assert cli.json("runs", "list")["orquestracoes"] == []
     assert not any(queue["consumidores"] for queue in _queues(dev.url) if queue["fila"] == "text-queue")
+
+
+def test_the_sample_runs_are_submitted_once_and_again_when_asked_for(start: Start) -> None:
+    def runs_after(*options: str) -> int:
+        dev = start("dev", "--pace", "0", *options)
+        dev.says("Sample runs:")
+        count = len(Cli(dev.url).json("runs", "list")["orquestracoes"])
+        assert dev.stop() == 0
+        return count
+
+    samples = len(SAMPLE_REQUESTS)
+    assert runs_after() == samples
+    assert runs_after() == samples
+    assert runs_after("--samples") == 2 * samples
+
+
+def test_a_start_without_sample_runs_says_how_to_get_them(start: Start) -> None:
+    first = start("dev", "--no-samples")
+    Cli(first.url).submitted("--destino", "ninguem")
+    assert first.stop() == 0
+    start("dev").says("`oraculo dev --samples` submits them")
 
 
 def _queues(url: str) -> list[dict[str, Any]]:

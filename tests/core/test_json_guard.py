@@ -56,6 +56,35 @@ def test_a_text_that_never_ends_costs_no_more_than_its_length(tail: bytes) -> No
     assert time.perf_counter() - started < 2, "the time grows with the square of the length"
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"[],",
+        b"{},",
+        b'"a",',
+        b'"[",',
+        b'"[[",',
+        b'"\\"[",',
+        b'"\\\\",',
+        b'"\\\\u0000",',
+        b"[" * 100 + b"]" * 100 + b",",
+    ],
+)
+def test_a_body_of_30_mb_is_looked_through_at_once(part: bytes) -> None:
+    body = b"[" + b"[]," * 200 + part * (30_000_000 // len(part)) + b"[]]"
+    started = time.perf_counter()
+    check_json_text(body)
+    assert time.perf_counter() - started < 2.5, "some 0.5 s on an idle machine; brackets one by one take 5 s"
+
+
+@pytest.mark.parametrize("before", [0, 1, 7, 8, 2**18 - 130, 2**18 - 1, 2**18, 2**18 + 3])
+@pytest.mark.parametrize("text", [b"", b'"[",', b'"\\\\","]]",'])
+def test_the_depth_is_exact_wherever_the_deepest_place_is(before: int, text: bytes) -> None:
+    flat = b"[" + b"[]," * (before // 2) + text + b"{}," * (before % 2)
+    check_json_text(flat + b"[" * (MAX_DEPTH - 1) + b"]" * MAX_DEPTH)
+    problem(flat + b"[" * MAX_DEPTH + b"]" * (MAX_DEPTH + 1))
+
+
 @given(st.binary(max_size=400))
 def test_any_bytes_pass_or_are_refused_as_json(body: bytes) -> None:
     try:

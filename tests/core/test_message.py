@@ -63,24 +63,29 @@ def test_a_required_field_is_named_when_it_is_missing(field: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("correlation_id", "", "expected `str` of length >= 1"),
-        ("correlation_id", "x" * 129, "expected `str` of length <= 128"),
-        ("correlation_id", 7, "expected `str`, got `int`"),
-        ("tipo_evento", "", "expected `str` of length >= 1"),
+        ("correlation_id", "", "must be a text of 1 to 128 characters"),
+        ("correlation_id", "x" * 129, "must be a text of 1 to 128 characters"),
+        ("correlation_id", 7, "must be a text of 1 to 128 characters; got a whole number"),
+        ("tipo_evento", "", "must be a text that is not empty"),
         ("payload", [], "must be an object"),
         ("payload", "x", "must be an object"),
         ("payload", None, "must be an object"),
         ("timestamp", "yesterday", "must be ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z"),
         ("timestamp", "2025-10-14T12:00:00", "must be ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z"),
         ("prazo", "2025-10-14", "must be ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z"),
-        ("tarefa", 1, "expected `str | null`, got `int`"),
-        ("tentativa", 0, "expected `int` >= 1"),
-        ("tentativa", "1", "expected `int | null`, got `str`"),
-        ("responder_em", {}, "expected `str | null`, got `object`"),
+        ("tarefa", 1, "must be a text: the id of a subtask; got a whole number"),
+        ("tentativa", 0, "must be a whole number from 1"),
+        ("tentativa", "1", "must be a whole number from 1; got a text"),
+        ("responder_em", {}, "must be a text: the name of a queue; got an object"),
     ],
 )
 def test_a_broken_field_is_named_with_what_would_be_right(field: str, value: object, problem: str) -> None:
     assert fault(GOOD | {field: value}) == f"{field}: {problem}"
+
+
+def test_a_number_of_thousands_of_digits_is_told() -> None:
+    body = json.dumps(GOOD | {"tentativa": 0}).encode().replace(b'"tentativa": 0', b'"tentativa": ' + b"1" * 5000)
+    assert fault(body) == "tentativa: must be a whole number from 1; got a number that is too large"
 
 
 @pytest.mark.parametrize("length", [1, 128])

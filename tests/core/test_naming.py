@@ -83,4 +83,16 @@ def test_a_value_is_shown_short() -> None:
     assert naming.shown("a") == "'a'"
     assert len(naming.shown("x" * 1000)) == 60
     assert naming.shown("x" * 1000).endswith("…")
-    assert naming.shown(2**20_000) == "a very long int"
+    assert naming.shown(2**20_000) == "a very long number"
+    assert naming.shown([1, {"a": [None, 2.5]}]) == "[1, {'a': [None, 2.5]}]"
+    assert naming.shown([[[[[1]]]]]) == "[[[[…]]]]"
+    assert naming.shown({}) == "{}"
+
+
+def test_of_a_huge_value_only_the_beginning_is_looked_at() -> None:
+    million = list(range(1_000_000))
+    wide = [[million] * 1000] * 1000
+    started = time.perf_counter()
+    for value in (million, dict.fromkeys(million), "x" * 10**8, wide, [2**20_000] * 10**6, {"a": wide}):
+        assert len(naming.shown(value)) <= 60
+    assert time.perf_counter() - started < 0.5

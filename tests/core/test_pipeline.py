@@ -107,6 +107,15 @@ def test_an_id_a_queue_and_the_rest_may_be_given() -> None:
     assert (step.id, step.type, step.queue, step.optional, step.timeout) == ("one", "VIRAL_COPY", "q", True, 1.5)
 
 
+def test_a_queue_without_a_type_is_its_type() -> None:
+    first, second = pipeline(
+        {"queue": "text-queue"}, {"id": "two", "queue": "text-queue", "dependsOn": "text-queue"}
+    ).steps
+    assert (first.id, first.type, first.queue) == ("text-queue", "text-queue", "text-queue")
+    assert (second.id, second.type, second.queue) == ("two", "text-queue", "text-queue")
+    assert encode_definition(pipeline({"queue": "q"})) == encode_definition(pipeline({"type": "q"}))
+
+
 def test_a_single_dependency_needs_no_list_and_a_repeated_one_counts_once() -> None:
     definition = pipeline("a", {"type": "b", "dependsOn": "a"}, {"type": "c", "dependsOn": ["a", "b", "a"]})
     assert [step.depends_on for step in definition.steps] == [(), ("a",), ("a", "b")]
@@ -230,7 +239,17 @@ def test_an_unknown_key_of_the_pipeline_and_of_retry() -> None:
         ({"type": "a", "retry": {"backoff": -1}}, "steps[0] (a).retry.backoff: must be more than 0"),
         ({"type": "a", "retry": {"backoff": False}}, "steps[0] (a).retry.backoff: must be a number of seconds"),
         ({"type": "a", "config": {"x": object()}}, "steps[0] (a).config: cannot be written as JSON"),
-        ({"type": "a", "config": {1: 2}}, "steps[0] (a).config: cannot be written as JSON"),
+        ({"type": "a", "config": {1: 2}}, "(a).config: the key 1 of `config` must be a text; put it in quotes"),
+        ({"type": "a", "config": {"x": [0, {None: 2}]}}, "(a).config: the key None of `config.x[1]` must be a text"),
+        (
+            {"type": "a", "config": {"x": [2**20_000]}},
+            "(a).config: the number `config.x[0]` has too many digits; put it",
+        ),
+        ({"type": "a", 2**20_000: 1}, "steps[0] (a).a very long number: is not a known key"),
+        ({"type": "a", "queue": 2**20_000}, "steps[0] (a).queue: must be a string"),
+        ({"queue": 5}, "steps[0].queue: must be a string"),
+        ({"queue": "a b"}, "steps[0] (a b).queue: must be 1 to 128 letters"),
+        ({"queue": "q", "type": 3}, "steps[0].type: is required: a job type or the name of a queue"),
     ],
 )
 def test_a_fault_of_a_step_names_the_step(step: Any, told: str) -> None:
@@ -244,11 +263,12 @@ def test_a_fault_of_a_step_names_the_step(step: Any, told: str) -> None:
         ({"timeout": "x"}, "timeout: must be a number of seconds; got 'x'"),
         ({"timeout": float("inf")}, "timeout: must be more than 0"),
         ({"timeout": float("nan")}, "timeout: must be more than 0"),
-        ({"timeout": 2**20_000}, "timeout: must be more than 0 and at most 31536000 seconds; got a very long int"),
+        ({"timeout": 2**20_000}, "timeout: must be more than 0 and at most 31536000 seconds; got a very long number"),
         ({"onLate": "amen"}, 'onLate: must be "record" or "amend"; got \'amen\''),
         ({"onLate": []}, 'onLate: must be "record" or "amend"; got []'),
         ({"quorum": 2}, 'quorum: must be "all", a whole number from 1 to 1, or a percentage such as "60%"; got 2'),
         ({"name": "a b"}, "name: is required: 1 to 128 letters"),
+        ({"name": 2**20_000}, "name: is required: 1 to 128 letters"),
         ({"name": None}, "name: is required: 1 to 128 letters"),
     ],
 )
@@ -285,10 +305,39 @@ def test_a_cycle_is_told_together_with_other_faults() -> None:
     assert [fault.partition(": ")[2][:20] for fault in told] == ["no step has the id '", "the steps wait for e"]
 
 
-def test_a_step_that_cannot_be_read_makes_no_other_fault() -> None:
-    assert faults({"type": ""}, {"type": "b", "dependsOn": ["a"]}, {"type": "c"}, quorum=3) == [
-        "steps[0].type: is required: a job type or the name of a queue"
+REQUIRED = "is required: a job type or the name of a queue"
+
+
+def test_a_step_whose_id_is_not_known_makes_no_fault_of_what_may_depend_on_it() -> None:
+    for unknown in ({"type": ""}, {}, {"id": 7, "queue": 7}):
+        told = faults(unknown, {"type": "b", "dependsOn": ["a"]}, {"type": "c"}, quorum=3)
+        assert all(fault.startswith("steps[0].") for fault in told)
+
+
+def test_a_step_without_a_type_is_told_its_other_faults_and_the_graphs() -> None:
+    told = faults(
+        {"timeout": 0, "depends": 1},
+        {"id": "x", "dependsOn": ["y"], "optional": 1},
+        {"type": "y", "dependsOn": ["x"]},
+        {"type": "z"},
+        {"type": "z"},
+    )
+    assert [fault.partition(": ")[0] for fault in told] == [
+        "steps[0].type",
+        "steps[0].depends",
+        "steps[0].timeout",
+        "steps[1].type",
+        "steps[1] (x).optional",
+        "steps[4]",
+        "steps[1] (x).dependsOn",
     ]
+    assert told[-1].endswith("in a circle: x → y → x")
+
+
+def test_a_step_with_an_id_and_without_a_type_can_be_depended_on() -> None:
+    first, second = faults({"id": "x"}, {"type": "b", "dependsOn": ["x", "z"]})
+    assert first == f"steps[0].type: {REQUIRED}"
+    assert second.startswith("steps[1] (b).dependsOn: no step has the id 'z'")
 
 
 @pytest.mark.parametrize(
@@ -315,6 +364,8 @@ def test_very_many_faults_are_told_in_part(step: dict[str, Any]) -> None:
         ("100%", 5, 5),
         ("33.4%", 3, 2),
         ("86.4%", 375, 324),
+        ("33.333333%", 3, 1),
+        ("099.5%", 1000, 995),
         (".5%", 1000, 5),
         ("5.%", 100, 5),
     ],
@@ -342,6 +393,12 @@ def test_how_many_a_quorum_needs(quorum: int | str | None, total: int, needed: i
         "1e1%",
         "1/2%",
         "٣%",
+        "0050%",
+        "50.1234567%",
+        "50%\n",
+        ".%",
+        pytest.param("0" * 5000 + "50%", id="many digits"),
+        pytest.param("50." + "0" * 5000 + "%", id="many decimals"),
         [],
         pytest.param(2**20_000, id="long"),
     ],

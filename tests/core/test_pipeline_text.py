@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oraculo.core.pipeline import content_hash, encode_definition
-from oraculo.core.pipeline_text import MAX_TEXT, read_pipeline
+from oraculo.core.pipeline_text import MAX_TEXT, MAX_YAML, MAX_YAML_VALUES, read_pipeline
 from oraculo.errors import InvalidPipeline
 
 HEAD = b"name: p\nsteps:\n"
@@ -83,14 +83,28 @@ def test_a_key_given_twice_in_json() -> None:
         ("just text", "a pipeline is an object with `steps`; got 'just text'"),
         ("a: 1\n---\nb: 2", "line 2, column 1"),
         ("? [a, b]\n: 1", "a key must be a text"),
-        ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
-        ("!!map text", "expected a mapping node"),
-        ("name: 2025-99-99", "month must be in 1..12"),
-        ("name: 1" + "0" * 5000, "not a valid pipeline"),
-        ('{"name": 1' + "0" * 5000 + "}", "not a valid pipeline"),
+        (
+            "!!python/object/apply:os.system [ls]",
+            "line 1, column 1: the tag '!!python/object/apply:os.system' is not one",
+        ),
+        ("!!map text", "the tag '!!map' is not one that can be used here; leave it out"),
+        ("name: 2025-99-99", "line 1, column 7: '2025-99-99' cannot be read as a date; put it in quotes"),
+        ('description: !!timestamp "x"', "line 1, column 14: 'x' cannot be read as a date"),
+        ("a:\n- !!bool x", "line 2, column 3: 'x' cannot be read as true or false"),
+        ("!!int x", "'x' cannot be read as a whole number"),
+        ("name: 0b_", "'0b_' cannot be read as a whole number"),
+        ("!!float x", "'x' cannot be read as a number"),
+        ("!!binary x", "the tag '!!binary' is not one"),
+        ("!!set {a}", "the tag '!!set' is not one"),
+        ("!!omap [a: 1]", "the tag '!!omap' is not one"),
+        ("!own x", "the tag '!own' is not one"),
+        ("name: =", "the tag '!!value' is not one that can be used here; leave it out, or put the text in quotes"),
+        ("name: <<", "the tag '!!merge' is not one"),
+        ("name: 1" + "0" * 5000, "cannot be read as a whole number; put it in quotes"),
+        ('{"name": 1' + "0" * 5000 + "}", "a number has thousands of digits; put it in quotes, as a text"),
         ('name: "a\\0b"', "NUL"),
         ('{"name": "a\\u0000b"}', "NUL"),
-        ('{"name": "a\\ud83d"}', "surrogates not allowed"),
+        ('{"name": "a\\ud83d"}', "a text holds half a surrogate pair"),
         ("name: .inf", "inf is not a number that JSON can hold"),
         ('{"name": NaN}', "nan is not a number that JSON can hold"),
         ("name: &a [*a]", "nested deeper than 100 levels"),
@@ -115,6 +129,22 @@ def test_a_text_over_the_limit_is_not_read() -> None:
     assert problem(b" " * (MAX_TEXT + 1)) == f"{MAX_TEXT + 1} bytes, over the limit of {MAX_TEXT}"
 
 
+def test_yaml_may_be_less_long_than_json() -> None:
+    assert problem(b"#" * (MAX_YAML + 1)).endswith(
+        f"bytes of YAML, over the limit of {MAX_YAML}; JSON may have {MAX_TEXT}"
+    )
+    long = {"name": "p", "description": "x" * 2 * MAX_YAML, "steps": [{"type": "a"}]}
+    assert len(read_pipeline(json.dumps(long).encode()).description) == 2 * MAX_YAML
+    assert "as JSON it is broken at line 1, column" in problem(json.dumps(long).encode()[:-1])
+
+
+def test_yaml_of_very_many_values_is_refused_before_it_is_built() -> None:
+    started = time.perf_counter()
+    told = problem(HEAD + b"  - {type: a, config: {x: [" + b"1," * (MAX_YAML_VALUES + 1) + b"]}}")
+    assert f"more than {MAX_YAML_VALUES} values, too many for YAML; write it as JSON" in told
+    assert time.perf_counter() - started < 2
+
+
 # -- bombs ------------------------------------------------------------------------------------------------------
 
 
@@ -131,12 +161,12 @@ def levels(first: str, each: str) -> str:
     [
         (levels("[1, 1]", "[{}]"), "more than 1000000 values"),
         (levels("{k: 1}", "{{<<: [{}]}}"), "more than 1000000 keys"),
-        (levels("[1]", "!!pairs [{}]").replace("*a", "x: *a"), "more than 1000000 values"),
+        (levels("[1]", "!!pairs [{}]").replace("*a", "x: *a"), "the tag '!!pairs' is not one"),
         ("[" * 1_000_000, "line 1, column 101: nested deeper than 100 levels"),
-        ("- " * 1_000_000, "line 1, column 201: nested deeper than 100 levels"),
-        ("? " * 1_000_000, "nested deeper than 100 levels"),
-        ("{a: " * 500_000, "nested deeper than 100 levels"),
-        ('{"a":' * 500_000, "not a valid pipeline: maximum recursion depth"),
+        ("- " * 500_000, "line 1, column 201: nested deeper than 100 levels"),
+        ("? " * 500_000, "nested deeper than 100 levels"),
+        ("{a: " * 250_000, "nested deeper than 100 levels"),
+        ('{"a":' * 500_000, "not a valid pipeline: nested deeper than 100 levels"),
     ],
     ids=["aliases", "merges", "pairs", "brackets", "dashes", "questions", "braces", "json"],
 )
@@ -162,6 +192,45 @@ def test_any_text_gives_a_definition_or_one_error(text: str | bytes) -> None:
     for one in (body, HEAD + b"  - type: a\n    config: " + body):
         try:
             definition = read_pipeline(one)
+        except InvalidPipeline:
+            continue
+        encode_definition(definition)
+
+
+TAGS = "str int float bool null timestamp binary set omap pairs map seq merge value python/name:os.system"
+tags = st.sampled_from(["", "! ", "!own ", "!<tag:x> ", *(f"!!{tag} " for tag in TAGS.split())])
+ODD = "x '' \"x\" 0b_ 0x_ 1_000 ._ 1:99 - = << ~ 2025-99-99 2025-01-01T99:00:00Z 2025-01-01 .inf .nan +.e yes 09 1e999"
+scalars = st.sampled_from([*ODD.split(), "1" + "0" * 5000, "0x" + "f" * 5000, '"\\ud800"']) | st.text(max_size=6).map(
+    json.dumps
+)
+tagged = st.recursive(
+    st.builds(str.__add__, tags, scalars),
+    lambda inner: (
+        st.builds(lambda tag, items: f"{tag}[{', '.join(items)}]", tags, st.lists(inner, max_size=3))
+        | st.builds(
+            lambda tag, pairs: f"{tag}{{{', '.join(f'? {key} : {value}' for key, value in pairs)}}}",
+            tags,
+            st.lists(st.tuples(inner, inner), max_size=3),
+        )
+    ),
+    max_leaves=6,
+)
+KEYS = ["name", "description", "timeout", "quorum", "onLate", "steps"]
+STEP_KEYS = ["type", "id", "queue", "dependsOn", "config", "retry", "timeout", "optional"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.text(max_size=60) | tagged, st.sampled_from(KEYS), st.sampled_from(STEP_KEYS))
+def test_any_tag_and_value_gives_a_definition_or_one_error(value: str, key: str, step_key: str) -> None:
+    texts = [
+        value,
+        f"{key}: {value}",
+        f"steps: [{{{step_key}: {value}, type: a}}]",
+        f"steps: [{{{step_key}: {value}}}]",
+    ]
+    for text in [*texts, f"steps: [{{type: a, config: {{x: {value}}}}}]"]:
+        try:
+            definition = read_pipeline(text.encode(errors="surrogatepass"), name="p")
         except InvalidPipeline:
             continue
         encode_definition(definition)

@@ -1,6 +1,7 @@
 """The body of `POST /orquestracoes`: what is read from it, and how each fault is named."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -171,7 +172,12 @@ def test_too_wide_a_fan_out() -> None:
         ({"fila": "a", "timeout": "x"}, "destinos[0].timeout: must be a number of seconds"),
         ({"fila": "a", "payload": []}, "destinos[0].payload: must be an object"),
         ({"fila": "a", "filla": 1}, "destinos[0].filla: is not a known field; did you mean 'fila'?"),
-        (7, "destinos[0]: expected `str | object`, got `int`"),
+        (
+            7,
+            'destinos[0]: must be the name of a queue, or an object as {"fila": "escavador_youtube"}; got a whole ',
+        ),
+        ({"fila": 7}, "destinos[0].fila: must be a text: the name of a queue; got a whole number"),
+        ({"fila": "a", "timeout": [1]}, "destinos[0].timeout: must be a number of seconds; got a list"),
     ],
 )
 def test_a_bad_destination_is_named(destination: Any, told: str) -> None:
@@ -199,7 +205,7 @@ def test_several_faults_at_once_and_not_too_many() -> None:
         ("correlation_id", "", "must have 1 to 128 characters; got 0"),
         ("correlation_id", "x" * 129, "must have 1 to 128 characters; got 129"),
         ("correlation_id", "a\tb", "must not hold control characters"),
-        ("correlation_id", 7, "expected `str | null`, got `int`"),
+        ("correlation_id", 7, "must be a text of 1 to 128 characters; got a whole number"),
         ("webhook", "ftp://x", "must be an http:// or https:// URL of at most 2048 characters"),
         ("webhook", "http://", "must be an http:// or https:// URL"),
         ("webhook", "http://h:99999/", "must be an http:// or https:// URL"),
@@ -210,7 +216,16 @@ def test_several_faults_at_once_and_not_too_many() -> None:
         ("responder_em", "resultados", "'resultados' is the orchestrator's own queue"),
         ("prioridade", 10, "must be a whole number from 0 to 9; got 10"),
         ("prioridade", -1, "must be a whole number from 0 to 9; got -1"),
-        ("prioridade", "1", "expected `int | null`, got `str`"),
+        ("prioridade", "1", "must be a whole number from 0 to 9; got a text"),
+        ("prioridade", 10**400, "must be a whole number from 0 to 9; got a very long number"),
+        ("timeout", 10**400, "must be more than 0 and at most 31536000 seconds; got a very long number"),
+        ("timeout", [[]], "must be a number of seconds; got a list"),
+        ("tipo", 7, "must be a text: the name of a route; got a whole number"),
+        ("destinos", "a", 'must be a list of destinations, as ["escavador_youtube"]; got a text'),
+        ("quorum", [], 'must be "all", a whole number, or a percentage such as "60%"; got a list'),
+        ("quorum", True, 'must be "all", a whole number, or a percentage such as "60%"; got a boolean'),
+        ("quorum", 10**400, 'must be "all", a whole number from 1 to 1, or'),
+        ("quorum", "0" * 5000 + "50%", 'must be "all", a whole number from 1 to 1, or'),
         ("quorum", 2, 'must be "all", a whole number from 1 to 1, or a percentage such as "60%"; got 2'),
         ("quorum", "most", 'must be "all", a whole number'),
         ("payload", [], "must be an object"),
@@ -220,6 +235,27 @@ def test_several_faults_at_once_and_not_too_many() -> None:
 )
 def test_a_bad_field_is_named_with_what_would_be_right(field: str, value: Any, told: str) -> None:
     assert only_fault(**{"destinos": ["a"], field: value}).startswith(f"{field}: {told}")
+
+
+@pytest.mark.parametrize("field", ["quorum", "timeout", "prioridade"])
+@pytest.mark.parametrize("number", ["1" * 5000, "-" + "1" * 5000, "1e400"], ids=["long", "negative", "far"])
+def test_a_number_that_cannot_be_read_is_told(field: str, number: str) -> None:
+    body = f'{{"destinos": ["a"], "{field}": {number}}}'.encode()
+    with pytest.raises(InvalidRequest) as raised:
+        read_request(body, Limits())
+    (told,) = raised.value.faults
+    assert told.field == field
+    assert told.problem.startswith("must be ")
+    assert told.problem.endswith("; got a number that is too large")
+
+
+@pytest.mark.parametrize("field", ["quorum", "timeout", "prioridade"])
+def test_a_structure_where_a_value_belongs_is_refused_at_once(field: str) -> None:
+    body = b'{"destinos": ["a"], "%s": [' % field.encode() + b"[]," * 10_000_000 + b"[]]}"
+    started = time.perf_counter()
+    with pytest.raises(InvalidRequest, match=f"{field}: must be .*; got a list"):
+        read_request(body, Limits())
+    assert time.perf_counter() - started < 2.5, "some 0.4 s on an idle machine"
 
 
 def test_an_unknown_pipeline_or_route_with_the_nearest() -> None:

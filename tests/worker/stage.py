@@ -134,9 +134,10 @@ class Stage:
             return await self.payload()
 
     async def left(self, queue: str) -> tuple[int, int, int]:
-        """Messages ready, unacked and dead."""
-        (state,) = await self.broker.queues([queue])
-        return state.ready, state.unacked, state.dead_letters
+        """Messages ready, unacked and dead. The broker forgets a queue with none, which nobody consumes."""
+        for state in await self.broker.queues([queue]):
+            return state.ready, state.unacked, state.dead_letters
+        return 0, 0, 0
 
     async def reasons(self, queue: str) -> list[str]:
         return [letter.reason for letter in await self.broker.dead_letters(queue, limit=100)]

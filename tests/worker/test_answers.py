@@ -257,7 +257,7 @@ async def test_the_context_knows_its_command(stage: Stage) -> None:
     @app.queue("q")
     async def look(payload: Any, ctx: Context) -> None:
         seen.append(ctx)
-        ctx.log.info("hello")
+        ctx.log.warning("hello")
 
     clock = FixedClock()
     with structlog.testing.capture_logs() as logs:

@@ -27,7 +27,7 @@ END = "fim"
 
 _logger = logging.getLogger("oraculo.api")
 _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-_STREAM_SCHEMA = {"type": "string", "description": "Server-sent events; `id` is the `seq`; the last one is `fim`."}
+_STREAM_SCHEMA = {"type": "string", "description": "Server-sent events; `id` is the `seq`; `fim` is the last."}
 
 router = APIRouter(tags=["orquestracoes"], default_response_class=Response)
 
@@ -58,16 +58,18 @@ async def show_history(
 
 
 async def _live(operations: Operations, run: Run, after: int) -> AsyncGenerator[bytes, None]:
-    """The history as it grows. An error ends the stream: the client comes back with `Last-Event-ID`."""
+    """The history as it grows. An error, or the server's stop, ends the stream without `fim`: the client comes back
+    with `Last-Event-ID`."""
     try:
         source = operations.follow(run, after)
         assert isinstance(source, AsyncGenerator), "closing it gives back the watch that it holds"
         async with aclosing(source), aclosing(_with_pauses(source)) as entries:
             async for entry in entries:
                 yield KEEPALIVE_COMMENT if entry is None else _event(run, entry)
-        ended = await operations.run(run.id)
-        end = json_text({"correlation_id": ended.id, "status": ended.head.status})
-        yield format_sse_event(event=END, data_str=end.decode())
+        last = await operations.run(run.id)
+        if not last.is_open:  # else the server stops
+            end = json_text({"correlation_id": last.id, "status": last.head.status})
+            yield format_sse_event(event=END, data_str=end.decode())
     except OraculoError as error:
         _logger.warning("the event stream of run %s broke off: %s", run.id, error)
 

@@ -1,26 +1,34 @@
 """Headers that ask for something: how long to wait, which kind of answer, which trace to belong to."""
 
+import math
 import re
 from collections.abc import Iterable
 
 EVENT_STREAM = "text/event-stream"
 
-_WAIT = re.compile(r'wait\s*=\s*"?([0-9]+)"?', re.IGNORECASE)
+_WAIT = re.compile(r'wait\s*(?:=\s*"?([0-9]*)"?)?', re.IGNORECASE)
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MOST_DIGITS = 9
+DEFAULT_WAIT = 30.0  # seconds, of a `Prefer: wait` that does not say how many
 
 
 def wait_of(prefer: Iterable[str], longest: float) -> float | None:
     """The seconds of `Prefer: wait=N` (RFC 7240), at most `longest`; None when it is not asked for.
 
-    As the RFC has it, what is not understood is ignored, a bad N too, and the first of several counts.
+    As the RFC has it, what is not understood is ignored, a bad N too, and the first of several counts. An empty N is
+    none: then it is for us to choose.
     """
     for preference in ",".join(prefer).split(","):
         found = _WAIT.fullmatch(preference.partition(";")[0].strip())
         if found:
-            digits = found[1].lstrip("0") or "0"
-            return longest if len(digits) > _MOST_DIGITS else min(float(digits), longest)
+            return min(_seconds(found[1]), longest)
     return None
+
+
+def _seconds(digits: str | None) -> float:
+    if not digits:
+        return DEFAULT_WAIT
+    return math.inf if len(digits.lstrip("0")) > _MOST_DIGITS else float(digits)
 
 
 def applied(wait: float | None) -> dict[str, str]:

@@ -14,7 +14,7 @@ from oraculo.api.parameters import Cursor, LetterId, Queue
 from oraculo.api.paths import DEAD_LETTERS, QUEUES
 from oraculo.api.replies import json_reply
 from oraculo.core import naming
-from oraculo.core.message import fault_of
+from oraculo.core.message import fault_of, in_our_words
 from oraculo.core.timestamps import to_iso
 from oraculo.engine.operations import Operations
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidJson, InvalidRequest, NotFound
@@ -150,7 +150,7 @@ def _ids(body: bytes) -> list[str] | None:
     try:
         return _redrive_decoder.decode(body).ids
     except msgspec.ValidationError as error:
-        raise InvalidRequest(fault_of(error)) from None
+        raise InvalidRequest(in_our_words(fault_of(error), {"ids": "must be a list of ids"})) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJson(Fault("", f"not valid JSON: {error}")) from None
 

@@ -22,7 +22,8 @@ router = APIRouter(tags=["orquestracoes"], default_response_class=Response)
 
 _WAIT = header_parameter(
     "Prefer",
-    "`wait=N` (RFC 7240): up to N seconds for the aggregate. N is capped; a bad N and other preferences are ignored.",
+    "`wait=N` (RFC 7240): up to N seconds for the aggregate; `wait` alone means 30. N is capped; a bad N and other "
+    "preferences are ignored. A server that stops answers `202` before the time is up.",
 )
 _APPLIED = header("Preference-Applied", "The wait that was kept to.")
 _LOCATION = header("Location", "Where the run is.")

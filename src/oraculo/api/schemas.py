@@ -20,7 +20,7 @@ QUEUE_NAME: Schema = {"type": "string", "pattern": f"^[A-Za-z0-9_.-]{{1,{MAX_NAM
 ID: Schema = {"type": "string", "minLength": 1, "maxLength": 128}
 QUORUM: Schema = {
     "description": 'How many successes are enough: "all", a number, or a percentage such as "60%".',
-    "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^(all|[0-9]+(\.[0-9]+)?%)$"}],
+    "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^(all|[0-9]{1,3}(\.[0-9]{1,6})?%)$"}],
 }
 
 
@@ -199,7 +199,10 @@ _RETRY = record(
 
 _STEP_FIELDS: Schema = {
     "id": {**ID, "description": "The type unless given."},
-    "type": {"type": "string", "description": f"A job type ({', '.join(JOB_TYPES)}) or the name of a queue."},
+    "type": {
+        "type": "string",
+        "description": f"A job type ({', '.join(JOB_TYPES)}) or the name of a queue; `queue` unless given.",
+    },
     "queue": {**QUEUE_NAME, "description": "The job type's own unless given."},
     "dependsOn": listed(TEXT),
     "config": {"type": "object"},
@@ -215,7 +218,7 @@ _PIPELINE_FIELDS: Schema = {
     "onLate": one_of(OnLate),
 }
 
-_STEP_DEFAULTS = tuple(name for name in _STEP_FIELDS if name != "type")
+_STEP_DEFAULTS = tuple(_STEP_FIELDS)
 _STEP_OMITTED = ("dependsOn", "config", "timeout", "optional")
 
 _PIPELINE_REQUEST = record(

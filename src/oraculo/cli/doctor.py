@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OK, WARNING, ERROR = "ok", "aviso", "erro"
 _PATIENCE = 10.0
 _SQLITE = "sqlite:///"
+_SET_BY_THE_USER = {"settings", "pipelines"}  # checks whose fault is bad usage, not something that is away
 
 GivenUrl = Annotated[
     str | None,
@@ -42,30 +43,32 @@ class Check(msgspec.Struct, rename={"name": "nome", "state": "estado", "detail":
 def doctor(url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """Check settings, broker, store and server.
 
-    Exit status 1 when something is wrong, 2 when a setting is.
+    Exit status 1 when something is wrong, 2 when a setting or a pipeline file is.
     """
     from oraculo.settings import load_settings
 
     checks = [_python()]
     shown: dict[str, Any] | None = None
-    bad_settings = False
     try:
         settings = load_settings()
         shown = _shown(settings)
         checks += _settings_checks(settings)
         checks += asyncio.run(_parts(settings))
     except InvalidSettings as error:
-        bad_settings = True
         checks += [
             Check("settings", ERROR, str(fault), "mend it in the environment or in oraculo.toml")
             for fault in error.faults
         ]
     checks.append(_server(url, api_key))
     _report(checks, shown, as_json)
-    if bad_settings:
-        raise typer.Exit(output.BAD_USAGE)
-    if any(check.state == ERROR for check in checks):
-        raise typer.Exit(output.NOT_SUCCEEDED)
+    raise typer.Exit(_status_of(checks))
+
+
+def _status_of(checks: list[Check]) -> int:
+    wrong = {check.name for check in checks if check.state == ERROR}
+    if wrong & _SET_BY_THE_USER:
+        return output.BAD_USAGE
+    return output.NOT_SUCCEEDED if wrong else 0
 
 
 def _report(checks: list[Check], settings: dict[str, Any] | None, as_json: bool) -> None:

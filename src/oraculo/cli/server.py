@@ -26,7 +26,14 @@ def dev(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Port = None,
     app: Apps = None,
-    samples: Annotated[bool, typer.Option("--samples/--no-samples", help="Sample workers and sample runs.")] = True,
+    samples: Annotated[
+        bool | None,
+        typer.Option(
+            "--samples/--no-samples",
+            help="Sample workers and runs, or neither. Without it: the workers, and the runs only in a new store.",
+            show_default=False,
+        ),
+    ] = None,
     pace: Annotated[float, typer.Option(min=0, help="How slowly the sample workers work.")] = 1.0,
     store: Annotated[
         str | None, typer.Option(metavar="URL", help="Where the state is kept, as sqlite:///dev.db.")
@@ -34,7 +41,8 @@ def dev(
 ) -> None:
     """Run everything in one process; no servers needed.
 
-    API, engine, your worker apps and the sample ones, which get a few runs to do so that there is something to see.
+    API, engine, your worker apps and the sample ones, which get a few runs to do so that there is something to see
+    when the store has none yet.
     It always uses memory:// and SQLite, whatever the settings say, so that it can do no harm to shared servers.
     """
     from oraculo.cli import serving
@@ -44,12 +52,12 @@ def dev(
 
     settings = _dev_settings(load_settings(), store)
     apps = [load_app(target) for target in app or ()]
-    if samples:
+    if samples is not False:
         taken = {queue for each in apps for queue in each.handlers}
         sample_app = make_sample_app(pace, without=taken)
         apps += [sample_app] if sample_app.handlers else []
     listener = serving.listen(host, settings.api.port if port is None else port)
-    serving.serve(settings, apps, listener, Welcome(settings, apps, submit_samples=samples), quiet=True)
+    serving.serve(settings, apps, listener, Welcome(settings, apps, samples=samples), quiet=True)
 
 
 def _dev_settings(settings: "Settings", store: str | None) -> "Settings":

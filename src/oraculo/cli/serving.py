@@ -1,7 +1,8 @@
 """Running until told to stop: uvicorn with the engine and embedded workers, or a worker alone.
 
-The first SIGTERM or SIGINT stops in phases: no new connections, then the workers, then the engine; what is cut off is
-in the store and goes on at the next start. The second one ends the process at once, which loses nothing either.
+The first SIGTERM or SIGINT stops in phases: whoever waits for a run is answered, then no new connections, then the
+workers, then the engine; what is cut off is in the store and goes on at the next start. The second one ends the process
+at once, which loses nothing either.
 """
 
 import asyncio
@@ -9,10 +10,11 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 
@@ -24,8 +26,10 @@ from oraculo.settings import Settings
 from oraculo.telemetry.logs import configure_logging
 from oraculo.worker import App, Worker
 
-# Live streams never end by themselves; whoever watches one connects again.
-_CONNECTION_GRACE = 2
+# Seconds for requests under way. Those that wait for a run are let go before, so only a slow peer takes them.
+_CONNECTION_GRACE = 5
+# Seconds after the orderly stop in which the event loop must have closed.
+_CLOSE_GRACE = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -67,9 +71,9 @@ def serve(
         lifespan="on",
         timeout_graceful_shutdown=_CONNECTION_GRACE,
     )
-    server = _Server(config, lambda: ready(system, _address(listener)))
-    with listener, asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(_serve(system, server, listener))
+    server = _Server(config, lambda: ready(system, _address(listener)), system.engine.quiesce)
+    with listener:
+        _run(_serve(system, server, listener), config)
 
 
 async def _serve(system: System, server: "_Server", listener: socket.socket) -> None:
@@ -87,13 +91,21 @@ def _address(listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, ready: Callable[[], Awaitable[None]], quiesce: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._ready = ready
+        self._quiesce = quiesce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         await self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Waiting requests are answered and live streams end by themselves, so that none has to be cancelled."""
+        self._quiesce()
+        await super().shutdown(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Does not keep the signal: uvicorn would raise it again, and an orderly stop ends with 0."""
@@ -112,8 +124,7 @@ def work(settings: Settings, app: App) -> None:
     clock = SystemClock()
     broker = make_broker(settings, clock)
     worker = make_worker(app, broker, settings, clock)
-    with asyncio.Runner(loop_factory=uvicorn.Config(_no_app).get_loop_factory()) as runner:
-        runner.run(_work(worker, broker))
+    _run(_work(worker, broker), uvicorn.Config(_no_app))
 
 
 async def _no_app(*_: object) -> None:
@@ -128,6 +139,25 @@ async def _work(worker: Worker, broker: Broker) -> None:
         await stop.wait()
         await worker.stop()
         await broker.close()
+
+
+# -- both ------------------------------------------------------------------------------------------------------------
+
+
+def _run(main: Coroutine[Any, Any, None], config: uvicorn.Config) -> None:
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(main)
+        # Closing the loop waits for every task and for the threads of `asyncio.to_thread`: one that a handler left
+        # behind, and that never ends, must not keep the process.
+        last_resort = threading.Timer(_CLOSE_GRACE, _leave_behind)
+        last_resort.daemon = True
+        last_resort.start()
+    last_resort.cancel()
+
+
+def _leave_behind() -> None:
+    os.write(2, b"oraculo: a handler does not end; stopped without it\n")
+    os._exit(0)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from oraculo import __version__
 from oraculo.bootstrap import System
 from oraculo.cli import output
 from oraculo.cli.options import DEFAULT_URL, LOOPBACK
+from oraculo.ports.store import RunQuery
 from oraculo.samples.requests import SAMPLE_REQUESTS
 from oraculo.settings import Settings
 from oraculo.worker import App
@@ -34,15 +35,21 @@ class Greeting:
 
 
 class Welcome:
-    def __init__(self, settings: Settings, apps: Sequence[App], *, submit_samples: bool) -> None:
+    """`samples`: whether to submit the sample runs; None: only into a store that has no run yet."""
+
+    def __init__(self, settings: Settings, apps: Sequence[App], *, samples: bool | None) -> None:
         self._settings = settings
         self._queues = sorted({queue for app in apps for queue in app.handlers})
-        self._submit_samples = submit_samples
+        self._samples = samples
 
     async def __call__(self, system: System, address: str) -> None:
         _say(self._lines(address))
-        if self._submit_samples:
+        if self._samples is False:
+            return
+        if self._samples or await _is_new(system):
             _say(["", "Sample runs:", *[line async for line in _submitted(system)]])
+        else:
+            _say(["", "Sample runs: none this time, the state has runs already; `oraculo dev --samples` submits them"])
 
     def _lines(self, address: str) -> Iterator[str]:
         where = "" if address == DEFAULT_URL else f" --url {address}"
@@ -57,6 +64,10 @@ class Welcome:
         yield f"  oraculo runs list{where}"
         yield f"  oraculo runs watch ID{where}"
         yield f"  oraculo dlq list{where}"
+
+
+async def _is_new(system: System) -> bool:
+    return not (await system.operations.runs(RunQuery(limit=1))).heads
 
 
 async def _submitted(system: System) -> AsyncIterator[str]:

@@ -1,5 +1,7 @@
 """The one message of the wire: its type, its schema, reading and writing it."""
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -37,6 +39,28 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     traceparent: Annotated[str | None, msgspec.Meta(description="W3C trace context.")] = None
 
 
+_RIGHT = {
+    "correlation_id": "must be a text of 1 to 128 characters",
+    "tipo_evento": "must be a text that is not empty",
+    "timestamp": "must be a text: ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z",
+    "tarefa": "must be a text: the id of a subtask",
+    "tentativa": "must be a whole number from 1",
+    "responder_em": "must be a text: the name of a queue",
+    "prazo": "must be a text: ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z",
+    "traceparent": "must be a text",
+}
+_KINDS = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "a boolean",
+    "null": "null",
+    "array": "a list",
+    "object": "an object",
+}
+_GOT = re.compile("got `([a-z]+)`$")
+_PLACE = re.compile(r"\[[0-9]+\]")
+
 _decoder = msgspec.json.Decoder(Message)
 _encoder = msgspec.json.Encoder()
 
@@ -47,7 +71,7 @@ def decode_message(body: bytes) -> Message:
     try:
         message = _decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise InvalidMessage(fault_of(error)) from None
+        raise InvalidMessage(in_our_words(fault_of(error), _RIGHT)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJson(Fault("", f"not valid JSON: {error}")) from None
     if not bytes(message.payload).startswith(b"{"):
@@ -73,6 +97,17 @@ def fault_of(error: msgspec.ValidationError) -> Fault:
             field = f"{field}.{name}" if field else name
             text = "is required" if "missing" in opening else "is not a known field"
     return Fault(field, text[0].lower() + text[1:] if text else "is not valid")
+
+
+def in_our_words(fault: Fault, right: Mapping[str, str]) -> Fault:
+    """The fault with what would be right, by its field (`[]` for any place in a list), and not in msgspec's words."""
+    told = right.get(_PLACE.sub("[]", fault.field))
+    if told is None or not fault.problem.startswith(("expected `", "integer value out of", "number out of")):
+        return fault
+    if "out of range" in fault.problem:
+        return Fault(fault.field, f"{told}; got a number that is too large")
+    got = _GOT.search(fault.problem)
+    return Fault(fault.field, f"{told}; got {_KINDS.get(got[1], got[1])}" if got else told)
 
 
 def message_schema() -> dict[str, Any]:

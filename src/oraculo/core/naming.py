@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable
+from itertools import islice
 
 REQUESTS = "orquestrador"
 ANSWERS = "resultados"
@@ -20,6 +21,9 @@ PROGRESS = "progresso"
 RUN_ENDED = "orquestracao_concluida"
 
 ANSWER_EVENTS = frozenset({COLLECTED, EXECUTED})
+
+_MOST_ITEMS = 8  # of a list or object that an error message shows
+_LONG_BITS = 512  # of a number that is not worth showing; Python does not even write one of thousands of digits
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -63,12 +67,27 @@ def queue_fault(name: object) -> str | None:
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """`value` as an error message shows it: quoted and short."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits, which Python does not write
-        text = f"a very long {type(value).__name__}"
+    """`value` as an error message shows it: quoted and short. However large it is, only its beginning is looked at."""
+    text = _beginning(value, limit)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _beginning(value: object, limit: int, levels: int = 3) -> str:
+    if isinstance(value, str | bytes):
+        return repr(value[:limit])
+    if isinstance(value, int):
+        return repr(value) if value.bit_length() < _LONG_BITS else "a very long number"
+    if not isinstance(value, list | dict):
+        return repr(value)
+    opening, closing = "[]" if isinstance(value, list) else "{}"
+    if not value:
+        return opening + closing
+    if not levels:
+        return f"{opening}…{closing}"
+    items = islice(value.items() if isinstance(value, dict) else ((item,) for item in value), _MOST_ITEMS)
+    parts = [": ".join(_beginning(part, limit, levels - 1) for part in item) for item in items]
+    more = ", …" if len(value) > _MOST_ITEMS else ""
+    return f"{opening}{', '.join(parts)}{more}{closing}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

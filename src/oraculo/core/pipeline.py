@@ -4,6 +4,7 @@ A fan-out is a definition too, of steps without dependencies; so a run is always
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from fractions import Fraction
@@ -30,6 +31,9 @@ JOB_TYPES: Mapping[str, str] = {
     "PROMOTIONAL_VIDEO": "video-queue",
 }
 
+# Short, since it is stored and reckoned with: Python does not read a number of thousands of digits.
+_PERCENTAGE = re.compile(r"([0-9]{1,3}(\.[0-9]{0,6})?|\.[0-9]{1,6})%")
+_LONGEST = 14_000  # bits of a whole number: some 4,200 digits, about as many as Python writes
 
 # An unparsed value that is not there. msgspec leaves it out of what it writes by its identity, so there is only one.
 NO_JSON = msgspec.Raw()
@@ -110,10 +114,8 @@ def quorum_fault(quorum: object, total: int) -> str | None:
         return right
     if isinstance(quorum, int):
         return None if 1 <= quorum <= total else f"{right}; got {naming.shown(quorum)}"
-    if isinstance(quorum, str) and quorum.endswith("%"):
-        number = quorum.removesuffix("%")
-        if number.replace(".", "", 1).isdecimal() and number.isascii() and 0 < float(number) <= 100:
-            return None
+    if isinstance(quorum, str) and _PERCENTAGE.fullmatch(quorum) and 0 < float(quorum.removesuffix("%")) <= 100:
+        return None
     return f"{right}; got {naming.shown(quorum)}"
 
 
@@ -151,8 +153,8 @@ class _PipelineReader:
         steps = self._steps(source.get("steps"))
         if steps and (fault := quorum_fault(source.get("quorum"), len(source["steps"]))):
             self._fault("quorum", fault)
-        if steps and len(steps) == len(source["steps"]):  # else a dependency may be on a step that was not read
-            self._graph(steps)
+        if steps:
+            self._graph(steps, is_whole=len(steps) == len(source["steps"]) and all(step.id for step in steps.values()))
         if self.faults:
             raise InvalidPipeline(self.faults[:MAX_FAULTS])
         return Definition(
@@ -173,7 +175,7 @@ class _PipelineReader:
             )
         elif not isinstance(name, str) or not naming.is_name(name):
             self._fault("name", "is required: 1 to 128 letters, digits, '_', '-' or '.'")
-        return str(name)
+        return name if isinstance(name, str) else ""
 
     def _on_late(self, source: dict[str, Any]) -> OnLate:
         value = source.get("onLate", OnLate.RECORD)
@@ -200,7 +202,7 @@ class _PipelineReader:
     def _unique_ids(self, steps: dict[int, Step]) -> None:
         seen: dict[str, int] = {}
         for number, step in steps.items():
-            if (first := seen.setdefault(step.id, number)) != number:
+            if step.id and (first := seen.setdefault(step.id, number)) != number:
                 self._fault(
                     f"steps[{number}]",
                     f"step '{step.id}' is there already as steps[{first}]; give one an `id`",
@@ -211,23 +213,20 @@ class _PipelineReader:
         if not isinstance(item, dict):
             self._fault(at, f"a step is an object with `type`; got {naming.shown(item)}")
             return None
-        step_type = item.get("type")
-        if not isinstance(step_type, str) or not step_type:
-            self._fault(f"{at}.type", "is required: a job type or the name of a queue")
-            return None
+        step_type = self._type(item, at)
         step_id = self._typed(item, at, "id", str, "a string", step_type)
-        at = f"{at} ({step_id})"
+        at = f"{at} ({step_id})" if step_type or step_id else at
         self._known_keys(item, at, _STEP_KEYS)
         queue = item.get("queue", JOB_TYPES.get(step_type, step_type))
-        if fault := naming.queue_fault(queue):
+        if (step_type or "queue" in item) and (fault := naming.queue_fault(queue)):
             near = naming.nearest(step_type, JOB_TYPES)
             hint = "" if "queue" in item else f" (no `queue` is given and the type is not a job type{near})"
             self._fault(f"{at}.queue", fault + hint)
-        if fault := text_fault(step_id):
+        if (step_type or "id" in item) and (fault := text_fault(step_id)):
             self._fault(f"{at}.id", fault)
         return Step(
             id=step_id,
-            queue=str(queue),
+            queue=queue if isinstance(queue, str) else "",
             type=step_type,
             depends_on=self._depends_on(item, at),
             config=self._config(item, at),
@@ -235,6 +234,16 @@ class _PipelineReader:
             timeout=self._seconds(item, at, "timeout"),
             optional=self._typed(item, at, "optional", bool, "true or false", False),
         )
+
+    def _type(self, item: dict[str, Any], at: str) -> str:
+        """The name of the queue unless given, as a type that is no job type is the name of a queue. Empty: a fault."""
+        queue = item.get("queue")
+        value = item.get("type", queue if isinstance(queue, str) else None)
+        if isinstance(value, str) and value:
+            return value
+        if "type" in item or "queue" not in item:  # else the queue's own fault says it
+            self._fault(f"{at}.type", "is required: a job type or the name of a queue")
+        return ""
 
     def _depends_on(self, item: dict[str, Any], at: str) -> tuple[str, ...]:
         value = item.get("dependsOn", [])
@@ -254,8 +263,9 @@ class _PipelineReader:
         try:
             # Sorted, so that the content hash does not depend on the order in which keys were written.
             return msgspec.Raw(msgspec.json.encode(item["config"], order="sorted"))
-        except (TypeError, ValueError, RecursionError) as error:
-            self._fault(f"{at}.config", f"cannot be written as JSON: {error}")
+        except (TypeError, ValueError, RecursionError):
+            right = "cannot be written as JSON; it may hold texts, numbers, true, false, null, lists and objects"
+            self._fault(f"{at}.config", _json_fault(item["config"]) or right)
             return NO_JSON
 
     def _retry(self, item: dict[str, Any], at: str) -> RetryPolicy:
@@ -279,11 +289,12 @@ class _PipelineReader:
             max_backoff=self.default_retry.max_backoff if cap is None else cap,
         )
 
-    def _graph(self, steps: dict[int, Step]) -> None:
+    def _graph(self, steps: dict[int, Step], is_whole: bool) -> None:
+        """Where a step or its id could not be read, a dependency may be on that one, and only a circle is certain."""
         places = {step.id: number for number, step in steps.items()}
         for number, step in steps.items():
             for name in step.depends_on:
-                if name not in places and len(self.faults) < MAX_FAULTS:
+                if is_whole and name not in places and len(self.faults) < MAX_FAULTS:
                     near = naming.nearest(name, places.keys() - {step.id})
                     at = f"steps[{number}] ({step.id}).dependsOn"
                     self._fault(at, f"no step has the id {naming.shown(name)}{near}")
@@ -311,8 +322,8 @@ class _PipelineReader:
     def _known_keys(self, item: Mapping[Any, Any], at: str, known: frozenset[str]) -> None:
         for key in item:
             if key not in known:
-                path = f"{at}.{key}" if at else str(key)
-                self._fault(path, f"is not a known key{naming.nearest(str(key), known)}")
+                name = key if isinstance(key, str) else naming.shown(key)
+                self._fault(f"{at}.{name}" if at else name, f"is not a known key{naming.nearest(name, known)}")
 
     def _fault(self, field: str, problem: str) -> None:
         self.faults.append(Fault(field, problem))
@@ -321,6 +332,22 @@ class _PipelineReader:
 _PIPELINE_KEYS = frozenset({"name", "description", "timeout", "steps", "quorum", "onLate"})
 _STEP_KEYS = frozenset({"id", "type", "queue", "dependsOn", "config", "retry", "timeout", "optional"})
 _RETRY_KEYS = frozenset({"maxAttempts", "backoff", "maxBackoff"})
+
+
+def _json_fault(value: object, path: str = "config", levels: int = 200) -> str | None:
+    """The first key or number that JSON cannot hold, in our words."""
+    if isinstance(value, dict) and levels:
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return f"the key {naming.shown(key)} of `{path}` must be a text; put it in quotes"
+            if fault := _json_fault(item, f"{path}.{key[:40]}", levels - 1):
+                return fault
+    elif isinstance(value, list | tuple) and levels:
+        faults = (_json_fault(item, f"{path}[{number}]", levels - 1) for number, item in enumerate(value))
+        return next(filter(None, faults), None)
+    elif isinstance(value, int) and value.bit_length() > _LONGEST:
+        return f"the number `{path}` has too many digits; put it in quotes, as a text"
+    return None
 
 
 def text_fault(value: str, limit: int = 128) -> str | None:

@@ -6,17 +6,46 @@ from typing import Any
 
 import yaml
 
+from oraculo.core import naming
 from oraculo.core.pipeline import Definition, parse_pipeline
 from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.errors import Fault, InvalidPipeline
 
 MAX_TEXT = 4 * 1024 * 1024
+# YAML is read some twenty times slower than JSON.
+MAX_YAML = 1024 * 1024
+MAX_YAML_VALUES = 100_000
 MAX_DEPTH = 100
 # An alias repeats what it names, so a few lines can stand for millions of values; what they expand to is bounded.
 MAX_VALUES = 1_000_000
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_MERGE = "tag:yaml.org,2002:merge"
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TAG = "tag:yaml.org,2002:"
+_MERGE = _TAG + "merge"
+# What YAML may mean by a value that JSON can hold too; a tag for anything else is refused.
+_SCALARS = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "null",
+    "timestamp": "a date",
+}
+_ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+class _Loader(_Base):  # type: ignore[misc]  # which of the two it is shows only when it runs
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """PyYAML raises whatever a value that is not of its kind leads to, as for `!!bool x` or `2025-99-99`."""
+        try:
+            return super().construct_object(node, deep)
+        except _ODD:
+            kind = _SCALARS.get(node.tag.removeprefix(_TAG))
+            if kind is None:  # a list or an object, which the tree's check has passed: nothing is known to lead here
+                problem = "cannot be read"
+            else:
+                problem = f"{naming.shown(node.value)} cannot be read as {kind}; put it in quotes if it is a text"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
 
 def read_pipeline(text: bytes, *, name: str | None = None, default_retry: RetryPolicy = DEFAULT_RETRY) -> Definition:
@@ -28,19 +57,30 @@ def read_pipeline(text: bytes, *, name: str | None = None, default_retry: RetryP
         _bound(source)
     except yaml.YAMLError as error:
         raise InvalidPipeline(Fault("", f"not valid YAML or JSON: {_one_line(error)}")) from None
-    except (RecursionError, ValueError, OverflowError, TypeError) as error:
+    except RecursionError:
+        raise InvalidPipeline(Fault("", f"not a valid pipeline: nested deeper than {MAX_DEPTH} levels")) from None
+    except _ODD as error:
         raise InvalidPipeline(Fault("", f"not a valid pipeline: {error}")) from None
     return parse_pipeline(source, name=name, default_retry=default_retry)
 
 
 def _load(text: bytes) -> object:
     """JSON is tried first: YAML is all but a superset of it (it does not know JSON's escape of an emoji)."""
+    not_json = ""
     if text.lstrip().startswith(b"{"):
         try:
             return json.loads(text, object_pairs_hook=_without_repeats)
-        except (json.JSONDecodeError, UnicodeDecodeError):
+        except json.JSONDecodeError as error:
+            not_json = f"; as JSON it is broken at line {error.lineno}, column {error.colno}"
+        except UnicodeDecodeError:
             pass
-    _refuse_depth(text)
+        except _Repeated:
+            raise
+        except ValueError:  # the one other that it raises
+            raise ValueError("a number has thousands of digits; put it in quotes, as a text") from None
+    if len(text) > MAX_YAML:
+        raise ValueError(f"{len(text)} bytes of YAML, over the limit of {MAX_YAML}; JSON may have {MAX_TEXT}{not_json}")
+    _refuse_shape(text)
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
@@ -52,46 +92,71 @@ def _load(text: bytes) -> object:
         loader.dispose()
 
 
+class _Repeated(ValueError):
+    pass
+
+
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key!r} is given twice")
+            raise _Repeated(f"the key {naming.shown(key)} is given twice")
         found[key] = value
     return found
 
 
-def _refuse_depth(text: bytes) -> None:
-    """Before a tree is made of the text: libyaml makes it by recursion, and one too deep would end the process."""
-    depth = 0
+def _refuse_shape(text: bytes) -> None:
+    """Before a tree is made of the text: libyaml makes it by recursion, and one too deep would end the process; one of
+    too many values would take seconds."""
+    depth = count = 0
     for event in yaml.parse(text, _Loader):
+        count += 1
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
-            if depth > MAX_DEPTH:
-                at: Any = event.start_mark
-                raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=at)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+            count -= 1
+        at: Any = event.start_mark
+        if depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=at)
+        if count > MAX_YAML_VALUES:
+            problem = f"more than {MAX_YAML_VALUES} values, too many for YAML; write it as JSON"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=at)
 
 
 def _check_tree(root: yaml.Node) -> None:
-    """Before values are made of the tree: refuses a key given twice, of which YAML would keep the last in silence, and
-    merges (`<<`) that would make too many keys."""
+    """Before values are made of the tree: refuses tags for what JSON cannot hold, a key given twice, of which YAML
+    would keep the last in silence, and merges (`<<`) that would make too many keys."""
     seen: set[int] = set()
     widths: dict[int, int] = {}
     total = 0
     stack: list[Any] = [root]
     while stack:
         node = stack.pop()
-        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+        if id(node) in seen:
             continue
         seen.add(id(node))
-        stack.extend(part for item in node.value for part in (item if isinstance(item, tuple) else (item,)))
-        if isinstance(node, yaml.MappingNode):
+        _refuse_tag(node)
+        if isinstance(node, yaml.SequenceNode):
+            stack.extend(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            stack.extend(value for _, value in node.value)
+            stack.extend(key for key, _ in node.value if key.tag != _MERGE)
             _refuse_repeats(node)
             total += _width(node, widths)
         if total > MAX_VALUES:
             raise ValueError(f"more than {MAX_VALUES} keys")
+
+
+def _refuse_tag(node: yaml.Node) -> None:
+    if isinstance(node, yaml.ScalarNode):
+        is_known = node.tag.startswith(_TAG) and node.tag.removeprefix(_TAG) in _SCALARS
+    else:
+        is_known = node.tag == _TAG + ("seq" if isinstance(node, yaml.SequenceNode) else "map")
+    if not is_known:
+        tag = naming.shown(node.tag.replace(_TAG, "!!", 1))
+        problem = f"the tag {tag} is not one that can be used here; leave it out, or put the text in quotes"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def _refuse_repeats(node: yaml.MappingNode) -> None:
@@ -100,7 +165,8 @@ def _refuse_repeats(node: yaml.MappingNode) -> None:
         if not isinstance(key, yaml.ScalarNode):
             raise yaml.MarkedYAMLError(problem="a key must be a text", problem_mark=key.start_mark)
         if key.value in keys:
-            raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
+            problem = f"the key {naming.shown(key.value)} is given twice"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
         keys.add(key.value)
 
 
@@ -129,26 +195,33 @@ def _one_line(error: yaml.YAMLError) -> str:
 
 def _bound(source: object) -> None:
     """Raises ValueError when the values are too many, JSON cannot hold one, or a structure holds itself."""
-    count = 0
-    stack: list[tuple[object, int]] = [(source, 0)]
-    while stack:
-        value, depth = stack.pop()
-        count += 1
-        if count > MAX_VALUES:
-            raise ValueError(f"more than {MAX_VALUES} values")
+    count = depth = 0
+    level: list[object] = [source]
+    while level:
         if depth > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-        if isinstance(value, dict):
-            stack.extend((item, depth + 1) for pair in value.items() for item in pair)
-        elif isinstance(value, list | tuple | set):
-            stack.extend((item, depth + 1) for item in value)
-        else:
-            _fit_for_json(value)
+        count += len(level)
+        below: list[object] = []
+        for value in level:
+            if isinstance(value, dict):
+                below.extend(value)
+                below.extend(value.values())
+            elif isinstance(value, list):
+                below.extend(value)
+            else:
+                _fit_for_json(value)
+            if count + len(below) > MAX_VALUES:
+                raise ValueError(f"more than {MAX_VALUES} values")
+        level = below
+        depth += 1
 
 
 def _fit_for_json(value: object) -> None:
     if isinstance(value, str):
-        value.encode()
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text holds half a surrogate pair (\\ud800 to \\udfff)") from None
         if "\0" in value:
             raise ValueError("a text holds a NUL character")
     elif isinstance(value, float) and not isfinite(value):

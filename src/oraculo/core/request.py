@@ -8,7 +8,7 @@ import msgspec
 
 from oraculo.core import naming
 from oraculo.core.json_guard import check_json_text
-from oraculo.core.message import fault_of
+from oraculo.core.message import fault_of, in_our_words
 from oraculo.core.pipeline import (
     MAX_STEPS,
     NO_JSON,
@@ -40,11 +40,15 @@ FIELDS = (
 )
 
 
+# What a length of time may come as: a wrong one is shown in its fault, while a structure is refused before it is built.
+Seconds = int | float | str | bool | None
+
+
 class Destination(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     fila: str | None = None
     id: str | None = None
     payload: msgspec.Raw = NO_JSON
-    timeout: Any = None
+    timeout: Seconds = None
 
 
 class RunRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -54,12 +58,12 @@ class RunRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tipo: str | None = None
     pipeline: str | None = None
     payload: msgspec.Raw = NO_JSON
-    timeout: Any = None
+    timeout: Seconds = None
     correlation_id: str | None = None
     webhook: str | None = None
     responder_em: str | None = None
     prioridade: int | None = None
-    quorum: Any = None
+    quorum: int | str | None = None
 
 
 class Catalogue(Protocol):
@@ -76,6 +80,25 @@ class Limits(msgspec.Struct, frozen=True):
     request_bytes: int = 32 * 1024 * 1024
 
 
+_SECONDS = "must be a number of seconds"
+_PRIORITY = "must be a whole number from 0 to 9"
+_RIGHT = {
+    "": "a request is an object with `destinos`, `tipo` or `pipeline`",
+    "destinos": 'must be a list of destinations, as ["escavador_youtube"]',
+    "destinos[]": 'must be the name of a queue, or an object as {"fila": "escavador_youtube"}',
+    "destinos[].fila": "must be a text: the name of a queue",
+    "destinos[].id": "must be a text of 1 to 128 characters",
+    "destinos[].timeout": _SECONDS,
+    "tipo": "must be a text: the name of a route",
+    "pipeline": "must be a text: the name of a pipeline",
+    "timeout": _SECONDS,
+    "correlation_id": "must be a text of 1 to 128 characters",
+    "webhook": "must be a text: an http:// or https:// URL",
+    "responder_em": "must be a text: the name of a queue",
+    "prioridade": _PRIORITY,
+    "quorum": 'must be "all", a whole number, or a percentage such as "60%"',
+}
+
 _decoder = msgspec.json.Decoder(RunRequest)
 
 
@@ -87,7 +110,7 @@ def read_request(body: bytes, limits: Limits) -> RunRequest:
     try:
         request = _decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(_known_field_fault(fault_of(error))) from None
+        raise InvalidRequest(_known_field_fault(in_our_words(fault_of(error), _RIGHT))) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJson(Fault("", f"not valid JSON: {error}")) from None
     faults = [*_subject_faults(request), *_option_faults(request)]
@@ -170,7 +193,7 @@ def _option_faults(request: RunRequest) -> list[Fault]:
     if request.responder_em is not None and (fault := naming.queue_fault(request.responder_em)):
         faults.append(Fault("responder_em", fault))
     if request.prioridade is not None and not 0 <= request.prioridade <= 9:
-        faults.append(Fault("prioridade", f"must be a whole number from 0 to 9; got {request.prioridade}"))
+        faults.append(Fault("prioridade", f"{_PRIORITY}; got {naming.shown(request.prioridade)}"))
     return faults
 
 

@@ -1,5 +1,6 @@
 """The pipelines and routes that a request may name: built in, from a folder, or put by users."""
 
+import asyncio
 import importlib.resources
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -71,7 +72,8 @@ class Catalogue:
 
     async def put(self, name: str, text: bytes, store: Store, clock: Clock) -> tuple[Definition, bool]:
         """The definition, and whether its name is new. Raises InvalidPipeline with step and fault."""
-        definition = read_pipeline(text, name=name, default_retry=self._default_retry)
+        # A large text takes seconds to read, and the engine has other things to do.
+        definition = await asyncio.to_thread(read_pipeline, text, name=name, default_retry=self._default_retry)
         is_new = name not in self._merged
         await store.put_pipeline(name, encode_definition(definition), clock.now())
         self._layers[Origin.STORED][name] = definition

@@ -44,7 +44,7 @@ class Context:
 
     @cached_property
     def deadline(self) -> datetime | None:
-        """When the answer is late; None when nobody set a time."""
+        """When the answer is late, and the handler soon given up; None when nobody set a time."""
         return None if self._deadline is None else datetime.fromtimestamp(self._deadline, UTC)
 
     def remaining(self) -> float | None:

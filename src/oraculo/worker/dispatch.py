@@ -28,6 +28,13 @@ from oraculo.worker.remembered import Identity, RememberedAnswers, identity_of
 _log = structlog.get_logger("oraculo.worker")
 _COMMANDS = (naming.START_COLLECT, naming.START_EXECUTE)
 _STOPPING = "the worker stopped before it began this command"
+_TOO_LATE = "deadline passed"
+
+# Seconds after a deadline at which its handler is given up. The orchestrator rings the deadline itself, and what it
+# tells then, `timeout`, is to be there first.
+DEADLINE_GRACE = 1.0
+# For each place, how many handlers may be given up and still run while others work in their place.
+OVERDUE_PER_PLACE = 4
 
 
 class Dispatcher:
@@ -53,6 +60,8 @@ class Dispatcher:
         self._clock = clock
         self._unfinished: dict[Identity, Job] = {}
         self._tasks: dict[Job, asyncio.Task[None]] = {}
+        self._overdue: set[Job] = set()  # given up, answered, and still running
+        self._most_overdue = limit * OVERDUE_PER_PLACE
         self._aborting = False
         self._loop = asyncio.get_running_loop()
         self._surroundings = contextvars.copy_context()
@@ -89,7 +98,7 @@ class Dispatcher:
         return False
 
     def _start_waiting(self) -> None:
-        while len(self._tasks) < self._limit and (lane := self._next_lane()) is not None:
+        while self._has_place() and (lane := self._next_lane()) is not None:
             job = lane.backlog.popleft()
             if job.was_given_back:
                 self._close(job)
@@ -97,6 +106,9 @@ class Dispatcher:
                 lane.running += 1
                 # Its own copy: one job's end may start the next, which must not see the first one's variables.
                 self._tasks[job] = self._loop.create_task(self._perform(job), context=self._surroundings.copy())
+
+    def _has_place(self) -> bool:
+        return len(self._tasks) - min(len(self._overdue), self._most_overdue) < self._limit
 
     def _next_lane(self) -> Lane | None:
         for _ in range(len(self._lanes)):
@@ -107,13 +119,41 @@ class Dispatcher:
         return None
 
     async def _perform(self, job: Job) -> None:
+        alarm = self._set_alarm(job)
         try:
-            self._finish(job, await self._answer(job))
+            body = await self._answer(job)
+            if not job.ended:
+                self._finish(job, body)
         finally:
-            self._close(job)
-            job.lane.running -= 1
+            if alarm is not None:
+                alarm.cancel()
+            self._leave(job)
+            self._overdue.discard(job)
             del self._tasks[job]
             self._start_waiting()
+
+    def _set_alarm(self, job: Job) -> asyncio.TimerHandle | None:
+        if job.deadline is None:
+            return None
+        return self._loop.call_later(job.deadline - self._clock.now() + DEADLINE_GRACE, self._give_up, job)
+
+    def _give_up(self, job: Job) -> None:
+        """Whatever it still answers is late: it is answered now, others get its place, and it is cancelled if it can
+        be. A handler that goes on all the same, in a thread say, is one of a bounded number."""
+        _log_of(job).warning("handler given up: its deadline passed", handler=job.lane.handler.name)
+        self._finish(job, self._writer.failure(job.lane.queue, job.command, [_TOO_LATE], retry=False))
+        self._leave(job)
+        self._overdue.add(job)
+        if not job.in_thread:
+            self._tasks[job].cancel()
+        if len(self._overdue) > self._most_overdue:
+            _log.error("too many handlers outlive their deadline; no others start in their place until some end")
+        self._start_waiting()
+
+    def _leave(self, job: Job) -> None:
+        if not job.ended:
+            self._close(job)
+            job.lane.running -= 1
 
     def _finish(self, job: Job, body: bytes) -> None:
         if job.identity is not None:
@@ -137,7 +177,7 @@ class Dispatcher:
         try:
             value = await self._call(job, payload)
         except asyncio.CancelledError as error:
-            if self._aborting:
+            if self._aborting or job.ended:
                 raise
             return self._failed(job, error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is its answer
@@ -149,10 +189,17 @@ class Dispatcher:
         arguments = (payload, self._context(job)) if handler.wants_context else (payload,)
         if handler.is_async:
             return await handler.function(*arguments)
-        call = functools.partial(contextvars.copy_context().run, _call_in_thread, handler.function, arguments)
-        value = await self._loop.run_in_executor(self._threads, call)
+        value = await self._call_in_thread(job, arguments)
         # A plain function that returns a coroutine (one wrapped by another decorator, say) is finished here.
         return await value if inspect.isawaitable(value) else value
+
+    async def _call_in_thread(self, job: Job, arguments: tuple[object, ...]) -> object:
+        call = functools.partial(contextvars.copy_context().run, _guarded, job.lane.handler.function, arguments)
+        job.in_thread = True
+        try:
+            return await self._loop.run_in_executor(self._threads, call)
+        finally:
+            job.in_thread = False
 
     def _context(self, job: Job) -> Context:
         command = job.command
@@ -186,18 +233,21 @@ class Dispatcher:
                 for receipt in job.receipts:
                     await receipt.subscription.give_back(receipt.delivery, _STOPPING)
 
-    async def wait(self, timeout: float) -> bool:
-        """True when everything that ran has ended in time."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks.values()), timeout=timeout)
-        return not self._tasks
+    async def wait(self, timeout: float) -> None:
+        """Until everything that owes an answer has ended, or the time is up."""
+        owing = [task for job, task in self._tasks.items() if not job.ended]
+        if owing:
+            await asyncio.wait(owing, timeout=timeout)
 
-    def abort(self) -> None:
-        """Cancels what runs: it gets no answer, so its commands are given back when their consumer closes."""
+    async def abort(self, timeout: float) -> None:
+        """Cancels what still runs: it gets no answer, so its commands are given back when their consumer closes."""
         self._aborting = True
         for job, task in self._tasks.items():
-            _log_of(job).warning("cancelled by the worker's stop; the command is given back")
+            if not job.ended:
+                _log_of(job).warning("cancelled by the worker's stop; the command is given back")
             task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=timeout)
 
 
 def _read_command(body: bytes) -> Message:
@@ -217,7 +267,7 @@ def _payload_fault(error: msgspec.DecodeError) -> str:
     return str(Fault(f"payload.{fault.field}".rstrip("."), fault.problem))
 
 
-def _call_in_thread(function: Callable[..., Any], arguments: tuple[object, ...]) -> object:
+def _guarded(function: Callable[..., Any], arguments: tuple[object, ...]) -> object:
     try:
         return function(*arguments)
     except StopIteration as error:  # no future can carry it: the command would hang

@@ -29,7 +29,8 @@ class Job(msgspec.Struct, eq=False):
     identity: Identity | None
     deadline: float | None
     context: Context | None = None
-    ended: bool = False
+    in_thread: bool = False  # where nothing can cancel it
+    ended: bool = False  # answered, or nobody's any more; its handler may still run when it outlived the deadline
 
     @property
     def was_given_back(self) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
@@ -15,12 +14,13 @@ from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.settings import WorkerSettings
 from oraculo.worker.answers import AnswerWriter
 from oraculo.worker.app import App
-from oraculo.worker.dispatch import Dispatcher
+from oraculo.worker.dispatch import OVERDUE_PER_PLACE, Dispatcher
 from oraculo.worker.handlers import Handler
 from oraculo.worker.intake import Intake
 from oraculo.worker.jobs import Lane
 from oraculo.worker.outbox import Outbox
 from oraculo.worker.remembered import RememberedAnswers
+from oraculo.worker.threads import DaemonThreads
 
 LEASE_RENEWAL = 20.0  # seconds; the shortest lease of the brokers is longer
 CANCEL_GRACE = 5.0  # for a cancelled handler to clean up
@@ -94,7 +94,8 @@ class Worker:
         writer = AnswerWriter(self._clock, self._names)
         remembered = RememberedAnswers(self._settings.remembered)
         lanes = [Lane(handler, self._limit_of(handler)) for handler in self._app.handlers.values()]
-        self._threads = ThreadPoolExecutor(self._settings.concurrency, f"oraculo-{self._app.name}")
+        most_threads = self._settings.concurrency * (1 + OVERDUE_PER_PLACE)
+        self._threads = DaemonThreads(most_threads, f"oraculo-{self._app.name}")
         self._outbox = Outbox(self._broker, writer, remembered, self._names, self._entropy)
         self._dispatcher = Dispatcher(
             lanes,
@@ -127,7 +128,7 @@ class Worker:
         consumers closed, which gives back every command that has no answer. Idempotent; each caller waits for the end.
 
         A plain handler that is still in its thread after the grace cannot be cancelled: it runs on, its answer is
-        dropped and its command is given back.
+        dropped and its command is given back. Its thread does not keep the process.
         """
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(), name="oraculo-stop")
@@ -144,9 +145,8 @@ class Worker:
     async def _stop_in_phases(self) -> None:
         await _cancel(self._duties)
         await self._dispatcher.give_back_waiting()
-        if not await self._dispatcher.wait(self._settings.stop_grace):
-            self._dispatcher.abort()
-            await self._dispatcher.wait(CANCEL_GRACE)
+        await self._dispatcher.wait(self._settings.stop_grace)
+        await self._dispatcher.abort(CANCEL_GRACE)
         self._outbox.close()
         await asyncio.wait([self._outbox_duty], timeout=PUBLISH_GRACE)
         await _cancel([self._outbox_duty, self._lease_duty])

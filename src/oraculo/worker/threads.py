@@ -1,0 +1,88 @@
+"""Threads for plain handlers, which may hang for ever without keeping the process."""
+
+import functools
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_Call = tuple["Future[Any]", Callable[[], Any]]
+
+
+class DaemonThreads(Executor):
+    """An executor of daemon threads: those of ThreadPoolExecutor are joined when the interpreter ends, so a call that
+    never returns would keep the process for ever. They are started as they are needed, up to `limit`, and kept."""
+
+    def __init__(self, limit: int, name: str) -> None:
+        self._limit = limit
+        self._name = name
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Raises RuntimeError after `shutdown`."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the threads were shut down")
+            self._calls.put((future, functools.partial(function, *args, **kwargs)))
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._limit:
+                self._start_thread()
+        return future
+
+    def _start_thread(self) -> None:
+        name = f"{self._name}_{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        while (call := self._next_call()) is not None:
+            _perform(*call)
+            del call  # what it holds is not kept until the next one comes
+
+    def _next_call(self) -> _Call | None:
+        try:
+            return self._calls.get_nowait()
+        except queue.Empty:
+            self._idle.release()
+            return self._calls.get()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Idle threads end; a busy one ends after its call. Idempotent."""
+        with self._lock:
+            self._closed = True
+            if cancel_futures:
+                self._cancel_waiting()
+            for _ in self._threads:
+                self._calls.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def _cancel_waiting(self) -> None:
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                return
+            if call is not None:
+                call[0].cancel()
+
+
+def _perform(future: "Future[Any]", call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - whoever awaits the future is told, whatever it is
+        future.set_exception(error)
+    else:
+        future.set_result(result)
