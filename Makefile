@@ -1,6 +1,8 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`. Both need only Python 3.11 or newer.
 
-PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+# The first that runs and is new enough: a name on the PATH may be a shim for a version that is not there.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+  "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && command -v "$$name" && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -46,8 +48,7 @@ clean:  ## remove what was installed and made here
 # -- installing ------------------------------------------------------------------------------------------------
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Python 3.11 or newer is needed; found $$($(PYTHON) --version 2>&1). Name one: make PYTHON=/path/to/python3.11"; exit 2; }
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed. Name one: make PYTHON=/path/to/python3.11"; exit 2; }
 	@$(PYTHON) -m venv $(VENV) \
 	  || { echo "Python's venv module is missing; on Debian: apt-get install python3-venv"; rm -rf $(VENV); exit 2; }
 
