@@ -12,7 +12,7 @@ from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation
 from oraculo.ports.telemetry import Record
-from oraculo.settings import EngineSettings, RunSettings, Settings, StoreSettings
+from oraculo.settings import BrokerSettings, EngineSettings, RunSettings, Settings, StoreSettings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
 from tests.engine.workers import Journal, answer, failing_app, recording_app
@@ -219,9 +219,8 @@ async def _gone(oraculo: Harness, run_id: str) -> bool:
 async def test_a_message_that_breaks_the_engine_is_set_apart(tmp_path: Path, monkeypatch: Any) -> None:
     from oraculo.core import machine
 
-    settings = Settings(engine=EngineSettings(poll=0.05))
+    settings = Settings(engine=EngineSettings(poll=0.05), broker=BrokerSettings(delivery_limit=2))
     async with Harness(settings=settings) as oraculo:
-        oraculo.broker._delivery_limit = 2  # type: ignore[attr-defined]
         run_id = await oraculo.submit({"destinos": ["escavador_a", "escavador_b"]})
         real = machine.apply
 
