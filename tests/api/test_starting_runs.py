@@ -26,7 +26,16 @@ async def test_a_route_and_a_pipeline_are_accepted(service: Service, request_bod
     assert (await service.runs())[0]["correlation_id"] == run_id
 
 
-@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "application/vnd.x+json", ""])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/json",
+        "application/json; charset=utf-8",
+        "application/vnd.x+json",
+        "",
+        "application/x-www-form-urlencoded",
+    ],
+)
 async def test_json_by_any_name_is_read(service: Service, kind: str) -> None:
     headers = {"content-type": kind} if kind else {}
     reply = await service.client.post("/orquestracoes", content=json.dumps(FAN_OUT), headers=headers)

@@ -7,6 +7,7 @@ from oraculo.errors import PayloadTooLarge
 JSON_KINDS = frozenset({"application/json"})
 PIPELINE_KINDS = JSON_KINDS | {"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/plain"}
 _SUFFIXES = {"application/json": "+json", "application/yaml": "+yaml"}
+_UNSAID = "application/x-www-form-urlencoded"
 _MOST_DIGITS = 20
 
 
@@ -24,8 +25,10 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def expect_kind(request: Request, kinds: frozenset[str]) -> None:
-    """Raises 415 when the body is said to be of another kind; a body without a Content-Type is taken for right."""
+    """Raises 415 when the body is said to be of another kind; a body without a Content-Type is taken for right, and so
+    is one with the type that curl gives to what was sent with `-d` and nothing said."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if not kind or kind in kinds or any(kind.endswith(_SUFFIXES[known]) for known in kinds if known in _SUFFIXES):
+    suffixes = tuple(_SUFFIXES[known] for known in kinds if known in _SUFFIXES)
+    if kind in ("", _UNSAID) or kind in kinds or kind.endswith(suffixes):
         return
     raise HTTPException(415, f"The Content-Type must be {' or '.join(sorted(kinds))}, or absent; got {kind}.")

@@ -4,6 +4,7 @@ import asyncio
 import importlib.resources
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 
 from oraculo.core import naming
@@ -30,7 +31,7 @@ class Catalogue:
         self.routes = routes
         self._folder = Path(folder) if folder else None
         self._default_retry = default_retry
-        self._layers: dict[Origin, dict[str, Definition]] = {origin: {} for origin in Origin}
+        self._layers: dict[Origin, Mapping[str, Definition]] = {origin: {} for origin in Origin}
         self._merged: dict[str, Definition] = {}
         self._seen: dict[Path, tuple[int, int]] = {}
 
@@ -76,7 +77,7 @@ class Catalogue:
         definition = await asyncio.to_thread(read_pipeline, text, name=name, default_retry=self._default_retry)
         is_new = name not in self._merged
         await store.put_pipeline(name, encode_definition(definition), clock.now())
-        self._layers[Origin.STORED][name] = definition
+        self._layers[Origin.STORED] = {**self._layers[Origin.STORED], name: definition}
         self._merge()
         return definition, is_new
 
@@ -87,7 +88,9 @@ class Catalogue:
             raise Conflict(
                 f"pipeline '{name}' is {where} and cannot be deleted here; PUT one of that name to replace it"
             )
-        self._layers[Origin.STORED].pop(name, None)
+        self._layers[Origin.STORED] = {
+            other: found for other, found in self._layers[Origin.STORED].items() if other != name
+        }
         self._merge()
 
     def _merge(self) -> None:
@@ -121,7 +124,9 @@ def read_pipeline_file(path: Path, default_retry: RetryPolicy) -> Definition:
         raise InvalidPipeline(faults) from None
 
 
-def built_in_pipelines(default_retry: RetryPolicy) -> dict[str, Definition]:
+@lru_cache(maxsize=8)
+def built_in_pipelines(default_retry: RetryPolicy) -> Mapping[str, Definition]:
+    """Read once: they are in the package and do not change."""
     folder = importlib.resources.files("oraculo") / "pipelines"
     texts = [entry.read_bytes() for entry in folder.iterdir() if entry.name.endswith(".yaml")]
     definitions = [read_pipeline(text, default_retry=default_retry) for text in texts]
