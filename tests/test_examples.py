@@ -1,0 +1,36 @@
+"""Every example runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oraculo.core.pipeline_text import read_pipeline
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "__init__.py"))
+def test_an_example_runs(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"examples.{script.removesuffix('.py')}"],
+        cwd=EXAMPLES.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
+def test_an_example_pipeline_is_valid(path: Path) -> None:
+    assert read_pipeline(path.read_bytes()).name == path.stem
+
+
+def test_every_example_is_told_of() -> None:
+    told = (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.iterdir():
+        if path.suffix in (".py", ".yaml"):
+            assert path.name in told, path.name
