@@ -16,6 +16,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from oraculo.core.pipeline import decode_definition
+from oraculo.ports.store import Snapshot
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.checkers import check_store
 from tests.waiting import until
@@ -43,6 +45,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.database = folder / "oraculo.db"
         self.log = folder / "server.log"
+        self.journal = folder / "journal"  # what the workers began
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -51,6 +54,7 @@ class Server:
             "ORACULO_STORE_URL": f"sqlite:///{self.database}",
             "ORACULO_RUNS_BACKOFF": "0.05",
             "ORACULO_LOG_LEVEL": "warning",
+            "CRASH_JOURNAL": str(self.journal),
         }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -152,7 +156,7 @@ async def test_every_accepted_run_ends_once_whenever_the_server_is_killed(tmp_pa
         await _check_dead_letters(client, server)
         assert server.stop() == 0, server.log.read_text()[-2000:]
     assert len(load.accepted) > KILLS, "there was no load to speak of"
-    await _check(server.database, load.accepted)
+    await _check(server.database, load.accepted, _begun(server.journal))
     for run_id, aggregates in receiver.received.items():
         assert all(one == aggregates[0] for one in aggregates), f"{run_id} was delivered with different contents"
         assert aggregates[0]["versao"] == 1
@@ -186,7 +190,18 @@ async def _check_dead_letters(client: httpx2.AsyncClient, server: Server) -> Non
         assert all(letter["motivo"] for letter in letters)
 
 
-async def _check(database: Path, accepted: set[str]) -> None:
+Begun = dict[tuple[str, str], set[int]]  # attempts by run and task
+
+
+def _begun(journal: Path) -> Begun:
+    begun: Begun = {}
+    for line in journal.read_text().splitlines():
+        run_id, task, attempt = line.split(" ")
+        begun.setdefault((run_id, task), set()).add(int(attempt))
+    return begun
+
+
+async def _check(database: Path, accepted: set[str], begun: Begun) -> None:
     with sqlite3.connect(database) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         for table in ("inputs", "tasks", "history"):
@@ -201,4 +216,14 @@ async def _check(database: Path, accepted: set[str]) -> None:
         assert snapshot.head.edition == 1, f"{run_id} ended {snapshot.head.edition} times"
         expected = "parcial" if int(run_id.removeprefix("carga-")) % len(REQUESTS) in PARTIAL else "concluida"
         assert snapshot.head.status == expected, (run_id, snapshot.head)
+        _check_work(snapshot, begun)
     await store.close()
+
+
+def _check_work(snapshot: Snapshot, begun: Begun) -> None:
+    """What the workers saw fits what is told: each success was worked for, and no attempt begun that was not made."""
+    steps = decode_definition(snapshot.definition).steps
+    for task in snapshot.tasks:
+        seen = begun.get((snapshot.head.id, steps[task.number].id), set())
+        assert task.status != "concluida" or seen, f"{snapshot.head.id}: {task.number} succeeded without a worker"
+        assert not seen or max(seen) <= task.attempt

@@ -1,6 +1,8 @@
 """The laws hold under every fault, for hundreds of seeds; and the same seed is the same story."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -32,3 +34,24 @@ def test_a_seed_is_the_same_story_each_time(seed: int) -> None:
     assert first.told == second.told
     assert first.troubles == second.troubles
     assert len(first.told) > 20
+
+
+def test_a_seed_is_the_same_story_in_any_process() -> None:
+    """Nothing may depend on the order of a set, which differs from one process to the next."""
+    script = (
+        "from oraculo.testing.simulation.campaign import silence_logs\n"
+        "from oraculo.testing.simulation.running import run_seed\n"
+        "silence_logs()\n"
+        "print([run_seed(seed).told for seed in range(8)])"
+    )
+    stories = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(stories) == 1
