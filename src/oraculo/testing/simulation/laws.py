@@ -180,9 +180,9 @@ class AckedAfterCommit(Law):
         task = None if run is None else _task_of(run, message)
         if run is None or task is None:
             return
-        failed = _payload(message).get("status") == "erro"
-        awaited = task.is_open and not task.awaits_retry
-        if awaited and (not failed or message.tentativa == task.attempt):
+        # Only of the present attempt: an older answer may have been told as late before the task was reopened.
+        present = task.attempt == (message.tentativa or 1)
+        if present and task.is_open and not task.awaits_retry:
             step = run.plan.steps[task.number].id
             self.broken(
                 f"the answer to '{step}' of run {run.id}, attempt {message.tentativa}, was acked without effect"
