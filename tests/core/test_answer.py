@@ -85,7 +85,8 @@ def test_a_failure_by_its_errors_alone(payload: dict[str, Any]) -> None:
         ({}, "the worker answered with status erro"),
         ({"erros": "", "mensagem": 7}, "the worker answered with status erro"),
         ({"erros": [str(n) for n in range(9)]}, "0; 1; 2; 3; 4"),
-        ({"erros": ["x" * 1000]}, "x" * 499 + "…"),
+        ({"erros": ["x" * 500]}, "x" * 500),
+        ({"erros": ["x" * 501]}, "x" * 499 + "…"),
         ({"erros": [10**400]}, ("1" + "0" * 400)),
     ],
 )
@@ -217,6 +218,12 @@ def test_a_queue_of_many_is_settled_when_only_one_of_it_is_open() -> None:
     driver.ok("a1")
     assert task_of(driver, {"fonte": "a"}) == "a2"
     assert task_of(driver, {"fonte": "a", "tarefa": "a1"}) == "a1"
+
+
+def test_a_queue_of_many_none_of_which_was_sent_yet_settles_nothing() -> None:
+    later = [{"type": "t", "id": f"a{n}", "queue": "escavador_a", "dependsOn": ["escavador_x"]} for n in (1, 2)]
+    told = read(flow("escavador_x", *later).sent(), {"destino": "escavador_a"})
+    assert str(told).endswith("the message does not tell which; open were: escavador_x")
 
 
 def test_an_answer_that_names_one_destination_is_never_given_to_another() -> None:

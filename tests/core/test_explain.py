@@ -1,6 +1,6 @@
 """One sentence: why a run is not finished, what it waits for, until when, what happens then."""
 
-from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Progressed
+from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Progressed, Redriven
 from oraculo.core.explain import explain
 
 from .building import START, Driver, fan_out, flow
@@ -45,6 +45,15 @@ def test_a_retry_that_is_awaited() -> None:
     assert "'a' (attempt 1 of 3 failed: boom; the next is due in 3 s)" in told(driver.at(1))
 
 
+def test_what_is_overdue_is_due_now_and_never_in_less_than_no_time() -> None:
+    driver = flow({"type": "a", "retry": {"backoff": 8}}, {"type": "b", "timeout": 20}, timeout=30).sent()
+    driver.fail("a", "boom", jitter=0.5)
+    sentence = told(driver.at(100))
+    assert "(attempt 1 of 3 failed: boom; the next is due in 0 s)" in sentence
+    assert "(attempt 1 of 3, sent 1 min 40 s ago, its own deadline in 0 s)" in sentence
+    assert "it waits until 2025-10-14T12:00:30.000Z (0 s from now)" in sentence
+
+
 def test_progress_and_a_deadline_of_its_own() -> None:
     driver = fan_out({"fila": "a", "timeout": 20}).sent()
     driver.apply(Progressed(0, 12.5))
@@ -56,6 +65,13 @@ def test_what_is_blocked_behind_it() -> None:
     assert "; 1 task behind it cannot start before; it waits until" in one
     assert one.endswith("the run ends as timeout, and what depends on them is ignorada.")
     assert "2 tasks behind them cannot start before" in told(flow("a", "b", "c<a", "d<a,b").sent())
+
+
+def test_three_are_all_told() -> None:
+    assert told(fan_out(*"abc").sent()).startswith(
+        "Run abc123 has 3 of 3 tasks open and waits for 'a' (attempt 1 of 3, sent 0 s ago), "
+        "'b' (attempt 1 of 3, sent 0 s ago) and 'c' (attempt 1 of 3, sent 0 s ago); it waits until"
+    )
 
 
 def test_many_are_told_in_part() -> None:
@@ -70,6 +86,13 @@ def test_a_quorum() -> None:
     assert "it ends at once with 2 more successes (quorum 2), else it waits until" in told(driver)
     driver.ok("a")
     assert "it ends at once with 1 more success (quorum 2)" in told(driver)
+
+
+def test_a_run_that_was_opened_again_although_its_quorum_is_met_needs_no_more_successes() -> None:
+    driver = fan_out("a", "b", quorum=1).sent()
+    driver.ok("a")
+    driver.apply(Redriven(1))
+    assert "it ends at once with 0 more successes (quorum 1)" in told(driver)
 
 
 def test_an_ended_run_waits_for_nothing() -> None:
@@ -94,6 +117,12 @@ def test_what_was_skipped_is_counted_but_its_cause_is_told() -> None:
     assert "1 erros, 1 ignoradas of 2 tasks ('a' erro: boom);" in told(driver)
 
 
+def test_three_failures_are_all_told() -> None:
+    driver = fan_out(*"abc").sent()
+    driver.apply(Cancelled("enough"))
+    assert "of 3 tasks ('a' cancelada: enough; 'b' cancelada: enough; 'c' cancelada: enough);" in told(driver)
+
+
 def test_many_failures_are_told_in_part() -> None:
     driver = fan_out(*"abcde").sent()
     driver.apply(Cancelled("enough"))
@@ -103,7 +132,10 @@ def test_many_failures_are_told_in_part() -> None:
 def test_the_deliveries_of_an_ended_run() -> None:
     driver = fan_out("a", webhook="http://h", responder_em="q").sent()
     driver.ok("a")
-    assert "its aggregate for webhook http://h is not delivered yet after 0 attempts" in told(driver)
+    assert told(driver).endswith(
+        "of 1 task; its aggregate for webhook http://h is not delivered yet after 0 attempts; "
+        "its aggregate for fila q is not delivered yet after 0 attempts; it waits for nothing."
+    )
     driver.apply(DeliveryFailed(0, 1, "answered 500", START + 5))
     assert "is not delivered yet after 1 attempt (answered 500)" in told(driver)
     driver.apply(DeliveryFailed(0, 1, "gone", None))

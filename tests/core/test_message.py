@@ -128,6 +128,10 @@ def test_a_fault_inside_a_list_has_its_path() -> None:
         assert str(fault_of(raised.value)) == told
 
 
+def test_an_error_that_says_nothing_is_a_fault_all_the_same() -> None:
+    assert str(fault_of(msgspec.ValidationError(" - at `$.x`"))) == "x: is not valid"
+
+
 def test_the_schema_names_every_field_and_lets_others_be() -> None:
     schema = message_schema()
     assert schema["required"] == ["correlation_id", "tipo_evento", "payload", "timestamp"]

@@ -49,7 +49,7 @@ def test_the_destination_decides_the_events(queue: str, command: str, answer: st
 
 @pytest.mark.parametrize(
     ("queue", "source"),
-    [("escavador_youtube", "youtube"), ("escavador-blog", "blog"), ("escavador", "escavador"), ("outro", "outro")],
+    [("escavador_youtube", "youtube"), ("escavador-blog", "blog"), ("escavador", "escavador"), ("escavador_X", "X"), ("outro", "outro")],
 )
 def test_the_source_is_the_queue_without_its_role(queue: str, source: str) -> None:
     assert naming.source_of(queue) == source

@@ -1,6 +1,7 @@
 """Reading a definition: what it means, and how each fault is named."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -245,6 +246,18 @@ def test_an_unknown_key_of_the_pipeline_and_of_retry() -> None:
             {"type": "a", "config": {"x": [2**20_000]}},
             "(a).config: the number `config.x[0]` has too many digits; put it",
         ),
+        (
+            {"type": "a", "config": {"good": [1, {"x": 2}], 3: 4}},
+            "steps[0] (a).config: the key 3 of `config` must be a text; put it in quotes",
+        ),
+        (
+            {"type": "a", "config": {"long": 2**13_999, 3: 4}},
+            "steps[0] (a).config: the key 3 of `config` must be a text; put it in quotes",
+        ),
+        (
+            {"type": "a", "config": {"k" * 50: {3: 4}}},
+            f"steps[0] (a).config: the key 3 of `config.{'k' * 40}` must be a text; put it in quotes",
+        ),
         ({"type": "a", 2**20_000: 1}, "steps[0] (a).a very long number: is not a known key"),
         ({"type": "a", "queue": 2**20_000}, "steps[0] (a).queue: must be a string"),
         ({"queue": 5}, "steps[0].queue: must be a string"),
@@ -254,6 +267,28 @@ def test_an_unknown_key_of_the_pipeline_and_of_retry() -> None:
 )
 def test_a_fault_of_a_step_names_the_step(step: Any, told: str) -> None:
     assert told in only_fault(step)
+
+
+@pytest.mark.parametrize("inside", [lambda inner: {"x": inner}, lambda inner: [inner]], ids=["objects", "lists"])
+def test_what_json_cannot_hold_is_found_deep_inside_config(inside: Callable[[object], object]) -> None:
+    value: object = {3: 4}
+    for _ in range(150):
+        value = inside(value)
+    told = only_fault({"type": "a", "config": {"k": value}})
+    assert told.startswith("steps[0] (a).config: the key 3 of `config.k")
+    assert told.endswith("` must be a text; put it in quotes")
+
+
+def test_a_config_that_holds_itself_is_a_fault() -> None:
+    own_object: dict[str, object] = {}
+    own_object["x"] = own_object
+    own_list: list[object] = []
+    own_list.append(own_list)
+    for config in (own_object, {"x": own_list}):
+        assert only_fault({"type": "a", "config": config}) == (
+            "steps[0] (a).config: cannot be written as JSON; "
+            "it may hold texts, numbers, true, false, null, lists and objects"
+        )
 
 
 @pytest.mark.parametrize(
@@ -439,10 +474,34 @@ def test_a_definition_comes_back_from_its_bytes_with_the_same_hash() -> None:
 
 
 def test_the_document_of_a_definition_is_one_that_a_user_could_have_written() -> None:
-    definition = parse_pipeline(CONTRACT_EXAMPLE | {"quorum": "60%", "onLate": "amend"})
+    source = {
+        "name": "p",
+        "description": "two steps",
+        "timeout": 600.0,
+        "quorum": "60%",
+        "onLate": "amend",
+        "steps": [
+            {
+                "id": "a",
+                "type": "VIRAL_COPY",
+                "queue": "text-queue",
+                "retry": {"maxAttempts": 4, "backoff": 2.0, "maxBackoff": 30.0},
+            },
+            {
+                "id": "b",
+                "type": "b",
+                "queue": "q",
+                "dependsOn": ["a"],
+                "config": {"x": 1},
+                "retry": {"maxAttempts": 3, "backoff": 1.0, "maxBackoff": 60.0},
+                "timeout": 120.0,
+                "optional": True,
+            },
+        ],
+    }
+    definition = parse_pipeline(source)
     document = json.loads(msgspec.json.encode(pipeline_document(definition)))
-    assert document["steps"][2]["dependsOn"] == ["ENHANCED_IMAGES", "VIRAL_COPY"]
-    assert (document["quorum"], document["onLate"]) == ("60%", "amend")
+    assert document == source
     again = parse_pipeline(document)
     assert pipeline_document(again) == pipeline_document(definition)
 

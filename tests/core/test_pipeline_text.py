@@ -118,6 +118,7 @@ def test_what_cannot_be_read_is_told(text: str, told: str) -> None:
 
 def test_what_is_not_utf_8_is_told() -> None:
     assert problem(b"name: \xff").startswith("not valid YAML or JSON: ")
+    assert problem(b"name: \xff").endswith(' in "<byte string>", position 6')
     assert problem(b'{"name": "\xff"}').startswith("not valid YAML or JSON: ")
 
 
@@ -153,6 +154,16 @@ def levels(first: str, each: str) -> str:
     lines = [f"a0: &a0 {first}"]
     for number in range(1, 10):
         lines.append(f"a{number}: &a{number} " + each.format(", ".join([f"*a{number - 1}"] * 10)))
+    return config_of(lines)
+
+
+def wide_merges() -> str:
+    """A thousand objects, each with the thousand keys of one before them, and one of its own."""
+    keys = ", ".join(f"k{number}: 1" for number in range(1_000))
+    return config_of([f"a: &a {{{keys}}}", *(f"b{number}: {{<<: *a, own: 1}}" for number in range(1_000))])
+
+
+def config_of(lines: list[str]) -> str:
     return HEAD.decode() + "  - type: a\n    config:\n" + "".join(f"      {line}\n" for line in lines)
 
 
@@ -161,6 +172,7 @@ def levels(first: str, each: str) -> str:
     [
         (levels("[1, 1]", "[{}]"), "more than 1000000 values"),
         (levels("{k: 1}", "{{<<: [{}]}}"), "more than 1000000 keys"),
+        (wide_merges(), "more than 1000000 keys"),
         (levels("[1]", "!!pairs [{}]").replace("*a", "x: *a"), "the tag '!!pairs' is not one"),
         ("[" * 1_000_000, "line 1, column 101: nested deeper than 100 levels"),
         ("- " * 500_000, "line 1, column 201: nested deeper than 100 levels"),
@@ -168,7 +180,7 @@ def levels(first: str, each: str) -> str:
         ("{a: " * 250_000, "nested deeper than 100 levels"),
         ('{"a":' * 500_000, "not a valid pipeline: nested deeper than 100 levels"),
     ],
-    ids=["aliases", "merges", "pairs", "brackets", "dashes", "questions", "braces", "json"],
+    ids=["aliases", "merges", "wide merges", "pairs", "brackets", "dashes", "questions", "braces", "json"],
 )
 def test_a_bomb_is_refused_in_time(text: str, told: str) -> None:
     started = time.perf_counter()

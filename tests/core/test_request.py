@@ -231,6 +231,7 @@ def test_several_faults_at_once_and_not_too_many() -> None:
         ("payload", [], "must be an object"),
         ("payload", None, "must be an object"),
         ("timout", 3, "is not a known field; did you mean 'timeout'?"),
+        ("pipelin", "p", "is not a known field; did you mean 'pipeline'?"),
     ],
 )
 def test_a_bad_field_is_named_with_what_would_be_right(field: str, value: Any, told: str) -> None:

@@ -3,6 +3,7 @@
 import json
 
 import msgspec
+import pytest
 
 from oraculo.core.events import Progressed
 from oraculo.core.run import RunStatus
@@ -17,8 +18,16 @@ def test_an_accepted_request() -> None:
         "status": "em_execucao",
         "links": links("a b/c"),
     }
-    assert links("a b/c")["self"] == "/orquestracoes/a%20b%2Fc"
-    assert links("x")["repetir"] == "/orquestracoes/x/repetir"
+
+
+def test_where_a_run_can_be_seen_and_acted_on() -> None:
+    assert links("a b/c") == {
+        "self": "/orquestracoes/a%20b%2Fc",
+        "eventos": "/orquestracoes/a%20b%2Fc/eventos",
+        "explicacao": "/orquestracoes/a%20b%2Fc/explicacao",
+        "cancelar": "/orquestracoes/a%20b%2Fc/cancelar",
+        "repetir": "/orquestracoes/a%20b%2Fc/repetir",
+    }
 
 
 def test_a_run_in_a_list() -> None:
@@ -71,16 +80,25 @@ def test_an_open_run_has_its_tasks_and_no_aggregate() -> None:
     assert (second["tentativas"], second["progresso"], second["enviada_em"]) == (0, None, None)
 
 
+@pytest.mark.parametrize(("percent", "note"), [(40.0, None), (None, "lendo")])
+def test_progress_is_shown_when_only_half_of_it_was_told(percent: float | None, note: str | None) -> None:
+    driver = fan_out("a").sent()
+    driver.apply(Progressed(0, percent, note))
+    assert run_view(driver.run)["tarefas"][0]["progresso"] == {"percentual": percent, "mensagem": note}
+
+
 def test_an_ended_run_has_its_aggregate_too() -> None:
     driver = fan_out("a", "b", webhook="http://h").sent()
     driver.ok("a", b'{"n": 1}')
     driver.ok("a")
     driver.at(2).fail_for_good("b", "boom")
     view = json.loads(msgspec.json.encode(run_view(driver.run)))
+    assert view.keys() > head_view(driver.head).keys(), "it has all that a list shows of it"
     assert (view["status"], view["versao"], view["resultados"]) == ("parcial", 1, {"a": {"n": 1}})
     assert view["falhas"] == {"b": {"status": "erro", "motivo": "boom", "tentativas": 1}}
     assert (view["respostas_tardias"], view["respostas_repetidas"]) == (0, 1)
     assert (view["tarefas"][1]["na_dlq"], view["tarefas"][1]["motivo"]) == (True, "boom")
+    assert view["tarefas"][1]["concluida_em"] == "2025-10-14T12:00:02.000Z"
     assert view["entregas"] == [
         {
             "canal": "webhook",

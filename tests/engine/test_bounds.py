@@ -173,10 +173,10 @@ async def test_one_process_alone_may_hold_a_file_whose_messages_are_in_memory(tm
 
 async def test_a_message_that_the_broker_refuses_does_not_hold_up_the_others() -> None:
     class Picky(MemoryBroker):
-        async def publish(self, messages: Sequence[Outgoing]) -> None:
+        async def publish(self, messages: Sequence[Outgoing]) -> str:
             if any(message.queue == "escavador_ruim" for message in messages):
                 raise BrokerError("no such messages here")
-            await super().publish(messages)
+            return await super().publish(messages)
 
     app = recording_app(Journal(), ("escavador_a",))
     async with Harness(app, broker=Picky(clock=SystemClock())) as oraculo:
@@ -187,10 +187,10 @@ async def test_a_message_that_the_broker_refuses_does_not_hold_up_the_others() -
 
 async def test_a_quarantine_that_is_full_does_not_hold_up_the_commands() -> None:
     class Full(MemoryBroker):
-        async def publish(self, messages: Sequence[Outgoing]) -> None:
+        async def publish(self, messages: Sequence[Outgoing]) -> str:
             if any(message.reason for message in messages):
                 raise BrokerUnavailable("no room for dead letters")
-            await super().publish(messages)
+            return await super().publish(messages)
 
     settings = Settings(runs=RunSettings(max_attempts=1))
     apps = (failing_app("executador_x", failures=None), recording_app(Journal(), ("escavador_a",)))

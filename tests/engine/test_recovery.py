@@ -114,12 +114,13 @@ class FlakyBroker(MemoryBroker):
         self.refusals = 0
         self.published: list[Outgoing] = []
 
-    async def publish(self, messages: Sequence[Outgoing]) -> None:
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
         if self.refusals and messages[0].queue != "resultados":
             self.refusals -= 1
             raise BrokerUnavailable("nobody home")
-        await super().publish(messages)
+        link = await super().publish(messages)
         self.published += messages
+        return link
 
 
 async def test_a_broker_that_refuses_is_tried_again_under_the_same_identity() -> None:

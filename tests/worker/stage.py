@@ -80,13 +80,14 @@ class WatchedBroker(MemoryBroker):
         if self.failures.get(call):
             raise self.failures[call].pop(0)
 
-    async def publish(self, messages: Sequence[Outgoing]) -> None:
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
         self.fail_if_due("publish")
         for message in messages:
             if (error := self.refuses(message)) is not None:
                 raise error
-        await super().publish(messages)
+        link = await super().publish(messages)
         self.batches.append(list(messages))
+        return link
 
     async def consume(self, queue: str, *, prefetch: int) -> WatchedConsumer:  # type: ignore[override]
         self.fail_if_due("consume")

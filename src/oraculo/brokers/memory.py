@@ -16,7 +16,7 @@ from math import inf
 from oraculo.brokers.memory_queues import Budget, Lanes, Message, Quarantine, Queue
 from oraculo.core.naming import DLQ_SUFFIX, dlq_of, shown
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Capabilities, DeadLetter, Delivery, Outgoing, QueueState
+from oraculo.ports.broker import Capabilities, DeadLetter, Delivery, Link, Outgoing, QueueState
 from oraculo.ports.clock import Clock
 
 MIB = 1024 * 1024
@@ -27,6 +27,7 @@ NO_REASON = "published to the dead-letter queue without a reason"
 NEARLY_FULL = 0.95  # the part of a budget past which the broker says that it is not well
 FULL_PAUSE = 5.0  # seconds until a message comes again for which the quarantine had no room
 SWEEP_PAUSE = 2e-6  # seconds for each message looked at: sweeping takes a few percent of the time at most
+_CLOSED = "the memory broker is closed: call start() first"
 _LONGEST_ID = 19  # digits; a longer id was never given
 
 
@@ -407,13 +408,17 @@ class MemoryBroker:
         for queue in queues:
             depot.declare(queue)
 
-    async def publish(self, messages: Sequence[Outgoing]) -> None:
+    def links(self) -> Sequence[Link]:
+        return [Link(self.name, None if self._depot is not None else _CLOSED)]
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
         """All or nothing. Raises BrokerUnavailable when they would pass `max_bytes`."""
         depot = self._open()
         for priority in {message.priority for message in messages}:
             if not 0 <= priority <= HIGHEST_PRIORITY:
                 raise BrokerError(f"priority: must be 0 to {HIGHEST_PRIORITY}, got {priority}")
         depot.admit(messages)
+        return self.name
 
     async def consume(self, queue: str, *, prefetch: int) -> MemoryConsumer:
         if prefetch < 1:
@@ -466,7 +471,7 @@ class MemoryBroker:
 
     def _open(self) -> _Depot:
         if self._depot is None:
-            raise BrokerUnavailable("the memory broker is closed: call start() first")
+            raise BrokerUnavailable(_CLOSED)
         return self._depot
 
     @staticmethod

@@ -41,6 +41,7 @@ class Delivery(msgspec.Struct, gc=False):
     body: bytes
     token: int | str  # the adapter's own handle
     redeliveries: int = 0  # how often it was delivered before
+    link: int = 0  # which of several brokers it came from; set by whoever unites them
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -60,6 +61,14 @@ class QueueState(msgspec.Struct, frozen=True):
     unacked: int  # delivered and not yet settled
     dead_letters: int
     consumers: int | None = None  # None: the broker does not tell
+
+
+class Link(msgspec.Struct, frozen=True):
+    """How the connection to one broker is doing, as it was last seen. Asking costs nothing."""
+
+    name: str
+    trouble: str | None  # why it cannot be used now; None: nothing is known to be wrong
+    losses: int = 0  # how often it may have lost messages that it had confirmed: it restarted without having kept them
 
 
 class Consumer(Protocol):
@@ -95,7 +104,7 @@ class Consumer(Protocol):
 class Broker(Protocol):
     @property
     def name(self) -> str:
-        """For people: `memory`, `rabbitmq`, …"""
+        """For people: `memory`, `rabbitmq`, …; unique among the brokers that a process uses."""
         ...
 
     @property
@@ -109,8 +118,13 @@ class Broker(Protocol):
         """Makes the queues, and the dead-letter queue of each, where they are missing."""
         ...
 
-    async def publish(self, messages: Sequence[Outgoing]) -> None:
-        """Returns once the broker has confirmed every message; a queue that is missing is made.
+    def links(self) -> Sequence[Link]:
+        """The broker, or each of the brokers that stand behind this one, in order of preference."""
+        ...
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
+        """Returns once the broker has confirmed every message, with the name of the link that took them; a queue that
+        is missing is made.
 
         Raises BrokerUnavailable when it cannot, or not in time. Some may then have been taken: publishing again makes
         duplicates, never losses. A message whose `reason` is set is a dead letter of `queue` and goes to its dlq.

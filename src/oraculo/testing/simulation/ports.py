@@ -7,7 +7,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.errors import BrokerUnavailable, StoreUnavailable
-from oraculo.ports.broker import Capabilities, Consumer, DeadLetter, Delivery, Outgoing, QueueState
+from oraculo.ports.broker import Capabilities, Consumer, DeadLetter, Delivery, Link, Outgoing, QueueState
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.simulation.hosts import Host
@@ -35,7 +35,10 @@ class HostBroker:
         self._trouble.step(self._host)
         await self._real.declare(queues)
 
-    async def publish(self, messages: Sequence[Outgoing]) -> None:
+    def links(self) -> Sequence[Link]:
+        return [Link(self.name, None)]
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
         trouble = self._trouble
         trouble.step(self._host)
         if trouble.happens("refuse"):
@@ -47,6 +50,7 @@ class HostBroker:
             raise BrokerUnavailable("hung in the simulation")
         await self._deliver(messages)
         trouble.step(self._host)
+        return self.name
 
     async def _deliver(self, messages: Sequence[Outgoing]) -> None:
         trouble = self._trouble

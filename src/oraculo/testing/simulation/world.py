@@ -69,7 +69,7 @@ class World:
         self._plans = Plans()
         self._laws: list[Law] = [law(self) for law in LAWS]
         self._hosts: dict[str, tuple[Host, Engine | Worker | None, HostBroker]] = {}
-        self._keeping: set[asyncio.Task[None]] = set()
+        self._keeping: set[asyncio.Task[object]] = set()
 
     # -- processes --------------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class World:
         self._boot(name)
         self._disturbed()
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def _keep(self, work: Coroutine[Any, Any, object]) -> None:
         """Work of the world itself: in a context of its own, since a host that dies may be asking for it."""
         task = self.loop.create_task(work, context=Context())
         self._keeping.add(task)

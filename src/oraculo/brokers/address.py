@@ -1,0 +1,71 @@
+"""What a broker's URL says: where it is, who asks, and how TLS is to be done.
+
+Every adapter reads its URL here, so that the same words mean the same on each: `user:password@` with anything odd
+percent-encoded, and for TLS the parameters `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile` and `ssl_check_hostname`.
+"""
+
+import ssl
+from typing import NamedTuple
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from oraculo.errors import Fault, InvalidSettings
+
+_TLS_SCHEMES = frozenset({"amqps", "rediss", "tls"})
+_TLS_PARAMETERS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"})
+_TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class Address(NamedTuple):
+    scheme: str
+    host: str
+    port: int
+    user: str | None
+    password: str | None
+    path: str  # percent-encoded as it came, without the leading slash
+    parameters: dict[str, str]  # those of the query that are not about TLS
+    tls: ssl.SSLContext | None
+
+    def __str__(self) -> str:
+        """For people: without the password."""
+        return f"{self.scheme}://{self.host}:{self.port}"
+
+
+def read_address(url: str, *, port: int, known: frozenset[str] = frozenset()) -> Address:
+    """`port` where the URL has none; `known`: the parameters that the adapter understands. Raises InvalidSettings."""
+    parts = urlsplit(url)
+    parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
+    tls = {name: parameters.pop(name) for name in _TLS_PARAMETERS if name in parameters}
+    if unknown := sorted(parameters.keys() - known):
+        right = ", ".join(sorted(known | _TLS_PARAMETERS))
+        raise _fault(parts, f"has the unknown parameter '{unknown[0]}'; known: {right}")
+    if tls and parts.scheme not in _TLS_SCHEMES:
+        raise _fault(parts, f"has {sorted(tls)[0]} but no TLS; write {', '.join(sorted(_TLS_SCHEMES))}:// for that")
+    return Address(
+        parts.scheme,
+        parts.hostname or "localhost",
+        parts.port or port,
+        unquote(parts.username) if parts.username is not None else None,
+        unquote(parts.password) if parts.password is not None else None,
+        parts.path.removeprefix("/"),
+        parameters,
+        _context(parts, tls) if parts.scheme in _TLS_SCHEMES else None,
+    )
+
+
+def _context(parts: SplitResult, tls: dict[str, str]) -> ssl.SSLContext:
+    """Certificates are always verified; only the name in them may be let pass."""
+    check = _TRUTHS.get(tls.get("ssl_check_hostname", "true").lower())
+    if check is None:
+        raise _fault(parts, "ssl_check_hostname must be true or false")
+    try:
+        context = ssl.create_default_context(cafile=tls.get("ssl_ca_certs"))
+        if "ssl_certfile" in tls:
+            context.load_cert_chain(tls["ssl_certfile"], tls.get("ssl_keyfile"))
+    except (OSError, ssl.SSLError) as error:
+        raise _fault(parts, f"names a certificate that cannot be read: {error}") from error
+    context.check_hostname = check
+    return context
+
+
+def _fault(parts: SplitResult, what: str) -> InvalidSettings:
+    return InvalidSettings(Fault("ORACULO_BROKER_URL", f"{parts.scheme}://{parts.hostname or ''} {what}"))

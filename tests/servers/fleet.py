@@ -1,0 +1,52 @@
+"""The servers of one test session: each started when it is first asked for, all stopped at the end."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tests.servers.nats import Nats
+from tests.servers.process import Server, ServerMissing
+from tests.servers.rabbitmq import RabbitMQ
+from tests.servers.valkey import Valkey
+
+BROKERS = ("rabbitmq", "redis", "nats")
+_MAKERS: dict[str, Callable[[], Server]] = {"rabbitmq": RabbitMQ, "redis": Valkey, "nats": Nats}
+
+
+class Fleet:
+    def __init__(self) -> None:
+        self._shared: dict[str, Server] = {}
+        self._breakable: dict[str, Server] = {}
+        self.skipped: set[str] = set()
+
+    def url(self, name: str) -> str:
+        """Of a server that tests share and leave in peace."""
+        return os.environ.get(f"ORACULO_TEST_{name.upper()}_URL") or self.server(name).url
+
+    def server(self, name: str) -> Server:
+        return self._running(self._shared, name)
+
+    def breakable(self, name: str) -> Server:
+        """One that a test may kill or freeze; the next one finds it running again."""
+        return self._running(self._breakable, name)
+
+    def stop(self) -> None:
+        for server in (*self._shared.values(), *self._breakable.values()):
+            server.stop()
+
+    def _running(self, servers: dict[str, Server], name: str) -> Server:
+        if name in os.environ.get("ORACULO_TEST_SKIP", "").split(","):
+            self.skipped.add(name)
+            pytest.skip(f"{name} is named in ORACULO_TEST_SKIP")
+        try:
+            if name not in servers:
+                server = servers[name] = _MAKERS[name]()
+                server.start()
+            elif not servers[name].is_running:
+                servers[name].start()
+        except ServerMissing as missing:
+            pytest.fail(
+                f"{missing}\nTests need a real {name}; ORACULO_TEST_SKIP={name} goes without it.", pytrace=False
+            )
+        return servers[name]

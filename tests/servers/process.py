@@ -1,0 +1,117 @@
+"""A server as a process: started, stopped, killed, frozen and thawed, always on the same port and data."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from pathlib import Path
+
+PATIENCE = 60.0
+_PAUSE = 0.02
+
+
+class ServerMissing(Exception):
+    """It cannot be had on this machine; the text says what to do."""
+
+
+class Server(ABC):
+    """One server with its own folder. `start` after `kill` finds the data of before."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"oraculo-{self.name}-"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def command(self) -> list[str]: ...
+
+    @property
+    @abstractmethod
+    def url(self) -> str: ...
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def is_ready(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
+
+    @property
+    def pid(self) -> int:
+        """Of the server itself, not of a shell around it."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Returns once it answers."""
+        with (self.folder / "output.log").open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command(),
+                env=self.environment(),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not self.is_ready():
+            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+                log = (self.folder / "output.log").read_text(errors="replace")[-2000:]
+                raise ServerMissing(f"{self.name} did not start:\n{log}")
+            time.sleep(_PAUSE)
+
+    def kill(self) -> None:
+        """kill -9, and waits until it is gone."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        """For good: its data is not needed any more, so it is not asked politely."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> "Server":
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

