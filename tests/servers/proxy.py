@@ -39,7 +39,8 @@ class Proxy:
 
     def cut(self) -> int:
         """Breaks every connection, now. Returns how many halves there were."""
-        return self._call(self._cut())
+        halves: int = self._call(self._cut())
+        return halves
 
     def __enter__(self) -> "Proxy":
         self._thread.start()
@@ -91,7 +92,7 @@ class Proxy:
             while chunk := await reader.read(_CHUNK):
                 if self.delay:
                     await asyncio.sleep(self.delay)
-                while self.swallows:  # held back, and delivered once it opens again: as a frozen peer's kernel does
+                while self.swallows:  # noqa: ASYNC110 - held back and delivered later, as a frozen peer's kernel does
                     await asyncio.sleep(0.01)
                 writer.write(chunk)
                 await writer.drain()
