@@ -182,6 +182,7 @@ class Driver:
         self.dead_letters += self.changes.dead_letters
         assert self.head.entries == len(self.history)
         assert not self.changes.history or self.changes.dirty
+        assert all(entry.at == self.now for entry in self.changes.history), "an entry has the moment of its event"
         if self.checked:
             assert [entry.seq for entry in self.history] == list(range(1, len(self.history) + 1))
             assert len(set(self.commands)) == len(self.commands), "a command was decided twice"

@@ -96,6 +96,20 @@ def test_the_reason_of_a_failure(payload: dict[str, Any], reason: str) -> None:
     assert event.reason == reason
 
 
+def test_a_failure_is_of_its_task_and_keeps_its_payload() -> None:
+    event = read(three(), {"status": "erro"}, tarefa="escavador_blog")
+    assert isinstance(event, Answered)
+    assert (event.task, event.payload) == (1, b'{"status": "erro"}')
+
+
+@pytest.mark.parametrize("redelivered", [True, False])
+def test_whether_the_broker_delivers_a_failure_again_is_handed_on(redelivered: bool) -> None:
+    driver = fan_out("escavador_a").sent()
+    event = read_answer(driver.run, message({"status": "erro"}), 0.5, redelivered=redelivered)
+    assert isinstance(event, Answered)
+    assert event.redelivered is redelivered
+
+
 @pytest.mark.parametrize(("value", "retryable"), [(False, False), (True, True), (None, True), ("no", True)])
 def test_a_worker_may_ask_not_to_be_tried_again(value: object, retryable: bool) -> None:
     event = read(fan_out("escavador_a").sent(), {"status": "erro", "repetir": value})
@@ -193,10 +207,9 @@ def test_a_source_that_a_processor_only_echoes_does_not_make_its_answer_the_coll
 
 
 def test_very_many_open_ones_are_told_in_part() -> None:
-    driver = fan_out(*[f"escavador_{n}" for n in range(25)]).sent()
-    told = str(read(driver, {}))
-    assert told.endswith(" and 15 more")
-    assert told.count("escavador_") == 10
+    names = [f"escavador_{n}" for n in range(20)] + [f"executador_{n}" for n in range(5)]
+    told = str(read(fan_out(*names).sent(), {}))
+    assert told.endswith(f"; open were: {', '.join(names[:10])} and 15 more")
 
 
 def test_what_has_not_been_sent_awaits_nothing() -> None:

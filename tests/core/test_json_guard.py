@@ -14,6 +14,7 @@ from oraculo.errors import InvalidJson
 def problem(body: bytes) -> str:
     with pytest.raises(InvalidJson) as raised:
         check_json_text(body)
+    assert [fault.field for fault in raised.value.faults] == [""]
     return str(raised.value)
 
 
@@ -28,7 +29,7 @@ def test_what_is_not_utf_8_is_refused_with_its_place() -> None:
 
 @pytest.mark.parametrize("body", [b'{"a": "\\u0000"}', b'"\\\\\\u0000"', b"{}\0", b'{"\\u0000": 1}'])
 def test_nul_is_refused(body: bytes) -> None:
-    assert "NUL" in problem(body)
+    assert problem(body) == "holds a NUL character (\\u0000); remove it"
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
@@ -83,6 +84,12 @@ def test_the_depth_is_exact_wherever_the_deepest_place_is(before: int, text: byt
     flat = b"[" + b"[]," * (before // 2) + text + b"{}," * (before % 2)
     check_json_text(flat + b"[" * (MAX_DEPTH - 1) + b"]" * MAX_DEPTH)
     problem(flat + b"[" * MAX_DEPTH + b"]" * (MAX_DEPTH + 1))
+
+
+@pytest.mark.parametrize("around", [0, 1, 125, MAX_DEPTH])
+def test_brackets_in_a_long_text_nest_nothing_however_deep_the_text_is(around: int) -> None:
+    check_json_text(b"[" * around + b'"' + b"[" * 2**20 + b'"' + b"]" * around)
+    problem(b"[" * (MAX_DEPTH + 1) + b'"' + b"[" * 2**20 + b'"' + b"]" * (MAX_DEPTH + 1))
 
 
 @given(st.binary(max_size=400))

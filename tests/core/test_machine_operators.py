@@ -134,6 +134,13 @@ def test_what_is_open_or_has_nothing_that_failed_cannot_be_repeated() -> None:
     assert whole.apply(Repeated()) is Verdict.REFUSED
 
 
+def test_a_run_whose_quorum_is_met_cannot_be_repeated() -> None:
+    driver = fan_out("a", "b", quorum=1).sent()
+    driver.ok("a")
+    assert driver.apply(Repeated()) is Verdict.REFUSED
+    assert driver.statuses == {"a": "concluida", "b": "cancelada"}
+
+
 def test_an_end_and_a_repeat_in_one_batch_leave_nothing_to_deliver() -> None:
     driver = fan_out("a", webhook="http://h").sent()
     driver.fail_for_good("a")
@@ -181,6 +188,17 @@ def test_redrive_reopens_what_meets_again_further_down() -> None:
     driver.apply(Redriven(0))
     assert set(driver.statuses.values()) == {"pendente"}
     assert [task.missing for task in driver.run.tasks] == [0, 1, 1, 2, 2]
+
+
+def test_redrive_reopens_what_was_skipped_beside_what_was_cancelled() -> None:
+    driver = flow("x", "a", "b<a", "c<a,x").sent()
+    driver.fail_for_good("x")
+    driver.apply(Cancelled())
+    driver.apply(Redriven(0))
+    driver.ok("x")
+    assert driver.statuses == {"x": "concluida", "a": "cancelada", "b": "cancelada", "c": "ignorada"}
+    driver.apply(Redriven(1))
+    assert driver.statuses == {"x": "concluida", "a": "pendente", "b": "cancelada", "c": "pendente"}
 
 
 def test_redrive_in_an_open_run_leaves_it_open() -> None:

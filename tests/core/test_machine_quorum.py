@@ -7,7 +7,7 @@ from oraculo.core.history import Happened
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Cause
 
-from .building import START, Driver, entries, fan_out, flow
+from .building import Driver, entries, fan_out, flow
 
 # -- quorum -----------------------------------------------------------------------------------------------------
 
@@ -90,8 +90,6 @@ def test_a_late_success_gives_the_aggregate_again_as_versao_2() -> None:
     assert driver.changes.deliver, "it is delivered again"
     assert driver.head.ended_at == driver.head.created_at + 30, "the run ended when it ended"
     assert driver.told(last=2) == [("resposta_tardia_aceita", "b"), ("orquestracao_encerrada", None)]
-    (entry,) = entries(driver, Happened.AMENDED)
-    assert (entry.at, entry.task, entry.attempt) == (START + 40, driver.number("b"), 1)
     assert driver.ok("b") is Verdict.DUPLICATE
 
 

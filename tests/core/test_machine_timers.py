@@ -30,6 +30,12 @@ def test_a_run_of_which_nothing_was_ever_confirmed_ends_too() -> None:
     assert driver.task("a").reason == "not sent in 30 s: the broker did not take the command"
 
 
+def test_the_deadline_that_came_is_the_one_that_is_told() -> None:
+    driver = fan_out({"fila": "a", "timeout": 60}, timeout=30).sent().at(30)
+    driver.run_due()
+    assert driver.task("a").reason == "no answer in 30 s"
+
+
 def test_the_deadline_of_an_ended_run_is_nothing() -> None:
     driver = fan_out("a").sent()
     driver.ok("a")
@@ -192,6 +198,14 @@ def test_what_depends_on_a_failed_optional_step_is_skipped_and_the_run_is_partia
     assert driver.statuses == {"a": "erro", "b": "ignorada", "c": "ignorada", "d": "em_execucao"}
     driver.ok("d")
     assert driver.status == "parcial"
+
+
+def test_a_failure_skips_all_behind_it_though_some_were_skipped_before() -> None:
+    driver = flow("a", "b", "c<a,b", "d<b").sent()
+    driver.fail_for_good("a")
+    driver.fail_for_good("b")
+    assert driver.statuses == {"a": "erro", "b": "erro", "c": "ignorada", "d": "ignorada"}
+    assert driver.status == "erro"
 
 
 def test_a_step_behind_two_failures_is_skipped_once() -> None:

@@ -29,6 +29,7 @@ def fault(body: bytes | dict[str, Any], kind: type[InvalidInput] = InvalidMessag
     with pytest.raises(InvalidInput) as raised:
         decode_message(text)
     assert type(raised.value) is kind
+    assert kind is not InvalidJson or [one.field for one in raised.value.faults] == [""], "no field of it can be named"
     return str(raised.value)
 
 
@@ -106,7 +107,8 @@ def test_json_that_is_no_object_breaks_the_schema(body: bytes) -> None:
 def test_bad_json_inside_the_unparsed_payload_is_found() -> None:
     body = json.dumps(GOOD | {"payload": 0}).encode()
     for payload in (b'{"a": "\\q"}', b'{"a": 01}', b'{"a": nul}', b'{"a": "\\ud800"}', b'{"a": "x\ny"}', b'{"a" 1}'):
-        fault(body.replace(b'"payload": 0', b'"payload": ' + payload), InvalidJson)
+        told = fault(body.replace(b'"payload": 0', b'"payload": ' + payload), InvalidJson)
+        assert told.startswith("not valid JSON: ")
 
 
 def test_what_is_written_is_read_again() -> None:

@@ -49,7 +49,13 @@ def test_the_destination_decides_the_events(queue: str, command: str, answer: st
 
 @pytest.mark.parametrize(
     ("queue", "source"),
-    [("escavador_youtube", "youtube"), ("escavador-blog", "blog"), ("escavador", "escavador"), ("escavador_X", "X"), ("outro", "outro")],
+    [
+        ("escavador_youtube", "youtube"),
+        ("escavador-blog", "blog"),
+        ("escavador", "escavador"),
+        ("escavador_X", "X"),
+        ("outro", "outro"),
+    ],
 )
 def test_the_source_is_the_queue_without_its_role(queue: str, source: str) -> None:
     assert naming.source_of(queue) == source
@@ -73,6 +79,15 @@ def test_the_nearest_name_is_offered_else_the_known_ones() -> None:
     assert naming.nearest("zzz", []) == ""
 
 
+def test_of_the_known_names_the_first_twelve_are_told() -> None:
+    assert naming.nearest("zzz", "mlkjihgfedcba") == "; known: a, b, c, d, e, f, g, h, i, j, k, l"
+
+
+def test_among_a_thousand_names_the_nearest_is_looked_for() -> None:
+    names = [f"step_{number}" for number in range(naming.MAX_COMPARED)]
+    assert naming.nearest("stepp_999", names) == "; did you mean 'step_999'?"
+
+
 def test_among_very_many_names_none_is_looked_for() -> None:
     started = time.perf_counter()
     assert naming.nearest("step_1x", [f"step_{number}" for number in range(100_000)]) == ""
@@ -83,7 +98,10 @@ def test_a_value_is_shown_short() -> None:
     assert naming.shown("a") == "'a'"
     assert len(naming.shown("x" * 1000)) == 60
     assert naming.shown("x" * 1000).endswith("…")
-    assert naming.shown(2**20_000) == "a very long number"
+    assert naming.shown(2**511) == naming.shown(2**20_000) == "a very long number"
+    assert naming.shown(2**510) == "33519519824856492748935062495514615318698414551480983444308…"
+    assert naming.shown([1, 2, 3, 4, 5, 6, 7, 8]) == "[1, 2, 3, 4, 5, 6, 7, 8]"
+    assert naming.shown([1, 2, 3, 4, 5, 6, 7, 8, 9]) == "[1, 2, 3, 4, 5, 6, 7, 8, …]"
     assert naming.shown([1, {"a": [None, 2.5]}]) == "[1, {'a': [None, 2.5]}]"
     assert naming.shown([[[[[1]]]]]) == "[[[[…]]]]"
     assert naming.shown({}) == "{}"
@@ -92,7 +110,8 @@ def test_a_value_is_shown_short() -> None:
 def test_of_a_huge_value_only_the_beginning_is_looked_at() -> None:
     million = list(range(1_000_000))
     wide = [[million] * 1000] * 1000
+    values = (million, dict.fromkeys(million), "x" * 10**8, wide, [2**20_000] * 10**6, {"a": wide})
     started = time.perf_counter()
-    for value in (million, dict.fromkeys(million), "x" * 10**8, wide, [2**20_000] * 10**6, {"a": wide}):
+    for value in values:
         assert len(naming.shown(value)) <= 60
     assert time.perf_counter() - started < 0.5

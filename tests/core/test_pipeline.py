@@ -10,6 +10,7 @@ import pytest
 from oraculo.core.pipeline import (
     DEFAULT_TIMEOUT,
     MAX_FAULTS,
+    MAX_SECONDS,
     MAX_STEPS,
     OnLate,
     content_hash,
@@ -108,6 +109,11 @@ def test_an_id_a_queue_and_the_rest_may_be_given() -> None:
     assert (step.id, step.type, step.queue, step.optional, step.timeout) == ("one", "VIRAL_COPY", "q", True, 1.5)
 
 
+def test_a_step_may_take_a_year_and_no_longer() -> None:
+    assert pipeline({"type": "a", "timeout": MAX_SECONDS}).steps[0].timeout == MAX_SECONDS
+    assert only_fault({"type": "a", "timeout": MAX_SECONDS + 1}).endswith("at most 31536000 seconds; got 31536001.0")
+
+
 def test_a_queue_without_a_type_is_its_type() -> None:
     first, second = pipeline(
         {"queue": "text-queue"}, {"id": "two", "queue": "text-queue", "dependsOn": "text-queue"}
@@ -178,6 +184,19 @@ def test_a_very_long_cycle_is_told_short() -> None:
     told = only_fault(*steps)
     assert told.endswith("→ … 9981 more … → s0")
     assert len(told) < 400
+
+
+@pytest.mark.parametrize(
+    ("count", "path"),
+    [
+        (19, [f"s{n}" for n in range(19)] + ["s0"]),
+        (20, [f"s{n}" for n in range(19)] + ["… 1 more …", "s0"]),
+        (21, [f"s{n}" for n in range(19)] + ["… 2 more …", "s0"]),
+    ],
+)
+def test_a_cycle_of_twenty_names_is_told_whole_and_a_longer_one_in_part(count: int, path: list[str]) -> None:
+    steps = [{"type": f"s{n}", "dependsOn": [f"s{(n + 1) % count}"]} for n in range(count)]
+    assert only_fault(*steps).endswith(" in a circle: " + " → ".join(path))
 
 
 def test_an_unknown_dependency_with_the_nearest() -> None:

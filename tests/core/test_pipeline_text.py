@@ -2,13 +2,16 @@
 
 import json
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oraculo.core import pipeline_text
 from oraculo.core.pipeline import content_hash, encode_definition
-from oraculo.core.pipeline_text import MAX_TEXT, MAX_YAML, MAX_YAML_VALUES, read_pipeline
+from oraculo.core.pipeline_text import MAX_DEPTH, MAX_TEXT, MAX_YAML, MAX_YAML_VALUES, read_pipeline
+from oraculo.core.retry import RetryPolicy
 from oraculo.errors import InvalidPipeline
 
 HEAD = b"name: p\nsteps:\n"
@@ -34,7 +37,8 @@ def test_yaml_and_json_mean_the_same() -> None:
 def test_json_may_escape_an_emoji() -> None:
     text = json.dumps({"name": "p", "description": "pronto 😀", "steps": [{"type": "a"}]})
     assert "\\ud83d\\ude00" in text
-    assert read_pipeline(text.encode()).description == "pronto 😀"
+    for spaces in ("", "\n \t"):
+        assert read_pipeline((spaces + text).encode()).description == "pronto 😀"
 
 
 def test_yaml_in_braces_is_read_too() -> None:
@@ -42,7 +46,8 @@ def test_yaml_in_braces_is_read_too() -> None:
 
 
 def test_the_name_and_the_retry_are_handed_on() -> None:
-    assert read_pipeline(b"steps: [{type: a}]", name="file").name == "file"
+    definition = read_pipeline(b"steps: [{type: a}]", name="file", default_retry=RetryPolicy(7, 3.0, 9.0))
+    assert (definition.name, definition.steps[0].retry) == ("file", RetryPolicy(7, 3.0, 9.0))
 
 
 def test_anchors_and_merges_may_be_used() -> None:
@@ -82,7 +87,7 @@ def test_a_key_given_twice_in_json() -> None:
         ("", "a pipeline is an object with `steps`; got None"),
         ("just text", "a pipeline is an object with `steps`; got 'just text'"),
         ("a: 1\n---\nb: 2", "line 2, column 1"),
-        ("? [a, b]\n: 1", "a key must be a text"),
+        ("? [a, b]\n: 1", "line 1, column 3: a key must be a text"),
         (
             "!!python/object/apply:os.system [ls]",
             "line 1, column 1: the tag '!!python/object/apply:os.system' is not one",
@@ -101,10 +106,10 @@ def test_a_key_given_twice_in_json() -> None:
         ("name: =", "the tag '!!value' is not one that can be used here; leave it out, or put the text in quotes"),
         ("name: <<", "the tag '!!merge' is not one"),
         ("name: 1" + "0" * 5000, "cannot be read as a whole number; put it in quotes"),
-        ('{"name": 1' + "0" * 5000 + "}", "a number has thousands of digits; put it in quotes, as a text"),
-        ('name: "a\\0b"', "NUL"),
-        ('{"name": "a\\u0000b"}', "NUL"),
-        ('{"name": "a\\ud83d"}', "a text holds half a surrogate pair"),
+        ('{"name": 1' + "0" * 5000 + "}", "not a valid pipeline: a number has thousands of digits; put it in quotes"),
+        ('name: "a\\0b"', "not a valid pipeline: a text holds a NUL character"),
+        ('{"name": "a\\u0000b"}', "not a valid pipeline: a text holds a NUL character"),
+        ('{"name": "a\\ud83d"}', "not a valid pipeline: a text holds half a surrogate pair (\\ud800 to \\udfff)"),
         ("name: .inf", "inf is not a number that JSON can hold"),
         ('{"name": NaN}', "nan is not a number that JSON can hold"),
         ("name: &a [*a]", "nested deeper than 100 levels"),
@@ -114,6 +119,21 @@ def test_a_key_given_twice_in_json() -> None:
 )
 def test_what_cannot_be_read_is_told(text: str, told: str) -> None:
     assert told in problem(text)
+
+
+@pytest.mark.parametrize("text", [b" " * (MAX_TEXT + 1), b"a: [", b"name: .inf", b'{"a":' * 500_000])
+def test_a_fault_of_the_whole_text_names_no_field(text: bytes) -> None:
+    with pytest.raises(InvalidPipeline) as raised:
+        read_pipeline(text)
+    assert [fault.field for fault in raised.value.faults] == [""]
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [("!!binary eA==", "the tag '!!binary' is not one"), ("{k: 1, k: 2}", "the key 'k' is given twice")],
+)
+def test_all_is_looked_at_though_some_of_it_is_named_twice(first: str, told: str) -> None:
+    assert told in problem(f"name: p\nsteps: [{{type: a, config: {{x: [{first}, &a [1], *a]}}}}]")
 
 
 def test_what_is_not_utf_8_is_told() -> None:
@@ -128,9 +148,12 @@ def test_a_timeout_of_thousands_of_digits_is_told() -> None:
 
 def test_a_text_over_the_limit_is_not_read() -> None:
     assert problem(b" " * (MAX_TEXT + 1)) == f"{MAX_TEXT + 1} bytes, over the limit of {MAX_TEXT}"
+    text = b'{"name": "p", "steps": [{"type": "a"}]}'
+    assert read_pipeline(text.ljust(MAX_TEXT)).name == "p"
 
 
 def test_yaml_may_be_less_long_than_json() -> None:
+    assert read_pipeline((HEAD + b"  - type: a\n").ljust(MAX_YAML, b"#")).name == "p"
     assert problem(b"#" * (MAX_YAML + 1)).endswith(
         f"bytes of YAML, over the limit of {MAX_YAML}; JSON may have {MAX_TEXT}"
     )
@@ -142,7 +165,8 @@ def test_yaml_may_be_less_long_than_json() -> None:
 def test_yaml_of_very_many_values_is_refused_before_it_is_built() -> None:
     started = time.perf_counter()
     told = problem(HEAD + b"  - {type: a, config: {x: [" + b"1," * (MAX_YAML_VALUES + 1) + b"]}}")
-    assert f"more than {MAX_YAML_VALUES} values, too many for YAML; write it as JSON" in told
+    assert told.startswith("not valid YAML or JSON: line 3, column ")
+    assert told.endswith(f": more than {MAX_YAML_VALUES} values, too many for YAML; write it as JSON")
     assert time.perf_counter() - started < 2
 
 
@@ -192,9 +216,68 @@ def test_a_mapping_may_merge_itself_to_no_avail() -> None:
     assert config(HEAD + b"  - {type: a, config: &a {<<: *a, x: 1}}") == {"x": 1}
 
 
-def test_what_is_nested_100_deep_is_read() -> None:
-    deep = b"[" * 90 + b"]" * 90
-    assert len(bytes(read_pipeline(HEAD + b"  - {type: a, config: {x: " + deep + b"}}").steps[0].config)) > 180
+def test_what_is_nested_100_deep_is_read_and_what_is_deeper_is_not() -> None:
+    yaml, as_json = (
+        "name: p\nsteps: [{type: a, config: {x: %s}}]",
+        '{"name": "p", "steps": [{"type": "a", "config": {"x": %s}}]}',
+    )
+    room = MAX_DEPTH - 4  # for lists, inside the pipeline, its steps, the step and its config
+    for text in (yaml, as_json):
+        assert len(bytes(read_pipeline((text % nested(room)).encode()).steps[0].config)) > 2 * room
+        assert "nested deeper than 100 levels" in problem(text % nested(room + 1))
+
+
+def nested(lists: int) -> str:
+    return "[" * lists + "1" + "]" * lists
+
+
+def test_what_was_closed_is_not_taken_for_depth_nor_its_neighbours_for_none() -> None:
+    assert config(HEAD + b"  - {type: a, config: {x: [" + nested(90).encode() + b", " + nested(90).encode() + b"]}}")
+    assert "line 1, column 497: nested deeper than 100 levels" in problem("[[], " * 200)
+
+
+# -- where the limits are ---------------------------------------------------------------------------------------
+
+
+def test_json_may_have_as_many_values_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '{"name": "p", "steps": [{"type": "a", "config": {"x": [[1, 2], [3]]}}]}'
+    values = 17  # each object and list, each key and what it stands for
+    monkeypatch.setattr(pipeline_text, "MAX_VALUES", values)
+    assert config(text.encode()) == {"x": [[1, 2], [3]]}
+    monkeypatch.setattr(pipeline_text, "MAX_VALUES", values - 1)
+    assert problem(text) == f"not a valid pipeline: more than {values - 1} values"
+
+
+@pytest.mark.parametrize(("one", "fits"), [("1", 180), ("[]", 180), ("{}", 180), ("[1]", 90)])
+def test_yaml_is_counted_by_its_values(one: str, fits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_text, "MAX_YAML_VALUES", 200)
+
+    def text(count: int) -> str:
+        return f"name: p\nsteps: [{{type: a, config: {{x: [{', '.join([one] * count)}]}}}}]"
+
+    assert config(text(fits).encode()) == {"x": [json.loads(one)] * fits}
+    assert "more than 200 values, too many for YAML" in problem(text(201))
+
+
+def test_a_merge_is_counted_by_the_keys_that_it_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = HEAD + b"  - {type: a, config: {z: &z {x: 1, y: 2}, m: {<<: [*z, *z, *z, *z, *z, *z, *z, *z, *z, *z]}}}"
+    keys = 2 + 2 + 2 + 2 + 20  # of the pipeline, the step, its config, `z` and `m`
+    monkeypatch.setattr(pipeline_text, "MAX_VALUES", keys)
+    assert config(text) == {"z": {"x": 1, "y": 2}, "m": {"x": 1, "y": 2}}
+    monkeypatch.setattr(pipeline_text, "MAX_VALUES", keys - 1)
+    assert problem(text) == f"not a valid pipeline: more than {keys - 1} keys"
+
+
+def test_a_bomb_is_refused_before_it_is_spread_out() -> None:
+    wide = ", ".join(["1"] * 4_000)
+    text = config_of([f"a: &a [{wide}]", f"b: [{', '.join(['*a'] * 4_000)}]"])
+    tracemalloc.start()
+    try:
+        assert "more than 1000000 values" in problem(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64_000_000, "all its sixteen million values would take 128 MB"
 
 
 @settings(max_examples=150, deadline=None)

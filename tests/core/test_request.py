@@ -56,7 +56,8 @@ def test_destinations_with_their_own_id_payload_and_timeout() -> None:
 
 
 def test_the_id_is_the_queues_name_unless_given() -> None:
-    assert [step.id for step in run_of({"destinos": [{"fila": "q"}, {"id": "r"}]}).plan.steps] == ["q", "r"]
+    run = run_of({"destinos": [{"fila": "q"}, {"id": "r"}]})
+    assert [(step.id, step.queue) for step in run.plan.steps] == [("q", "q"), ("r", "r")]
 
 
 def test_a_route() -> None:
@@ -103,9 +104,10 @@ def test_a_new_run_before_its_first_event() -> None:
 
 def test_the_default_retry_and_timeout_are_the_settings() -> None:
     definition = definition_of(
-        read(destinos=["a"]), Catalogue(), default_timeout=12.0, default_retry=RetryPolicy(9, 1.0, 2.0)
+        read(destinos=["a", {"fila": "b"}]), Catalogue(), default_timeout=12.0, default_retry=RetryPolicy(9, 1.0, 2.0)
     )
-    assert (definition.timeout, definition.steps[0].retry) == (12.0, RetryPolicy(9, 1.0, 2.0))
+    assert definition.timeout == 12.0
+    assert [step.retry for step in definition.steps] == [RetryPolicy(9, 1.0, 2.0)] * 2
 
 
 def test_every_option() -> None:
@@ -125,6 +127,11 @@ def test_every_option() -> None:
         (Channel.WEBHOOK, "https://example.com/x"),
         (Channel.QUEUE, "respostas"),
     ]
+
+
+@pytest.mark.parametrize("url", ["http://h:1/", "HTTPS://h", "http://h/" + "x" * 2039])
+def test_a_webhook_may_be_any_url_of_http(url: str) -> None:
+    assert run_of({"destinos": ["a"], "webhook": url}).head.deliveries[0].target == url
 
 
 def test_a_webhook_or_a_queue_alone() -> None:
@@ -165,6 +172,7 @@ def test_too_wide_a_fan_out() -> None:
         ("resultados", "destinos[0]: 'resultados' is the orchestrator's own queue"),
         ("a.dlq", "destinos[0]: 'a.dlq' is a dead-letter queue"),
         ({}, 'destinos[0]: needs `fila`, the name of its queue, as {"fila": "escavador_youtube"}'),
+        ({"fila": ""}, "destinos[0]: needs `fila`, the name of its queue"),
         ({"fila": "a/b"}, "destinos[0].fila: must be 1 to 128 letters"),
         ({"fila": "a", "id": "x" * 129}, "destinos[0].id: must have 1 to 128 characters; got 129"),
         ({"fila": "a", "id": "x\n"}, "destinos[0].id: must not hold control characters"),
@@ -192,7 +200,8 @@ def test_ids_are_unique() -> None:
 
 def test_several_faults_at_once_and_not_too_many() -> None:
     assert len(faults(destinos=["a b", {}], timeout=-1, prioridade=10, webhook="x", responder_em="a b")) == 6
-    assert len(faults(destinos=["a b"] * 1000)) <= 22
+    assert [fault.partition(":")[0] for fault in faults(destinos=[{}, "a b"])] == ["destinos[0]", "destinos[1]"]
+    assert len(faults(destinos=[f"a {n}" for n in range(1000)])) == 20
 
 
 @pytest.mark.parametrize(
@@ -209,9 +218,10 @@ def test_several_faults_at_once_and_not_too_many() -> None:
         ("webhook", "ftp://x", "must be an http:// or https:// URL of at most 2048 characters"),
         ("webhook", "http://", "must be an http:// or https:// URL"),
         ("webhook", "http://h:99999/", "must be an http:// or https:// URL"),
+        ("webhook", "http://h:0/", "must be an http:// or https:// URL"),
         ("webhook", "http://[::1", "must be an http:// or https:// URL"),
         ("webhook", "http://h/a b", "must be an http:// or https:// URL"),
-        ("webhook", "http://h/" + "x" * 2048, "must be an http:// or https:// URL"),
+        ("webhook", "http://h/" + "x" * 2040, "must be an http:// or https:// URL"),
         ("responder_em", "a b", "must be 1 to 128 letters"),
         ("responder_em", "resultados", "'resultados' is the orchestrator's own queue"),
         ("prioridade", 10, "must be a whole number from 0 to 9; got 10"),
@@ -295,8 +305,14 @@ def test_the_limits_of_the_contract() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"destinos": ["\\u0000"]}', b"[" * 1000])
 def test_what_is_not_json(body: bytes) -> None:
-    with pytest.raises(InvalidJson):
+    with pytest.raises(InvalidJson) as raised:
         read_request(body, Limits())
+    assert [fault.field for fault in raised.value.faults] == [""]
+
+
+def test_where_json_is_broken_is_told() -> None:
+    with pytest.raises(InvalidJson, match=r"^not valid JSON: .*byte 13"):
+        read_request(b'{"destinos": x}', Limits())
 
 
 values = st.recursive(

@@ -46,6 +46,7 @@ def test_what_is_written_is_read_again_to_the_millisecond(seconds: float) -> Non
         (1.5, "1.5 s"),
         (2, "2 s"),
         (9.96, "10 s"),
+        (10.4, "10 s"),
         (30, "30 s"),
         (60, "1 min"),
         (125, "2 min 5 s"),

@@ -10,6 +10,7 @@ FOUND = {
     2383: "the same: a run ended with a task open",
     100417: "the law was wrong: an answer told as late in the batch that reopened its task counted as without effect",
     100638: "the same, with a repeated failure",
+    104321: "the account of faults was wrong: one that came while a publish hung made the hang count as over",
 }
 
 

@@ -16,6 +16,15 @@ class Sent(Event, frozen=True, gc=False):
     task: int
     attempt: int
     dead_letter: bool = False
+    via: str | None = None  # the broker that took it
+
+
+class BrokerLost(Event, frozen=True, gc=False):
+    """What this broker took may never arrive: commands in work are sent again. With `dead_letters` they too, because
+    it lost its memory and not just its connection."""
+
+    via: str | None
+    dead_letters: bool = False
 
 
 class Answered(Event, frozen=True, gc=False):

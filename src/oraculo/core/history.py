@@ -16,6 +16,7 @@ class Happened(StrEnum):
     SKIPPED = "tarefa_ignorada"
     CANCELLED = "tarefa_cancelada"
     REOPENED = "tarefa_reaberta"
+    BROKER_LOST = "broker_perdido"
     LATE = "resposta_tardia"
     DUPLICATE = "resposta_repetida"
     AMENDED = "resposta_tardia_aceita"

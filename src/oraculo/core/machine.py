@@ -17,6 +17,7 @@ from typing import Any
 from oraculo.core.aggregate import end_status
 from oraculo.core.events import (
     Answered,
+    BrokerLost,
     Cancelled,
     DeadLetterDiscarded,
     Delivered,
@@ -145,6 +146,7 @@ def _sent(run: Run, event: Sent, now: float, changes: Changes) -> Verdict:
     if not task.unsent or task.attempt != event.attempt or task.is_open is event.dead_letter:
         return Verdict.NOTHING
     task.unsent = False
+    task.via = event.via
     changes.touch(task)
     if event.dead_letter:
         return Verdict.APPLIED
@@ -152,6 +154,23 @@ def _sent(run: Run, event: Sent, now: float, changes: Changes) -> Verdict:
     if task.status is TaskStatus.PENDING:
         _move(run, task, Trigger.SEND)
     changes.tell(now, Happened.SENT, task.number, task.attempt)
+    return Verdict.APPLIED
+
+
+def _broker_lost(run: Run, event: BrokerLost, now: float, changes: Changes) -> Verdict:
+    """Under the same identity: a worker that has such a command already knows it for a repeat."""
+    lost = [task for task in run.tasks if task.via == event.via and not task.unsent]
+    commands = [task for task in lost if task.status is TaskStatus.RUNNING]
+    letters = [task for task in lost if task.dead_letter and event.dead_letters]
+    if not commands and not letters:
+        return Verdict.NOTHING
+    for task in (*commands, *letters):
+        task.unsent = True
+        changes.touch(task)
+    changes.commands += [(task.number, task.attempt) for task in commands]
+    changes.dead_letters += [(task.number, task.attempt) for task in letters]
+    again = len(commands) + len(letters)
+    changes.tell(now, Happened.BROKER_LOST, detail=f"{event.via or 'unknown'}: {again} of its messages are sent again")
     return Verdict.APPLIED
 
 
@@ -553,6 +572,7 @@ def _move_run(run: Run, trigger: RunTrigger, status: RunStatus) -> None:
 
 _HANDLERS: dict[type[Event], Callable[[Run, Any, float, Changes], Verdict]] = {
     Sent: _sent,
+    BrokerLost: _broker_lost,
     Answered: _answered,
     Progressed: _progressed,
     TaskDue: _task_due,

@@ -60,6 +60,7 @@ class Task(msgspec.Struct, gc=False):
     sent_at: float | None = None
     ended_at: float | None = None
     dead_letter: bool = False  # its command rests, or is to rest, in the dead-letter queue
+    via: str | None = None  # the broker that took its command, or its dead letter
     missing: int = 0  # dependencies that have not succeeded yet; not stored, counted again on load
 
     @property

@@ -116,6 +116,17 @@ class Store(Protocol):
         starting behind (run id, task) `after`."""
         ...
 
+    async def brokers_in_use(self) -> Sequence[str | None]:
+        """The brokers that took the commands of tasks in work; None: it was not noted which."""
+        ...
+
+    async def held_by(
+        self, via: str | None, limit: int, after: str = "", *, dead_letters: bool = False
+    ) -> Sequence[str]:
+        """Runs with commands in work, or with dead letters, that this broker took: in a stable order, starting behind
+        run `after`."""
+        ...
+
     async def forget_sent(self) -> int:
         """The broker lost its memory: every command in work (`em_execucao`) and every resting dead letter counts as
         not sent. Returns how many. Call it before the engine takes work: it moves no version."""

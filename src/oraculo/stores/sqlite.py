@@ -181,6 +181,17 @@ class SqliteStore:
         rows = await self._read("unsent", place | {"limit": limit})
         return [Unsent(*row) for row in rows]
 
+    async def brokers_in_use(self) -> Sequence[str | None]:
+        return [via for (via,) in await self._read("brokers_in_use", {})]
+
+    async def held_by(
+        self, via: str | None, limit: int, after: str = "", *, dead_letters: bool = False
+    ) -> Sequence[str]:
+        found = await self._read("number_of_run", {"id": after})
+        query = "dead_letters_with" if dead_letters else "commands_with"
+        rows = await self._read(query, {"via": via, "n": found[0][0] if found else 0, "limit": limit})
+        return [run_id for _, run_id in rows]
+
     async def forget_sent(self) -> int:
         return await self._write("forget_commands", {}) + await self._write("forget_dead_letters", {})
 

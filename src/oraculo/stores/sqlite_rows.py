@@ -127,6 +127,7 @@ def _task_row(task: Task, step: str) -> Row:
         NULL if task.sent_at is None else task.sent_at,
         NULL if task.ended_at is None else task.ended_at,
         1 if task.dead_letter else 0,
+        NULL if task.via is None else task.via,
     ]
 
 

@@ -167,6 +167,7 @@ def full_task(task: Task) -> Task:
         sent_at=0.0,
         ended_at=NOW + 4.4,
         dead_letter=True,
+        via="rabbitmq-2",
     )
 
 

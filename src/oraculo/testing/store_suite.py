@@ -10,7 +10,17 @@ module needs no pytest.
 
 import asyncio
 
-from oraculo.core.events import Answered, Cancelled, DeadLetterDiscarded, Delivered, Progressed, RunDue, Sent, TaskDue
+from oraculo.core.events import (
+    Answered,
+    BrokerLost,
+    Cancelled,
+    DeadLetterDiscarded,
+    Delivered,
+    Progressed,
+    RunDue,
+    Sent,
+    TaskDue,
+)
 from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.run import RunStatus
 from oraculo.errors import InvalidInput, StoreUnavailable
@@ -127,6 +137,36 @@ class StoreSuite(StoreCommits):
             await change(store, changed(run, DeadLetterDiscarded(1)))
             assert await store.forget_sent() == 1
             assert list(await store.unsent(10)) == [Unsent("a", 0, 1), Unsent("a", 2, 1)]
+
+    async def test_the_commands_that_a_broker_took_are_found_by_run(self) -> None:
+        async with self.opened() as store:
+            one, two, three, ended = (make_run(name, now=NOW + n) for n, name in enumerate(("a", "b", "c", "d")))
+            await create(store, one, two, three, ended)
+            await change(store, changed(one, Sent(0, 1, via="rabbitmq"), Sent(1, 1, via="rabbitmq"), Sent(2, 1)))
+            await change(store, changed(two, Sent(0, 1, via="redis")))
+            await change(store, changed(three, Sent(0, 1, via="rabbitmq")))
+            await change(store, changed(ended, Sent(0, 1, via="rabbitmq"), Cancelled()))
+            assert set(await store.brokers_in_use()) == {"rabbitmq", "redis", None}
+            assert list(await store.held_by("rabbitmq", 10)) == ["a", "c"]
+            assert list(await store.held_by("rabbitmq", 1)) == ["a"]
+            assert list(await store.held_by("rabbitmq", 10, "a")) == ["c"]
+            assert list(await store.held_by(None, 10)) == ["a"]
+            assert list(await store.held_by("nats", 10)) == []
+            await change(store, changed(one, BrokerLost("rabbitmq")))
+            assert list(await store.held_by("rabbitmq", 10)) == ["c"], "what is to be sent again is in nobody's hands"
+            assert list(await store.unsent(10))[:2] == [Unsent("a", 0, 1), Unsent("a", 1, 1)]
+
+    async def test_the_dead_letters_that_a_broker_took_are_found_by_run(self) -> None:
+        async with self.opened() as store:
+            run, other = make_run("a"), make_run("b")
+            await create(store, run, other)
+            resting = [Sent(n, 1, dead_letter=True, via="redis") for n in range(3)]
+            await change(store, changed(run, *map(failure, range(3)), *resting))
+            await change(store, changed(other, Sent(0, 1, via="redis")))
+            assert list(await store.held_by("redis", 10, dead_letters=True)) == ["a"]
+            assert list(await store.held_by("rabbitmq", 10, dead_letters=True)) == []
+            await change(store, changed(run, BrokerLost("redis", dead_letters=True)))
+            assert list(await store.unsent(10))[:3] == [Unsent("a", n, 1) for n in range(3)]
 
     # -- lists --------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ from oraculo.testing.simulation.campaign import run_seeds, silence_logs
 from oraculo.testing.simulation.running import run_seed
 from oraculo.testing.simulation.shrinking import shrink, story
 
+_MOST_TOLD = 20
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m oraculo.testing.simulation")
@@ -32,7 +34,11 @@ def _replay(seed: int) -> int:
 
 def _campaign(first: int, count: int) -> int:
     tally = None
+    told: set[int] = set()
     for tally in run_seeds(first, count):
+        for seed in sorted(tally.broken.keys() - told)[: _MOST_TOLD - len(told)]:
+            print(f"seed {seed}: {tally.broken[seed]}", flush=True)
+            told.add(seed)
         end = "\n" if tally.seeds == count else "\r"
         print(
             f"{tally.seeds} of {count} seeds, {tally.rate:.0f}/s, {len(tally.broken)} broke a law", end=end, flush=True
@@ -41,8 +47,6 @@ def _campaign(first: int, count: int) -> int:
         return 0
     print(f"runs ended: {dict(tally.statuses)}")
     print(f"faults: {dict(tally.troubles)}")
-    for seed, how in sorted(tally.broken.items())[:20]:
-        print(f"seed {seed}: {how}")
     if tally.broken:
         print(story(shrink(run_seed(min(tally.broken)))))
     return 1 if tally.broken else 0

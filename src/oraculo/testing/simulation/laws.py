@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # How long something may be overdue while nothing goes wrong.
 PATIENCE = 12.0
 
+# What an answer does when it is neither late nor a repeat.
+_EFFECTS = frozenset({Happened.SUCCEEDED, Happened.ATTEMPT_FAILED, Happened.FAILED, Happened.AMENDED})
+
 
 class Law:
     """Each method is told of one kind of happening; a law listens to those that it needs."""
@@ -170,23 +173,33 @@ class DependenciesFirst(Law):
 
 
 class AckedAfterCommit(Law):
+    """Whatever an answer does, it leaves a trace: an attempt that ended, an amendment, or one more on the count of the
+    late and the repeated. So there are never more acks than traces."""
+
     number, says = 6, "a message is acked only after its effect is committed"
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(world)
+        self._traces: dict[str, int] = {}
+        self._acks: dict[str, int] = {}
+
+    def committed(self, before: Run | None, after: Run, told: Sequence[HistoryEntry]) -> None:
+        strays = after.head.late + after.head.duplicates
+        known = 0 if before is None else before.head.late + before.head.duplicates
+        ended = sum(entry.what in _EFFECTS for entry in told)
+        self._traces[after.id] = self._traces.get(after.id, 0) + ended + strays - known
 
     def acked(self, delivery: Delivery) -> None:
         message = _read(delivery) if delivery.queue == naming.ANSWERS else None
         if message is None or message.tipo_evento not in naming.ANSWER_EVENTS:
             return
         run = self.world.runs.get(message.correlation_id)
-        task = None if run is None else _task_of(run, message)
-        if run is None or task is None:
+        if run is None or _task_of(run, message) is None:
             return
-        # Only of the present attempt: an older answer may have been told as late before the task was reopened.
-        present = task.attempt == (message.tentativa or 1)
-        if present and task.is_open and not task.awaits_retry:
-            step = run.plan.steps[task.number].id
-            self.broken(
-                f"the answer to '{step}' of run {run.id}, attempt {message.tentativa}, was acked without effect"
-            )
+        acks = self._acks[run.id] = self._acks.get(run.id, 0) + 1
+        traces = self._traces.get(run.id, 0)
+        if acks > traces:
+            self.broken(f"{acks} answers to run {run.id} were acked and {traces} left a trace; the last: {message}")
 
 
 class OneAggregate(Law):

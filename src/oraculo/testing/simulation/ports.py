@@ -202,6 +202,16 @@ class HostStore:
         found: Sequence[Unsent] = await self._read(self._disk.unsent(limit, after))
         return found
 
+    async def brokers_in_use(self) -> Sequence[str | None]:
+        found: Sequence[str | None] = await self._read(self._disk.brokers_in_use())
+        return found
+
+    async def held_by(
+        self, via: str | None, limit: int, after: str = "", *, dead_letters: bool = False
+    ) -> Sequence[str]:
+        found: Sequence[str] = await self._read(self._disk.held_by(via, limit, after, dead_letters=dead_letters))
+        return found
+
     async def forget_sent(self) -> int:
         count: int = await self._read(self._disk.forget_sent())
         await self._trouble.world.reread()

@@ -32,7 +32,7 @@ class Trouble:
         self.faults = faults
         self.world = world
         self.is_calm = False
-        self.last = 0.0  # the loop's time of the last fault
+        self.last = 0.0  # the loop's time at which the last fault is over
         self.counts: Counter[str] = Counter()
         self._dice = dice
 
@@ -41,7 +41,7 @@ class Trouble:
         if self.is_calm or not rate or self._dice.random() >= rate:
             return False
         self.counts[kind] += 1
-        self.last = asyncio.get_running_loop().time()
+        self.last = max(self.last, asyncio.get_running_loop().time())
         return True
 
     def step(self, host: Host) -> None:

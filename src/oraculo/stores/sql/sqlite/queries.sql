@@ -50,7 +50,7 @@ WHERE runs.n = new.column1;
 -- name: write_tasks
 INSERT INTO tasks (
     n, number, step, status, attempt, last_attempt, unsent, due_at, deadline, result, cause, reason, mark,
-    percent, note, sent_at, ended_at, dead_letter
+    percent, note, sent_at, ended_at, dead_letter, via
 )
 SELECT * FROM (VALUES /* rows */) WHERE column1 IS NOT NULL
 ON CONFLICT (n, number) DO UPDATE SET
@@ -68,7 +68,8 @@ ON CONFLICT (n, number) DO UPDATE SET
     note = excluded.note,
     sent_at = excluded.sent_at,
     ended_at = excluded.ended_at,
-    dead_letter = excluded.dead_letter;
+    dead_letter = excluded.dead_letter,
+    via = excluded.via;
 
 -- name: insert_history
 INSERT INTO history (n, seq, at, what, task, attempt, detail)
@@ -95,7 +96,7 @@ WHERE id IN (SELECT value FROM json_each(:ids));
 -- name: load_tasks
 SELECT
     n, number, status, attempt, last_attempt, unsent, due_at, deadline, result, cause, reason, mark,
-    percent, note, sent_at, ended_at, dead_letter
+    percent, note, sent_at, ended_at, dead_letter, via
 FROM tasks
 WHERE n IN (SELECT value FROM json_each(:numbers))
 ORDER BY n, number;
@@ -123,6 +124,28 @@ FROM tasks
 JOIN runs ON runs.n = tasks.n
 WHERE unsent = 1 AND (tasks.n, number) > (:n, :number)
 ORDER BY tasks.n, number
+LIMIT :limit;
+
+-- name: brokers_in_use
+SELECT DISTINCT via
+FROM runs
+JOIN tasks ON tasks.n = runs.n
+WHERE runs.status = 'em_execucao' AND tasks.status = 'em_execucao' AND unsent = 0;
+
+-- name: commands_with
+SELECT DISTINCT runs.n, id
+FROM runs
+JOIN tasks ON tasks.n = runs.n
+WHERE runs.status = 'em_execucao' AND tasks.status = 'em_execucao' AND unsent = 0 AND via IS :via AND runs.n > :n
+ORDER BY runs.n
+LIMIT :limit;
+
+-- name: dead_letters_with
+SELECT DISTINCT runs.n, id
+FROM tasks
+JOIN runs ON runs.n = tasks.n
+WHERE dead_letter = 1 AND unsent = 0 AND via IS :via AND runs.n > :n
+ORDER BY runs.n
 LIMIT :limit;
 
 -- name: forget_commands
