@@ -5,16 +5,20 @@ import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.vigil import VigilantBroker
+from oraculo.core.naming import QueueNames
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.store import Store
-from oraculo.settings import Settings
+from oraculo.ports.telemetry import Telemetry
+from oraculo.settings import BrokerSettings, Settings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.telemetry.hub import Hub
 from oraculo.telemetry.logs import LogSubscriber
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
 _SQLITE = "sqlite:///"
 
-# The extra that will bring each adapter which this version has not got.
+# The extra that brings each adapter's client.
 _BROKER_EXTRAS = {
     "amqp": "rabbitmq",
     "amqps": "rabbitmq",
@@ -35,6 +39,7 @@ _BROKER_EXTRAS = {
     "nats": "nats",
     "tls": "nats",
 }
+# The extra that will bring each adapter which this version has not got.
 _STORE_EXTRAS = {
     "postgresql": "postgres",
     "postgres": "postgres",
@@ -59,20 +64,74 @@ class System:
     entropy: Entropy
 
 
-def make_broker(settings: Settings, clock: Clock) -> Broker:
-    """Raises InvalidSettings for a broker that this version has no adapter for."""
-    urls = settings.broker.urls
-    if len(urls) > 1:
-        raise InvalidSettings(
-            Fault(
-                "ORACULO_BROKER_URL",
-                f"lists {len(urls)} brokers; this version takes one, memory://, and fail-over comes later",
-            )
+def make_broker(
+    settings: Settings, clock: Clock, telemetry: Telemetry | None = None, *, own_queues: Sequence[str] = ()
+) -> Broker:
+    """One for each URL, watched over, and behind one face when there are several. `own_queues`: those that nobody but
+    the caller reads. Raises InvalidSettings."""
+    urls, names = settings.broker.urls, _broker_names(settings.broker.urls)
+    if "memory" in map(_scheme, urls):
+        if len(urls) > 1:
+            fault = "has memory:// in a list of brokers; it lives in one process, and takes over from no other"
+            raise InvalidSettings(Fault("ORACULO_BROKER_URL", fault))
+        return MemoryBroker(clock, delivery_limit=settings.broker.delivery_limit)
+    watched: list[Broker] = [
+        VigilantBroker(
+            _make_adapter(url, name, settings.broker, clock),
+            clock,
+            telemetry or Hub(LogSubscriber()),
+            own_queues=own_queues,
+            silence=settings.broker.silence,
         )
-    scheme = _scheme(urls[0])
-    if scheme != "memory":
-        raise _not_yet("ORACULO_BROKER_URL", scheme, "memory://", _BROKER_EXTRAS)
-    return MemoryBroker(clock, delivery_limit=settings.broker.delivery_limit)
+        for url, name in zip(urls, names, strict=True)
+    ]
+    return watched[0] if len(watched) == 1 else FailoverBroker(watched)
+
+
+def make_adapters(settings: Settings, clock: Clock) -> list[tuple[str, Broker]]:
+    """Each broker by itself, with its URL, for whoever wants to know how each is doing. Raises InvalidSettings."""
+    urls, names = settings.broker.urls, _broker_names(settings.broker.urls)
+    return [(url, _make_adapter(url, name, settings.broker, clock)) for url, name in zip(urls, names, strict=True)]
+
+
+def _broker_names(urls: Sequence[str]) -> list[str]:
+    """`rabbitmq`, and `rabbitmq-2` for the second of its kind. What was sent is noted under them, so they depend on
+    nothing but the order of the URLs."""
+    kinds = [_BROKER_EXTRAS.get(_scheme(url), _scheme(url)) for url in urls]
+    counts = [kinds[: number + 1].count(kind) for number, kind in enumerate(kinds)]
+    return [kind if count == 1 else f"{kind}-{count}" for kind, count in zip(kinds, counts, strict=True)]
+
+
+def _make_adapter(url: str, name: str, settings: BrokerSettings, clock: Clock) -> Broker:
+    """The client is imported here, so that nobody needs one that is not used."""
+    scheme = _scheme(url)
+    options: dict[str, Any] = {
+        "name": name,
+        "clock": clock,
+        "delivery_limit": settings.delivery_limit,
+        "connect_timeout": settings.connect_timeout,
+        "publish_timeout": settings.publish_timeout,
+    }
+    try:
+        match _BROKER_EXTRAS.get(scheme):
+            case "rabbitmq":
+                from oraculo.brokers.rabbitmq import RabbitMQBroker
+
+                return RabbitMQBroker(url, **options)
+            case "redis":
+                from oraculo.brokers.redis_streams import RedisStreamsBroker
+
+                return RedisStreamsBroker(url, **options)
+            case "nats":
+                from oraculo.brokers.nats import NatsBroker
+
+                return NatsBroker(url, **options)
+            case _:
+                return MemoryBroker(clock, delivery_limit=settings.delivery_limit)
+    except ModuleNotFoundError as error:
+        extra = _BROKER_EXTRAS[scheme]
+        missing = f"{scheme}:// needs a client that is not installed ({error.name}): pip install 'oraculo[{extra}]'"
+        raise InvalidSettings(Fault("ORACULO_BROKER_URL", missing)) from error
 
 
 def make_store(settings: Settings, *, exclusive: bool = False) -> Store:
@@ -86,9 +145,10 @@ def make_store(settings: Settings, *, exclusive: bool = False) -> Store:
 def build(settings: Settings) -> System:
     """Raises InvalidSettings."""
     clock, entropy, metrics = SystemClock(), SystemEntropy(), Metrics()
-    broker = make_broker(settings, clock)
-    store = make_store(settings, exclusive=not broker.capabilities.shared)
     telemetry = Hub(metrics.observe, LogSubscriber())
+    names = QueueNames(settings.broker.prefix)
+    broker = make_broker(settings, clock, telemetry, own_queues=(names.requests, names.answers))
+    store = make_store(settings, exclusive=not broker.capabilities.shared)
     engine = Engine(settings, broker, store, clock=clock, entropy=entropy, telemetry=telemetry)
     return System(settings, engine, Operations(engine), broker, store, metrics, clock, entropy)
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from oraculo.cli.app import app
 from oraculo.cli.doctor import redacted
+from tests.servers.fleet import Fleet
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -53,10 +54,28 @@ def test_bad_settings_are_2_and_every_fault_is_told() -> None:
     assert "ORACULO_STORE_URL" in result.stdout
 
 
-def test_a_broker_of_a_later_version_is_a_bad_setting() -> None:
-    code, checks = doctor(ORACULO_BROKER_URL="nats://localhost")
+def test_a_broker_that_is_not_there_is_an_error_that_says_where_and_what_to_do() -> None:
+    code, checks = doctor(ORACULO_BROKER_URL="nats://user:secret@127.0.0.1:9")
+    assert code == 1
+    assert checks["broker"]["estado"] == "erro"
+    assert "127.0.0.1:9" in checks["broker"]["detalhe"]
+    assert "secret" not in str(checks)
+    assert "ORACULO_BROKER_URL" in checks["broker"]["o_que_fazer"]
+
+
+def test_each_of_several_brokers_is_told_of(fleet: Fleet) -> None:
+    urls = ",".join((fleet.url("rabbitmq"), fleet.url("redis"), fleet.url("nats"), "redis://127.0.0.1:9"))
+    code, checks = doctor(ORACULO_BROKER_URL=urls)
+    states = {name: check for name, check in checks.items() if name.startswith("broker ")}
+    assert code == 1
+    assert [check["estado"] for check in states.values()] == ["ok", "ok", "ok", "erro"]
+    assert [check["detalhe"].split()[0] for check in states.values()][:3] == ["RabbitMQ", "Valkey", "NATS"]
+
+
+def test_a_url_with_a_parameter_that_nobody_knows_is_a_bad_setting() -> None:
+    code, checks = doctor(ORACULO_BROKER_URL="redis://localhost?tiemout=3")
     assert code == 2
-    assert "oraculo[nats]" in checks["settings"]["detalhe"]
+    assert "'tiemout'" in checks["settings"]["detalhe"]
 
 
 def test_the_pipelines_folder_is_checked(tmp_path: Path) -> None:

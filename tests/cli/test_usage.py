@@ -112,15 +112,23 @@ def test_bad_settings_are_one_line(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "extra"), [("amqp://localhost", "oraculo[rabbitmq]"), ("redis://localhost", "oraculo[redis]")]
+    ("url", "module", "extra"),
+    [
+        ("amqp://localhost", "rabbitmq", "oraculo[rabbitmq]"),
+        ("rediss://localhost", "redis_streams", "oraculo[redis]"),
+        ("nats://localhost", "nats", "oraculo[nats]"),
+    ],
 )
-def test_a_broker_of_a_later_version_is_named_with_its_extra(url: str, extra: str) -> None:
+def test_a_client_that_is_not_installed_is_named_with_its_extra(
+    url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, f"oraculo.brokers.{module}", None)  # as when its import fails
     assert extra in complaint(invoke("serve", "--port", "0", env={"ORACULO_BROKER_URL": url}))
 
 
-def test_a_list_of_brokers_is_refused() -> None:
-    told = complaint(invoke("serve", "--port", "0", env={"ORACULO_BROKER_URL": "memory://,memory://"}))
-    assert "fail-over" in told
+def test_the_memory_broker_takes_over_from_no_other() -> None:
+    told = complaint(invoke("serve", "--port", "0", env={"ORACULO_BROKER_URL": "memory://,redis://localhost"}))
+    assert "memory:// in a list" in told
 
 
 def test_a_store_of_a_later_version_is_named_with_its_extra() -> None:
@@ -142,14 +150,14 @@ def test_uvicorn_with_bad_settings_ends_with_2_and_one_line(tmp_path: Path) -> N
     done = subprocess.run(
         [sys.executable, "-m", "uvicorn", "oraculo.main:app", "--port", "0"],
         cwd=tmp_path,
-        env=environment(ORACULO_BROKER_URL="amqp://localhost"),
+        env=environment(ORACULO_STORE_URL="postgresql://localhost/x"),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode == 2, done.stderr
-    assert "oraculo: ORACULO_BROKER_URL: this version has memory:// only" in done.stderr
+    assert "oraculo: ORACULO_STORE_URL: this version has sqlite:///path only" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -250,7 +250,7 @@ def _check_task(run: Run, task: Task) -> None:
     assert (task.result is not None) is (task.status is TaskStatus.SUCCEEDED)
     if task.unsent:
         assert task.attempt
-        assert task.status is TaskStatus.PENDING or (task.status is TaskStatus.FAILED and task.dead_letter)
+        assert task.is_open or (task.status is TaskStatus.FAILED and task.dead_letter)
 
 
 def copied(struct: Any) -> Any:

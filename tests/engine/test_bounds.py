@@ -48,11 +48,11 @@ async def test_a_request_that_was_refused_for_want_of_a_store_is_never_run(monke
         store.away = True
         with pytest.raises(StoreUnavailable, match="not committed"):
             await oraculo.submit({"destinos": ["escavador_a"], "correlation_id": "recusada"})
-        assert "waits for the store" in ((await oraculo.operations.health())["engine"] or "")
+        assert "waits for the store" in ((await oraculo.operations.health()).parts["engine"] or "")
         store.away = False
         assert (await oraculo.run({"destinos": ["escavador_a"]}))["status"] == "concluida"
         assert await oraculo.store.load(["recusada"]) == {}
-        assert (await oraculo.operations.health())["engine"] is None
+        assert (await oraculo.operations.health()).parts["engine"] is None
 
 
 async def test_what_waits_for_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

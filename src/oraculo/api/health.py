@@ -30,11 +30,10 @@ async def alive() -> Response:
     responses={200: reply("It is.", "Prontidao"), 503: reply("It is not: `partes` says why.", "Prontidao")},
 )
 async def ready(operations: Door) -> Response:
-    faults = await operations.health()
-    parts = {part: {"ok": fault is None, "problema": fault} for part, fault in faults.items()}
-    is_ready = not any(faults.values())
-    status = "ok" if is_ready else "indisponivel"
-    return json_reply({"status": status, "versao": __version__, "partes": parts}, 200 if is_ready else 503)
+    health = await operations.health()
+    parts = {part: {"ok": fault is None, "problema": fault} for part, fault in health.parts.items()}
+    status = "indisponivel" if not health.is_ready else "degradado" if any(health.parts.values()) else "ok"
+    return json_reply({"status": status, "versao": __version__, "partes": parts}, 200 if health.is_ready else 503)
 
 
 @router.get(
@@ -52,6 +51,7 @@ async def show_metrics(shared: Shared) -> Response:
 async def _look_at_queues(operations: Operations, metrics: Metrics) -> None:
     """Without an answer there are no numbers: old ones would look like new."""
     metrics.set_queues(())
+    metrics.set_brokers(operations.brokers())
     try:
         async with asyncio.timeout(_SCRAPE_PATIENCE):
             states = await operations.queues()

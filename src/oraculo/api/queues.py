@@ -18,7 +18,7 @@ from oraculo.core.message import fault_of, in_our_words
 from oraculo.core.timestamps import to_iso
 from oraculo.engine.operations import Operations
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidJson, InvalidRequest, NotFound
-from oraculo.ports.broker import DeadLetter, QueueState
+from oraculo.ports.broker import DeadLetter, Link, QueueState
 
 router = APIRouter(tags=["filas"], default_response_class=Response)
 
@@ -30,7 +30,12 @@ router = APIRouter(tags=["filas"], default_response_class=Response)
 )
 async def list_queues(operations: Door) -> Response:
     states = sorted(await operations.queues(), key=operations.queue_name)
-    return json_reply({"filas": [_queue_view(operations.queue_name(state), state) for state in states]})
+    queues = [_queue_view(operations.queue_name(state), state) for state in states]
+    return json_reply({"filas": queues, "brokers": [_broker_view(link) for link in operations.brokers()]})
+
+
+def _broker_view(link: Link) -> dict[str, Any]:
+    return {"nome": link.name, "ok": link.trouble is None, "problema": link.trouble, "filas_surdas": list(link.deaf)}
 
 
 def _queue_view(name: str, state: QueueState) -> dict[str, Any]:

@@ -248,6 +248,7 @@ _QUEUE = record(
         "dlq": COUNT,
     }
 )
+_BROKER = record({"nome": TEXT, "ok": {"type": "boolean"}, "problema": nullable(TEXT), "filas_surdas": listed(TEXT)})
 _LETTER = record(
     {
         "id": TEXT,
@@ -283,7 +284,7 @@ COMPONENTS: dict[str, Schema] = {
     "PipelinePedido": _PIPELINE_REQUEST,
     "Pipeline": _PIPELINE,
     "Pipelines": record({"pipelines": listed(_PIPELINE_LISTED)}),
-    "Filas": record({"filas": listed(_QUEUE)}),
+    "Filas": record({"filas": listed(_QUEUE), "brokers": listed(_BROKER)}),
     "CartasMortas": record({"fila": TEXT, "mensagens": listed(_LETTER), "cursor": _CURSOR}),
     "ReenvioPedido": record({"ids": nullable(listed(TEXT))}, optional=("ids",)),
     "Reenvio": record(dict.fromkeys(("reenviadas", "reabertas", "obsoletas"), COUNT)),

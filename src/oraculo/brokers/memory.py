@@ -478,7 +478,7 @@ class MemoryBroker:
     def _state(depot: _Depot, name: str) -> QueueState:
         queue, dlq = depot.queues[name], depot.queues.get(dlq_of(name))
         dead = dlq.ready + dlq.unacked if dlq else 0
-        return QueueState(name, queue.ready, queue.unacked, dead, len(queue.consumers))
+        return QueueState(name, queue.ready, queue.unacked, dead, len(queue.consumers), queue.delayed)
 
 
 def _number(letter_id: str) -> int:

@@ -242,6 +242,10 @@ class Queue:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def delayed(self) -> int:
+        return len(self._delayed)
+
+    @property
     def ready(self) -> int:
         return len(self.stock) + len(self._delayed)
 

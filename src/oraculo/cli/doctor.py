@@ -146,12 +146,15 @@ def _pipelines(folder: Path) -> Check:
 
 async def _parts(settings: "Settings") -> list[Check]:
     """Raises InvalidSettings for what this version has no adapter for."""
-    from oraculo.bootstrap import make_broker, make_store
+    from oraculo.bootstrap import make_adapters, make_store
     from oraculo.ports.clock import SystemClock
 
-    broker, store = make_broker(settings, SystemClock()), make_store(settings)
-    checks = [await _part("broker", broker.start, broker.check, broker.close)]
-    if not broker.capabilities.shared:
+    brokers, store = make_adapters(settings, SystemClock()), make_store(settings)
+    checks = [
+        await _part(_labelled("broker", url, len(brokers)), broker.start, broker.check, broker.close)
+        for url, broker in brokers
+    ]
+    if not brokers[0][1].capabilities.shared:
         detail = "memory:// is inside one process"
         checks.append(Check("workers", WARNING, detail, "run them with `oraculo dev --app` or `serve --app`"))
     if (missing := _missing_file(settings.store.url)) is not None:
@@ -161,20 +164,26 @@ async def _parts(settings: "Settings") -> list[Check]:
     return checks
 
 
+def _labelled(name: str, url: str, count: int) -> str:
+    """With several of a kind, which one."""
+    return name if count == 1 else f"{name} {redacted(url).rpartition('@')[2].removeprefix('//')}"
+
+
 async def _part(
     name: str,
     start: Callable[[], Awaitable[None]],
     check: Callable[[], Awaitable[str]],
     close: Callable[[], Awaitable[None]],
 ) -> Check:
+    remedy = f"start it, or mend ORACULO_{name.partition(' ')[0].upper()}_URL"
     try:
         async with asyncio.timeout(_PATIENCE):
             await start()
             version = await check()
     except OraculoError as error:
-        return Check(name, ERROR, str(error), f"start it, or mend ORACULO_{name.upper()}_URL")
+        return Check(name, ERROR, str(error), remedy)
     except TimeoutError:
-        return Check(name, ERROR, f"no answer in {_PATIENCE:g} s", f"start it, or mend ORACULO_{name.upper()}_URL")
+        return Check(name, ERROR, f"no answer in {_PATIENCE:g} s", remedy)
     finally:
         await close()
     return Check(name, OK, f"{version}; schema up to date, can be written" if name == "store" else version)

@@ -16,7 +16,7 @@ from oraculo.core.run import Run, RunStatus, TaskStatus
 from oraculo.engine.catalogue import Origin
 from oraculo.engine.inputs import Submission, Wish, patiently
 from oraculo.engine.quarantine import Quarantine, Redrive
-from oraculo.engine.service import Engine
+from oraculo.engine.service import Engine, Health
 from oraculo.engine.watchers import Watch
 from oraculo.errors import (
     Conflict,
@@ -26,7 +26,7 @@ from oraculo.errors import (
     NotFound,
     StoreUnavailable,
 )
-from oraculo.ports.broker import DeadLetter, QueueState
+from oraculo.ports.broker import DeadLetter, Link, QueueState
 from oraculo.ports.store import Created, Outcome, Page, RunQuery
 
 MAX_KEY = 255
@@ -222,8 +222,11 @@ class Operations:
 
     # -- health -----------------------------------------------------------------------------------------------
 
-    async def health(self) -> dict[str, str | None]:
+    async def health(self) -> Health:
         return await self._engine.health()
+
+    def brokers(self) -> Sequence[Link]:
+        return self._engine.broker.links()
 
     async def census(self) -> dict[RunStatus, int]:
         return await self._engine.store.census()

@@ -85,8 +85,8 @@ class Outbox:
     async def run(self) -> None:
         await asyncio.gather(self._commands.run(), self._dead_letters.run())
 
-    def _confirmed(self, keys: Sequence[Key]) -> None:
-        self._inbox.note(Note(key[0], Sent(key[1], key[2], key[3])) for key in keys)
+    def _confirmed(self, keys: Sequence[Key], via: str) -> None:
+        self._inbox.note(Note(key[0], Sent(key[1], key[2], key[3], via)) for key in keys)
 
     def _refused(self, keys: Sequence[Key]) -> None:
         """Left unsent: the sweep tries again, until the task's deadline says that it was never taken."""

@@ -16,14 +16,17 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
 Entry = tuple[Key, Outgoing]
-Tell = Callable[[Sequence[Key]], None]
+Confirmed = Callable[[Sequence[Key], str], None]  # the second: which broker took them
+Refused = Callable[[Sequence[Key]], None]
 
 
 class Line:
     """`confirmed` and `refused` are told of what became of each message: a broker that is away is waited for, one that
     says no to a message does not hold up the others."""
 
-    def __init__(self, broker: Broker, clock: Clock, telemetry: Telemetry, confirmed: Tell, refused: Tell) -> None:
+    def __init__(
+        self, broker: Broker, clock: Clock, telemetry: Telemetry, confirmed: Confirmed, refused: Refused
+    ) -> None:
         self._broker = broker
         self._clock = clock
         self._telemetry = telemetry
@@ -69,7 +72,7 @@ class Line:
         while True:
             started = self._clock.now()
             try:
-                await self._broker.publish([message for _, message in batch])
+                via = await self._broker.publish([message for _, message in batch])
             except BrokerError as error:
                 self._telemetry.emit(PublishFailed(len(batch), str(error)))
                 if not isinstance(error, BrokerUnavailable):
@@ -79,7 +82,7 @@ class Line:
                 pause = min(pause * 2, _LONGEST_PAUSE)
             else:
                 self._telemetry.emit(CommandsPublished(len(batch), self._clock.now() - started))
-                self._confirmed([key for key, _ in batch])
+                self._confirmed([key for key, _ in batch], via)
                 return
 
     async def _set_apart(self, batch: Sequence[Entry]) -> None:

@@ -8,6 +8,7 @@ still in its queue, and goes on at the next start.
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 import httpx2
 
@@ -21,13 +22,14 @@ from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.delivery import Courier, Post, http_post
 from oraculo.engine.inputs import Arrived, Inbox
 from oraculo.engine.intake import Intake
+from oraculo.engine.links import LinkWatch
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.requests import RunMaker
 from oraculo.engine.retention import Retention
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Lookout, Watchers
-from oraculo.errors import InvalidPipeline, OraculoError
-from oraculo.ports.broker import Broker, Consumer
+from oraculo.errors import BrokerUnavailable, InvalidPipeline, OraculoError
+from oraculo.ports.broker import Broker, Consumer, Link
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
@@ -35,6 +37,11 @@ from oraculo.settings import Settings
 
 _PAUSE_AFTER_FAILURE = 1.0
 _AGENT = {"user-agent": f"oraculo/{__version__}"}
+
+
+class Health(NamedTuple):
+    parts: dict[str, str | None]  # what is wrong with each; None: nothing
+    is_ready: bool  # able to take work; with several brokers one that works is enough
 
 
 class Engine:
@@ -104,6 +111,8 @@ class Engine:
         )
         self._retention = Retention(store, clock, telemetry, settings.store.retention_days)
         self._lookout = Lookout(self.watchers, store, self.plans, engine.poll)
+        self._links = LinkWatch(broker, store, self.inbox, clock, telemetry, engine.poll)
+        self._connected = False
         self._consumers: dict[str, Consumer] = {}
         self._pumps: list[asyncio.Task[None]] = []
         self._duties: list[asyncio.Task[None]] = []
@@ -117,12 +126,12 @@ class Engine:
             return
         await self.store.start()
         await self.catalogue.load(self.store)
-        await self.broker.start()
-        await self.declare_queues()
+        await self._connect()
         if not self.broker.capabilities.durable:
             await self.store.forget_sent()
         self._deciding = asyncio.create_task(self._decide(), name="intake")
         self._duties = [
+            self._duty("brokers", self._watch_links),
             self._duty("outbox", self._outbox.run),
             self._duty("sweep", self._sweep),
             self._duty("timers", self._timers.run),
@@ -135,6 +144,22 @@ class Engine:
             for queue in (self.names.answers, self.names.requests)
         ]
         self.accepting = True
+
+    async def _connect(self) -> None:
+        """A broker that is away is no reason not to start: runs are accepted and wait for it, and readiness says so.
+        One that says no is a matter of settings, and is told at once."""
+        try:
+            await self.broker.start()
+            await self.declare_queues()
+            self._connected = True
+        except BrokerUnavailable as error:
+            self.telemetry.emit(LoopFailed("broker", str(error)))
+
+    async def _watch_links(self) -> None:
+        while not self._connected:
+            await asyncio.sleep(self.settings.engine.poll)
+            await self._connect()
+        await self._links.run()
 
     async def declare_queues(self) -> None:
         """So that a worker that starts before the first command finds its queue."""
@@ -163,6 +188,9 @@ class Engine:
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
 
     async def _pump(self, queue: str) -> None:
+        if (lost := self._consumers.pop(queue, None)) is not None:
+            with suppress(OraculoError):
+                await lost.close()
         consumer = await self.broker.consume(queue, prefetch=self.settings.engine.prefetch)
         self._consumers[queue] = consumer
         while deliveries := await consumer.take(self.settings.engine.batch):
@@ -231,13 +259,23 @@ class Engine:
 
     # -- health -----------------------------------------------------------------------------------------------
 
-    async def health(self) -> dict[str, str | None]:
-        """For each part what is wrong with it; None: nothing."""
-        return {
-            "engine": self._intake.trouble if self.accepting else "not taking work: it is starting or stopping",
-            f"broker {self.broker.name}": await _fault_of(self.broker.check),
-            f"store {self.store.name}": await _fault_of(self.store.check),
-        }
+    async def health(self) -> Health:
+        parts = {"engine": self._intake.trouble if self.accepting else "not taking work: it is starting or stopping"}
+        broken = await _fault_of(self.broker.check)
+        links = self.broker.links()
+        parts |= {f"broker {link.name}": _trouble_of(link) for link in links}
+        if len(links) == 1:
+            parts[f"broker {links[0].name}"] = broken or _trouble_of(links[0])
+        parts[f"store {self.store.name}"] = await _fault_of(self.store.check)
+        others = [fault for part, fault in parts.items() if not part.startswith("broker ")]
+        is_heard = not any(link.deaf for link in links)
+        return Health(parts, broken is None and is_heard and not any(others))
+
+
+def _trouble_of(link: Link) -> str | None:
+    if link.trouble is None and link.deaf:
+        return f"heard nothing on {', '.join(link.deaf)}: the consumer is being made again"
+    return link.trouble
 
 
 async def _fault_of(check: Callable[[], Awaitable[str]]) -> str | None:

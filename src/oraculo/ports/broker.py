@@ -41,7 +41,6 @@ class Delivery(msgspec.Struct, gc=False):
     body: bytes
     token: int | str  # the adapter's own handle
     redeliveries: int = 0  # how often it was delivered before
-    link: int = 0  # which of several brokers it came from; set by whoever unites them
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -61,6 +60,7 @@ class QueueState(msgspec.Struct, frozen=True):
     unacked: int  # delivered and not yet settled
     dead_letters: int
     consumers: int | None = None  # None: the broker does not tell
+    delayed: int = 0  # those of `ready` that wait for a delay, as far as the broker tells
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -69,6 +69,7 @@ class Link(msgspec.Struct, frozen=True):
     name: str
     trouble: str | None  # why it cannot be used now; None: nothing is known to be wrong
     losses: int = 0  # how often it may have lost messages that it had confirmed: it restarted without having kept them
+    deaf: tuple[str, ...] = ()  # queues whose consumer is connected and gets nothing: it is being made again
 
 
 class Consumer(Protocol):

@@ -68,6 +68,28 @@ class LoopFailed(Record, frozen=True, gc=False):
     reason: str
 
 
+class ConsumerRebuilt(Record, frozen=True, gc=False):
+    """A consumer was connected and deaf."""
+
+    broker: str
+    queue: str
+    reason: str
+
+
+class BrokerChanged(Record, frozen=True, gc=False):
+    """A broker was lost, or is back: then `trouble` is None."""
+
+    broker: str
+    trouble: str | None
+
+
+class CommandsTakenBack(Record, frozen=True, gc=False):
+    """Runs whose commands are sent again, because the broker that took them was lost."""
+
+    broker: str
+    runs: int
+
+
 class RunsPruned(Record, frozen=True, gc=False):
     count: int
 

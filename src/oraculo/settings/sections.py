@@ -55,6 +55,9 @@ class BrokerSettings(Section, frozen=True):
     url: Url = DEFAULT_BROKER_URL  # one, or several in order of preference, separated by commas
     prefix: Prefix = ""
     delivery_limit: Count = 20  # deliveries without being handled, after which a message is quarantined
+    connect_timeout: Seconds = 3.0
+    publish_timeout: Seconds = 5.0  # until a broker that does not confirm counts as lost
+    silence: Seconds = 15.0  # without a message, after which a consumer must prove that it can hear
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -19,7 +19,10 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from oraculo.ports.telemetry import (
     AnswerTaken,
     BatchCommitted,
+    BrokerChanged,
     CommandsPublished,
+    CommandsTakenBack,
+    ConsumerRebuilt,
     DeadLettered,
     DeliveryAttempted,
     LoopFailed,
@@ -81,6 +84,7 @@ def _install(handler: logging.Handler, level: int) -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+        logger.setLevel(logging.NOTSET)  # ours decides
     for name in _CHATTY:
         logging.getLogger(name).setLevel(max(level, WARNING))
 
@@ -151,6 +155,9 @@ _TELLINGS: Mapping[type[Record], tuple[str, Callable[[Any], int]]] = {
     DeliveryAttempted: ("delivery attempted", _delivery_level),
     LoopFailed: ("background duty failed and goes on", _always(ERROR)),
     RunsPruned: ("runs pruned", _always(INFO)),
+    ConsumerRebuilt: ("a consumer was deaf and is made again", _always(ERROR)),
+    BrokerChanged: ("a broker was lost, or is back", lambda record: ERROR if record.trouble else WARNING),
+    CommandsTakenBack: ("what a lost broker took is sent again", _always(WARNING)),
 }
 _UNFORESEEN = ("something happened", _always(INFO))
 

@@ -16,6 +16,11 @@
 | `oraculo_deliveries_total` | counter | channel, outcome | attempts to deliver an aggregate |
 | `oraculo_loop_failures_total` | counter | duty | errors that a background duty met and outlived |
 | `oraculo_runs_pruned_total` | counter | | ended runs deleted by retention |
+| `oraculo_consumers_rebuilt_total` | counter | broker, queue | consumers that were connected and deaf |
+| `oraculo_broker_losses_total` | counter | broker | times that a broker was lost |
+| `oraculo_runs_sent_again_total` | counter | broker | runs with commands taken back from a lost broker |
+| `oraculo_broker_up` | gauge | broker | 1 when it can be used |
+| `oraculo_broker_deaf_queues` | gauge | broker | queues whose consumer hears nothing now |
 | `oraculo_runs` | gauge | status | runs in the store |
 | `oraculo_queue_ready` | gauge | queue | messages that wait |
 | `oraculo_queue_unacked` | gauge | queue | messages delivered and not yet settled |
@@ -44,11 +49,14 @@ from prometheus_client.registry import Collector
 
 from oraculo.core.machine import Verdict
 from oraculo.core.run import RunStatus
-from oraculo.ports.broker import QueueState
+from oraculo.ports.broker import Link, QueueState
 from oraculo.ports.telemetry import (
     AnswerTaken,
     BatchCommitted,
+    BrokerChanged,
     CommandsPublished,
+    CommandsTakenBack,
+    ConsumerRebuilt,
     DeadLettered,
     DeliveryAttempted,
     LoopFailed,
@@ -140,9 +148,13 @@ class Metrics(Collector):
         self._commit_seconds = _Histogram("oraculo_commit_seconds", "From first input to commit.", _SHORT_SECONDS)
         self._deliveries = _Counter("oraculo_deliveries", "Attempts to deliver.", ("channel", "outcome"))
         self._loop_failures = _Counter("oraculo_loop_failures", "Errors of background duties.", ("duty",))
+        self._rebuilt = _Counter("oraculo_consumers_rebuilt", "Consumers that were deaf.", ("broker", "queue"))
+        self._broker_losses = _Counter("oraculo_broker_losses", "Times that a broker was lost.", ("broker",))
+        self._sent_again = _Counter("oraculo_runs_sent_again", "Runs taken back from a lost broker.", ("broker",))
         self._pruned = _Counter("oraculo_runs_pruned", "Ended runs deleted by retention.")
         self._queue_names = _BoundedNames(MAX_QUEUES)
         self._census: dict[str, int] = {}
+        self._brokers: list[Link] = []
         self._queues: dict[str, QueueState] = {}
         self._handlers = self._handlers_by_record()
         self._registry = CollectorRegistry()
@@ -165,6 +177,9 @@ class Metrics(Collector):
             label = self._queue_names.label(state.queue)
             self._queues[label] = _joined(self._queues.get(label), state)
 
+    def set_brokers(self, links: Iterable[Link]) -> None:
+        self._brokers = list(links)
+
     def render(self) -> bytes:
         return generate_latest(self._registry)
 
@@ -174,6 +189,10 @@ class Metrics(Collector):
             if isinstance(part, _Counter | _Histogram):
                 yield part.family()
         yield _gauge("oraculo_runs", "Runs in the store.", "status", self._census.items())
+        up = [(link.name, int(link.trouble is None)) for link in self._brokers]
+        yield _gauge("oraculo_broker_up", "1 when it can be used.", "broker", up)
+        deaf = [(link.name, len(link.deaf)) for link in self._brokers]
+        yield _gauge("oraculo_broker_deaf_queues", "Queues whose consumer hears nothing.", "broker", deaf)
         for field, what in _QUEUE_GAUGES.items():
             yield _gauge(f"oraculo_queue_{field}", what, "queue", self._queue_values(field))
 
@@ -193,6 +212,9 @@ class Metrics(Collector):
             DeliveryAttempted: self._delivery_attempted,
             LoopFailed: self._loop_failed,
             RunsPruned: self._runs_pruned,
+            ConsumerRebuilt: self._consumer_rebuilt,
+            BrokerChanged: self._broker_changed,
+            CommandsTakenBack: self._taken_back,
         }
 
     def _batch_committed(self, record: BatchCommitted) -> None:
@@ -223,6 +245,15 @@ class Metrics(Collector):
 
     def _loop_failed(self, record: LoopFailed) -> None:
         self._loop_failures.add(1, record.duty)
+
+    def _consumer_rebuilt(self, record: ConsumerRebuilt) -> None:
+        self._rebuilt.add(1, record.broker, self._queue_names.label(record.queue))
+
+    def _broker_changed(self, record: BrokerChanged) -> None:
+        self._broker_losses.add(1 if record.trouble else 0, record.broker)
+
+    def _taken_back(self, record: CommandsTakenBack) -> None:
+        self._sent_again.add(record.runs, record.broker)
 
     def _runs_pruned(self, record: RunsPruned) -> None:
         self._pruned.add(record.count)

@@ -1,0 +1,225 @@
+"""Proof of life: a consumer that is connected and gets nothing is found out and made again.
+
+A consumer that has heard nothing for a while must prove that it can hear. On queues that only the orchestrator reads a
+canary is published, a message that every such consumer knows and takes for itself. Elsewhere plain workers may listen,
+who would not know it: there, messages that wait while the consumer has room and hears nothing are the evidence.
+
+A deaf consumer is closed and its `take` raises, so that whoever owns it subscribes again; until that one has heard
+something, `links()` tells of the queue. Where the canary went to somebody else nothing is proven either way, and after
+a few such rounds the consumer is made again without alarm: that costs little.
+"""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, Capabilities, Consumer, DeadLetter, Delivery, Link, Outgoing, QueueState
+from oraculo.ports.clock import Clock
+from oraculo.ports.telemetry import ConsumerRebuilt, Telemetry
+
+CANARY = (
+    b'{"correlation_id":"canario","tipo_evento":"canario","payload":{},"timestamp":"1970-01-01T00:00:00Z",'
+    b'"nota":"proves that a consumer hears; ignore it"}'
+)
+PATIENCE = 5.0  # seconds in which a canary, or what waits in the queue, must have been heard
+UNPROVEN_ROUNDS = 4
+_KEPT = 300.0  # seconds that a canary which nobody takes may stay
+
+
+class VigilantBroker:
+    """`own_queues`: those that nobody but the orchestrator reads. `silence`: seconds without a message after which a
+    consumer has to prove itself."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        own_queues: Collection[str] = (),
+        silence: float = 15.0,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._telemetry = telemetry
+        self._own_queues = frozenset(own_queues)
+        self._silence = silence
+        self._patience = patience
+        self._deaf: dict[str, None] = {}
+        self._consumers: set[VigilantConsumer] = set()
+
+    @property
+    def name(self) -> str:
+        return self._broker.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._broker.capabilities
+
+    def links(self) -> Sequence[Link]:
+        return [Link(link.name, link.trouble, link.losses, tuple(self._deaf)) for link in self._broker.links()]
+
+    async def start(self) -> None:
+        await self._broker.start()
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        await self._broker.declare(queues)
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
+        return await self._broker.publish(messages)
+
+    async def consume(self, queue: str, *, prefetch: int) -> "VigilantConsumer":
+        inner = await self._broker.consume(queue, prefetch=prefetch)
+        consumer = VigilantConsumer(self, inner, queue, prefetch)
+        self._consumers.add(consumer)
+        return consumer
+
+    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        return await self._broker.queues(names)
+
+    async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
+        return await self._broker.dead_letters(queue, limit=limit, after=after)
+
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
+        return await self._broker.redrive(queue, ids)
+
+    async def discard(self, queue: str, ids: Sequence[str]) -> int:
+        return await self._broker.discard(queue, ids)
+
+    async def check(self) -> str:
+        return await self._broker.check()
+
+    async def close(self) -> None:
+        for consumer in list(self._consumers):
+            consumer.stop_watching()
+        self._consumers.clear()
+        self._deaf.clear()
+        await self._broker.close()
+
+    # -- for its consumers ----------------------------------------------------------------------------------------
+
+    async def watch(self, consumer: "VigilantConsumer") -> None:
+        """Returns when the consumer is to be made again."""
+        unproven = 0
+        while True:
+            await consumer.silent_for(self._silence)
+            try:
+                verdict = await self._prove(consumer)
+            except BrokerError:
+                continue  # the broker is away: that is told elsewhere, and is not deafness
+            if verdict is None:
+                unproven = 0
+            elif verdict:
+                self._deaf[consumer.queue] = None
+                self._telemetry.emit(ConsumerRebuilt(self.name, consumer.queue, verdict))
+                return
+            elif (unproven := unproven + 1) >= UNPROVEN_ROUNDS:
+                return
+
+    async def _prove(self, consumer: "VigilantConsumer") -> str | None:
+        """None: it hears, or there is nothing to hear. A text: it is deaf, and how that was seen. Empty: what there was
+        to hear went to another, so that nothing can be said."""
+        consumer.listen()
+        if consumer.queue in self._own_queues:
+            expires_at = self._clock.now() + _KEPT
+            await self._broker.publish([Outgoing(consumer.queue, CANARY, expires_at=expires_at)])
+        elif not await self._waits_in(consumer.queue):
+            return None
+        if await consumer.hears_within(self._patience):
+            return None
+        waiting = await self._waits_in(consumer.queue)
+        if consumer.has_heard:
+            return None
+        return f"heard nothing in {self._patience:g} s while {waiting} messages wait" if waiting else ""
+
+    async def _waits_in(self, queue: str) -> int:
+        return sum(state.ready - state.delayed for state in await self._broker.queues([queue]))
+
+    def heard(self, consumer: "VigilantConsumer") -> None:
+        self._deaf.pop(consumer.queue, None)
+
+    def forget(self, consumer: "VigilantConsumer") -> None:
+        self._consumers.discard(consumer)
+
+
+class VigilantConsumer:
+    def __init__(self, vigil: VigilantBroker, inner: Consumer, queue: str, prefetch: int) -> None:
+        self.queue = queue
+        self._vigil = vigil
+        self._inner = inner
+        self._prefetch = prefetch
+        self._out = 0  # handed out and not settled
+        self._heard = asyncio.Event()
+        self._is_deaf = False
+        self._watching = asyncio.create_task(self._watch(), name=f"vigil over {queue}")
+
+    async def take(self, limit: int) -> Sequence[Delivery]:
+        while True:
+            deliveries = await self._inner.take(limit)
+            if self._is_deaf:
+                raise BrokerUnavailable(f"the consumer of {self.queue} heard nothing and is made again")
+            if deliveries:
+                self._heard.set()
+                self._vigil.heard(self)
+            canaries = [delivery for delivery in deliveries if delivery.body == CANARY]
+            if not canaries:
+                self._out += len(deliveries)
+                return deliveries
+            await self._inner.ack(canaries)
+            if rest := [delivery for delivery in deliveries if delivery.body != CANARY]:
+                self._out += len(rest)
+                return rest
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        self._out = max(0, self._out - len(deliveries))
+        await self._inner.ack(deliveries)
+
+    async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
+        self._out = max(0, self._out - 1)
+        await self._inner.retry(delivery, delay, reason)
+
+    async def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        self._out = max(0, self._out - 1)
+        await self._inner.dead_letter(delivery, reason)
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        await self._inner.extend(deliveries)
+
+    async def close(self) -> None:
+        self.stop_watching()
+        self._vigil.forget(self)
+        await self._inner.close()
+
+    # -- the watch --------------------------------------------------------------------------------------------------
+
+    def stop_watching(self) -> None:
+        self._watching.cancel()
+
+    async def _watch(self) -> None:
+        await self._vigil.watch(self)
+        self._is_deaf = True
+        await self._inner.close()  # which ends the take that waits
+
+    async def silent_for(self, seconds: float) -> None:
+        """Returns after that long without a message, while there was room for one."""
+        while True:
+            self.listen()
+            await asyncio.sleep(seconds)
+            if not self.has_heard and self._out < self._prefetch:
+                return
+
+    def listen(self) -> None:
+        """From now on."""
+        self._heard.clear()
+
+    @property
+    def has_heard(self) -> bool:
+        return self._heard.is_set()
+
+    async def hears_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._heard.wait()
+        return self.has_heard

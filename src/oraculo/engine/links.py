@@ -1,0 +1,106 @@
+"""Watches over the brokers: what a lost one had taken is sent again, under the same identity, through another.
+
+A broker that is away while another works is lost once that has lasted a moment: a connection that breaks and comes
+back at once kept its messages. One that came back without its memory is lost too, its dead letters included, and so is
+one that is no longer among those configured.
+"""
+
+import asyncio
+
+from oraculo.core.events import BrokerLost
+from oraculo.engine.inputs import Inbox, Wish
+from oraculo.ports.broker import Broker, Link
+from oraculo.ports.clock import Clock
+from oraculo.ports.store import Store
+from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack, Telemetry
+
+GRACE = 2.0  # seconds that a broker must have been away
+LONGEST_PAUSE = 30.0  # between two looks for what a lost broker took: notes of it may still be on their way
+_PAGE = 500
+
+
+class _Absence:
+    """How long a broker has been away, and when to look again for what it took."""
+
+    def __init__(self, now: float) -> None:
+        self.next_look = now + GRACE
+        self._pause = GRACE
+
+    def look_later(self, now: float) -> None:
+        self.next_look = now + self._pause
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+
+
+class LinkWatch:
+    def __init__(
+        self, broker: Broker, store: Store, inbox: Inbox, clock: Clock, telemetry: Telemetry, poll: float
+    ) -> None:
+        self._broker = broker
+        self._store = store
+        self._inbox = inbox
+        self._clock = clock
+        self._telemetry = telemetry
+        self._poll = poll
+        self._known: dict[str, Link] = {}
+        self._absences: dict[str, _Absence] = {}
+
+    async def run(self) -> None:
+        await self._take_back_from_strangers()
+        while True:
+            await self.look()
+            await asyncio.sleep(self._poll)
+
+    async def look(self) -> None:
+        links = self._broker.links()
+        some_work = any(link.trouble is None for link in links)
+        for link in links:
+            self._tell(link)
+            if link.losses > self._losses_of(link.name):
+                await self._take_back(link.name, dead_letters=True)
+            if link.trouble is None:
+                self._absences.pop(link.name, None)
+            elif some_work:
+                await self._missed(link)
+            self._known[link.name] = link
+
+    def _losses_of(self, name: str) -> int:
+        return self._known[name].losses if name in self._known else 0
+
+    def _tell(self, link: Link) -> None:
+        before = self._known.get(link.name)
+        was_well, is_well = before is None or before.trouble is None, link.trouble is None
+        if was_well is not is_well:
+            self._telemetry.emit(BrokerChanged(link.name, link.trouble))
+
+    async def _missed(self, link: Link) -> None:
+        now = self._clock.now()
+        absence = self._absences.setdefault(link.name, _Absence(now))
+        if now >= absence.next_look:
+            await self._take_back(link.name, dead_letters=False)
+            absence.look_later(now)
+
+    async def _take_back_from_strangers(self) -> None:
+        """What an earlier configuration sent elsewhere."""
+        ours = {link.name for link in self._broker.links()}
+        for via in await self._store.brokers_in_use():
+            if via not in ours:
+                await self._take_back(via, dead_letters=False)
+
+    async def _take_back(self, via: str | None, *, dead_letters: bool) -> None:
+        count = await self._decide(via, dead_letters=False)
+        if dead_letters:
+            count += await self._decide(via, dead_letters=True)
+        if count:
+            self._telemetry.emit(CommandsTakenBack(via or "unknown", count))
+
+    async def _decide(self, via: str | None, *, dead_letters: bool) -> int:
+        """A page of runs at a time, each decided and committed like anything else that happens to a run."""
+        count, after = 0, ""
+        loop = asyncio.get_running_loop()
+        while page := await self._store.held_by(via, _PAGE, after, dead_letters=dead_letters):
+            event = BrokerLost(via, dead_letters)
+            wishes = [Wish(run_id, event, loop.create_future()) for run_id in page]
+            self._inbox.put(wishes)
+            await asyncio.gather(*(wish.done for wish in wishes), return_exceptions=True)
+            count, after = count + len(page), page[-1]
+        return count

@@ -1,0 +1,232 @@
+"""Several brokers behind one: the conformance suite on two at once, and what happens when one goes away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from oraculo.brokers.failover import FailoverBroker
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, Link, Outgoing
+from oraculo.ports.clock import SystemClock
+from oraculo.testing.broker_suite import BrokerSuite
+from tests.waiting import until
+
+
+class Named(MemoryBroker):
+    """A broker that can be pulled out and put back. It forgets nothing meanwhile, as a durable one would."""
+
+    def __init__(self, name: str, delivery_limit: int = 20) -> None:
+        super().__init__(SystemClock(), delivery_limit=delivery_limit)
+        self._name = name
+        self.away: str | None = None
+        self.losses = 0
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def links(self) -> Sequence[Link]:
+        return [Link(self._name, self.away, self.losses)]
+
+    async def start(self) -> None:
+        self._expect_here()
+        await super().start()
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
+        self._expect_here()
+        return await super().publish(messages)
+
+    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+        self._expect_here()
+        return await super().consume(queue, prefetch=prefetch)
+
+    async def check(self) -> str:
+        self._expect_here()
+        return await super().check()
+
+    def _expect_here(self) -> None:
+        if self.away is not None:
+            raise BrokerUnavailable(self.away)
+
+    async def leave(self) -> None:
+        """Its consumers are lost, and nobody can reach it."""
+        self.away = "pulled out"
+        assert self._depot is not None
+        for queue in self._depot.queues.values():
+            for consumer in list(queue.consumers):
+                await consumer.close()
+
+    def come_back(self) -> None:
+        self.away = None
+
+
+class TestFailover(BrokerSuite):
+    async def make_broker(self) -> Broker:
+        return FailoverBroker([Named(name, self.delivery_limit) for name in ("first", "second")])
+
+
+class TestFailoverWithTheFirstGone(BrokerSuite):
+    async def make_broker(self) -> Broker:
+        first = Named("first", self.delivery_limit)
+        first.away = "never there"
+        return FailoverBroker([first, Named("second", self.delivery_limit)])
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PROBE_PAUSE", "LONGEST_PROBE_PAUSE", "PULSE", "RESUBSCRIBE_PAUSE"):
+        monkeypatch.setattr(f"oraculo.brokers.failover.{name}", 0.02)
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[tuple[FailoverBroker, Named, Named]]:
+    first, second = Named("first"), Named("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    yield both, first, second
+    await both.close()
+
+
+Two = tuple[FailoverBroker, Named, Named]
+
+
+def troubles(broker: Broker) -> dict[str, str | None]:
+    return {link.name: link.trouble for link in broker.links()}
+
+
+async def test_messages_go_to_the_first_that_works_and_to_the_first_again_once_it_is_back(two: Two) -> None:
+    both, first, _ = two
+    assert await both.publish([Outgoing("q", b"1")]) == "first"
+    await first.leave()
+    assert await both.publish([Outgoing("q", b"2")]) == "second"
+    assert troubles(both) == {"first": "pulled out", "second": None}
+    first.come_back()
+    await until(lambda: troubles(both)["first"] is None, saying="the first is used again")
+    assert await both.publish([Outgoing("q", b"3")]) == "first"
+
+
+async def test_all_that_work_are_listened_to(two: Two) -> None:
+    both, first, second = two
+    consumer = await both.consume("q", prefetch=10)
+    await second.publish([Outgoing("q", b"from the second")])
+    await first.publish([Outgoing("q", b"from the first")])
+    taken = [*await consumer.take(1), *await consumer.take(1)]
+    assert {delivery.body for delivery in taken} == {b"from the second", b"from the first"}
+    assert len({delivery.token for delivery in taken}) == 2
+    await consumer.ack(taken)
+    states = [*await first.queues(["q"]), *await second.queues(["q"])]
+    assert all(state.ready + state.unacked == 0 for state in states)
+
+
+async def test_a_consumer_outlives_its_broker_and_hears_it_again_when_it_is_back(two: Two) -> None:
+    both, first, _ = two
+    consumer = await both.consume("q", prefetch=10)
+    await both.publish([Outgoing("q", b"before")])
+    [held] = await consumer.take(10)
+    await first.leave()
+    await both.publish([Outgoing("q", b"meanwhile")])
+    [other] = await consumer.take(10)
+    assert other.body == b"meanwhile"
+    await consumer.ack([held, other])  # the first of them is the lost broker's: that does nothing, and does not raise
+    first.come_back()
+    async with asyncio.timeout(10):
+        [again] = await consumer.take(10)
+    assert (again.body, again.redeliveries) == (b"before", 1)
+
+
+async def test_settling_what_a_lost_broker_had_delivered_touches_nothing_of_another(two: Two) -> None:
+    both, first, second = two
+    consumer = await both.consume("q", prefetch=10)
+    await first.publish([Outgoing("q", b"lost")])
+    [lost] = await consumer.take(1)
+    await second.publish([Outgoing("q", b"kept")])
+    [kept] = await consumer.take(1)
+    await first.leave()
+    await until(lambda: len(consumer._out) == 1)
+    await consumer.dead_letter(lost, "too late")
+    await consumer.retry(lost, 0.0, "too late")
+    await consumer.extend([lost, kept])
+    [state] = await second.queues(["q"])
+    assert (state.unacked, state.dead_letters) == (1, 0)
+
+
+async def test_queues_that_were_declared_while_a_broker_was_away_are_there_when_it_is_back(two: Two) -> None:
+    both, first, _ = two
+    await first.leave()
+    with pytest.raises(BrokerUnavailable):
+        await first.publish([Outgoing("x", b"")])
+    await both.publish([Outgoing("x", b"")])
+    await both.declare(["late"])
+    first.come_back()
+    await until(lambda: troubles(both)["first"] is None)
+    assert [state.queue for state in await first.queues(["late"])] == ["late"]
+
+
+async def test_a_broker_that_hangs_is_found_out_by_its_pulse(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, first, _ = two
+    monkeypatch.setattr("oraculo.brokers.failover.PROBE_PATIENCE", 0.05)
+    frozen = asyncio.Event()
+
+    async def hang() -> str:
+        await frozen.wait()
+        return "thawed"
+
+    monkeypatch.setattr(first, "check", hang)
+    await until(lambda: troubles(both)["first"] is not None, saying="the frozen one is passed over")
+    assert troubles(both)["first"] == "no answer to a probe"
+    assert await both.publish([Outgoing("q", b"1")]) == "second"
+    frozen.set()
+    await until(lambda: troubles(both)["first"] is None)
+
+
+async def test_without_any_broker_it_says_why_of_each(two: Two) -> None:
+    both, first, second = two
+    await first.leave()
+    await second.leave()
+    for call in (both.publish([Outgoing("q", b"")]), both.queues(), both.consume("q", prefetch=1)):
+        with pytest.raises(BrokerUnavailable):
+            await call
+    with pytest.raises(BrokerUnavailable, match="first: pulled out; second: pulled out"):
+        await both.check()
+
+
+async def test_it_starts_with_one_of_them_and_not_with_none() -> None:
+    first, second = Named("first"), Named("second")
+    first.away = second.away = "off"
+    both = FailoverBroker([first, second])
+    with pytest.raises(BrokerUnavailable, match="first: off; second: off"):
+        await both.start()
+    second.come_back()
+    await both.start()
+    assert troubles(both) == {"first": "off", "second": None}
+    await both.close()
+
+
+async def test_dead_letters_of_all_brokers_are_shown_paged_and_moved_by_ids_that_name_their_broker(two: Two) -> None:
+    both, first, second = two
+    for broker in (first, second):
+        letters = [Outgoing("q", f"{broker.name} {n}".encode(), reason="why") for n in range(3)]
+        await broker.publish(letters)
+    seen, after = [], None
+    while page := await both.dead_letters("q", limit=2, after=after):
+        assert len(page) <= 2
+        seen += page
+        after = page[-1].id
+    assert [letter.body for letter in seen] == [
+        f"{name} {n}".encode() for name in ("first", "second") for n in range(3)
+    ]
+    assert len({letter.id for letter in seen}) == 6
+    assert await both.discard("q", [seen[0].id, seen[5].id, "first:no-such", "nobody:1", "odd"]) == 2
+    assert await both.redrive("q", [seen[1].id, seen[4].id]) == 2
+    assert await both.redrive("q") == 2
+    assert [state.ready for state in await both.queues(["q"])] == [4]
+    with pytest.raises(BrokerError, match="not the id"):
+        await both.dead_letters("q", limit=1, after="odd")
+
+
+async def test_losses_are_passed_on(two: Two) -> None:
+    both, first, _ = two
+    first.losses = 3
+    assert [link.losses for link in both.links()] == [3, 0]

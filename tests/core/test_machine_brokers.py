@@ -1,0 +1,97 @@
+"""A broker is lost: what it took is sent again, under the same identity."""
+
+from oraculo.core import machine
+from oraculo.core.events import BrokerLost, Sent
+from oraculo.core.history import Happened
+from oraculo.core.machine import Verdict
+from tests.core.building import Driver, fan_out
+
+
+def sent_by(driver: Driver, name: str, via: str | None) -> None:
+    task = driver.task(name)
+    driver.apply(Sent(task.number, task.attempt, not task.is_open, via))
+
+
+def three() -> Driver:
+    driver = fan_out("escavador_a", "escavador_b", "escavador_c")
+    for name, via in (("escavador_a", "rabbitmq"), ("escavador_b", "redis"), ("escavador_c", "rabbitmq")):
+        sent_by(driver, name, via)
+    driver.commands.clear()
+    return driver
+
+
+def test_only_what_the_lost_broker_took_and_nobody_answered_is_sent_again() -> None:
+    driver = three()
+    driver.ok("escavador_a")
+    assert driver.apply(BrokerLost("rabbitmq")) is Verdict.APPLIED
+    assert driver.commands == [(2, 1)], "the same attempt, so that a worker knows it for a repeat"
+    assert [task.unsent for task in driver.run.tasks] == [False, False, True]
+    told = driver.history[-1]
+    assert (told.what, told.detail) == (Happened.BROKER_LOST, "rabbitmq: 1 of its messages are sent again")
+
+
+def test_it_is_in_work_all_the_time() -> None:
+    driver = three()
+    driver.apply(BrokerLost("rabbitmq"))
+    assert driver.task("escavador_a").status == "em_execucao"
+    driver.ok("escavador_a")
+    assert driver.task("escavador_a").status == "concluida", "an answer that came all the same is an answer"
+
+
+def test_a_second_engine_that_sees_the_loss_finds_nothing_left_to_do() -> None:
+    driver = three()
+    driver.apply(BrokerLost("rabbitmq"))
+    assert driver.apply(BrokerLost("rabbitmq")) is Verdict.NOTHING
+    sent_by(driver, "escavador_a", "redis")
+    sent_by(driver, "escavador_c", "redis")
+    driver.commands.clear()
+    assert driver.apply(BrokerLost("rabbitmq")) is Verdict.NOTHING
+    assert driver.apply(BrokerLost("redis")) is Verdict.APPLIED
+
+
+def test_what_was_sent_before_anybody_noted_by_whom_is_found_as_unknown() -> None:
+    driver = fan_out("escavador_a").sent()
+    driver.commands.clear()
+    assert driver.apply(BrokerLost(None)) is Verdict.APPLIED
+    assert driver.commands == [(0, 1)]
+    assert driver.history[-1].detail == "unknown: 1 of its messages are sent again"
+
+
+def test_a_task_that_waits_for_its_next_attempt_is_left_alone() -> None:
+    driver = three()
+    driver.fail("escavador_a")
+    driver.apply(BrokerLost("rabbitmq"))
+    assert driver.commands == [(2, 1)]
+
+
+def test_dead_letters_are_sent_again_only_when_the_memory_was_lost() -> None:
+    driver = three()
+    driver.fail_for_good("escavador_a")
+    sent_by(driver, "escavador_a", "rabbitmq")
+    driver.ok("escavador_c")
+    driver.dead_letters.clear()
+    assert driver.apply(BrokerLost("rabbitmq")) is Verdict.NOTHING
+    assert driver.apply(BrokerLost("rabbitmq", dead_letters=True)) is Verdict.APPLIED
+    assert driver.dead_letters == [(0, 1)]
+
+
+def test_commands_and_dead_letters_are_told_together_and_all_of_them_are_written() -> None:
+    driver = three()
+    driver.fail_for_good("escavador_a")
+    sent_by(driver, "escavador_a", "rabbitmq")
+    driver.apply(BrokerLost("rabbitmq", dead_letters=True))
+    assert (driver.changes.commands, driver.changes.dead_letters) == ([(2, 1)], [(0, 1)])
+    assert set(driver.changes.tasks) == {0, 2}
+    assert driver.task("escavador_a").unsent
+    assert driver.history[-1].detail == "rabbitmq: 2 of its messages are sent again"
+
+
+def test_what_was_decided_before_in_the_same_batch_is_kept() -> None:
+    driver = three()
+    driver.fail_for_good("escavador_a")
+    sent_by(driver, "escavador_a", "rabbitmq")
+    driver.fail_for_good("escavador_b")
+    changes = driver.changes
+    changes.commands.append((1, 2))
+    machine.apply(driver.run, BrokerLost("rabbitmq", dead_letters=True), driver.now, changes)
+    assert (changes.commands, changes.dead_letters) == ([(1, 2), (2, 1)], [(1, 1), (0, 1)])
