@@ -112,6 +112,7 @@ def _make_adapter(url: str, name: str, settings: BrokerSettings, clock: Clock) -
         "connect_timeout": settings.connect_timeout,
         "publish_timeout": settings.publish_timeout,
     }
+    leased = {**options, "lease": settings.lease}
     try:
         match _BROKER_EXTRAS.get(scheme):
             case "rabbitmq":
@@ -121,11 +122,11 @@ def _make_adapter(url: str, name: str, settings: BrokerSettings, clock: Clock) -
             case "redis":
                 from oraculo.brokers.redis_streams import RedisStreamsBroker
 
-                return RedisStreamsBroker(url, **options)
+                return RedisStreamsBroker(url, **leased)
             case "nats":
                 from oraculo.brokers.nats import NatsBroker
 
-                return NatsBroker(url, **options)
+                return NatsBroker(url, **leased)
             case _:
                 return MemoryBroker(clock, delivery_limit=settings.delivery_limit)
     except ModuleNotFoundError as error:
@@ -178,7 +179,8 @@ def make_app(system: System, *, workers: Sequence[App] = ()) -> "FastAPI":
 
 
 def make_worker(app: App, broker: Broker, settings: Settings, clock: Clock) -> Worker:
-    return Worker(app, broker, settings.worker, clock, settings.broker.prefix)
+    renewal = settings.broker.lease / 3
+    return Worker(app, broker, settings.worker, clock, settings.broker.prefix, lease_renewal=renewal)
 
 
 def _scheme(url: str) -> str:

@@ -330,26 +330,32 @@ class FailoverConsumer:
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         for consumer, own in _by_owner(self._settle(delivery) for delivery in deliveries):
-            with suppress(BrokerUnavailable):
-                await consumer.ack(own)
+            await self._settle_with(consumer, consumer.ack(own))
         await self._made_room()
 
     async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
         if (owned := self._settle(delivery)) is not None:
-            with suppress(BrokerUnavailable):
-                await owned[0].retry(owned[1], delay, reason)
+            await self._settle_with(owned[0], owned[0].retry(owned[1], delay, reason))
         await self._made_room()
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
         if (owned := self._settle(delivery)) is not None:
-            with suppress(BrokerUnavailable):
-                await owned[0].dead_letter(owned[1], reason)
+            await self._settle_with(owned[0], owned[0].dead_letter(owned[1], reason))
         await self._made_room()
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         for consumer, own in _by_owner(self._out.get(delivery.token) for delivery in deliveries):
             with suppress(BrokerUnavailable):
                 await consumer.extend(own)
+
+    async def _settle_with(self, consumer: Consumer, settling: Awaitable[None]) -> None:
+        """A broker that cannot be told will deliver it again. Its consumer is closed, and made again by its feed, so
+        that what could not be settled does not fill its prefetch."""
+        try:
+            await settling
+        except BrokerUnavailable:
+            with suppress(BrokerError):
+                await consumer.close()
 
     def _settle(self, delivery: Delivery) -> tuple[Consumer, Delivery] | None:
         return self._out.pop(delivery.token, None)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -99,6 +99,11 @@ class Inbox:
 
     def __len__(self) -> int:
         return len(self._inputs) + len(self._notes)
+
+    @property
+    def arrived(self) -> Iterator[Arrived]:
+        """The messages among them."""
+        return (one for one in self._inputs if isinstance(one, Arrived))
 
     def put(self, inputs: Iterable[Input]) -> None:
         self._inputs.extend(inputs)

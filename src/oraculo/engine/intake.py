@@ -6,7 +6,7 @@ the changed copy is thrown away and the stored one is loaded again: the store is
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -92,6 +92,7 @@ class Intake:
         self._limit = batch
         self._idle = asyncio.Event()
         self._stopping = False
+        self._at_work: Sequence[Input] = ()
         self.stopped = False
         self.trouble: str | None = None  # why nothing is decided now
 
@@ -104,12 +105,24 @@ class Intake:
             inputs, notes = await self._inbox.take(self._limit)
             self._idle.clear()
             if inputs or notes:
+                self._at_work = inputs
                 await self._process_surely(inputs, notes)
+                self._at_work = ()
         self.stopped = True
 
     def stop(self) -> None:
         self._stopping = True
         self._inbox.wake()
+
+    async def renew_leases(self) -> None:
+        """For messages that wait here for long, as when the store is away: they are not to be delivered again."""
+        held: dict[Consumer, list[Delivery]] = {}
+        for one in (*self._at_work, *self._inbox.arrived):
+            if isinstance(one, Arrived):
+                held.setdefault(one.consumer, []).append(one.delivery)
+        for consumer, deliveries in held.items():
+            with suppress(OraculoError):  # then it was given back already, with its consumer
+                await consumer.extend(deliveries)
 
     async def drained(self) -> None:
         """Returns when nothing is waiting or being decided."""
@@ -352,14 +365,21 @@ class Intake:
         by_consumer: dict[Consumer, list[Delivery]] = {}
         for arrived in batch.handled:
             by_consumer.setdefault(arrived.consumer, []).append(arrived.delivery)
+        for consumer, deliveries in by_consumer.items():
+            await self._settle_with(consumer, consumer.ack(deliveries))
+        for arrived, why in batch.refused:
+            await self._settle_with(arrived.consumer, arrived.consumer.dead_letter(arrived.delivery, why))
+            self._telemetry.emit(DeadLettered(self._names.logical(arrived.delivery.queue), why))
+
+    async def _settle_with(self, consumer: Consumer, settling: Awaitable[None]) -> None:
+        """What a consumer cannot settle would fill its prefetch for ever: then it gives everything back, and whoever
+        owns it subscribes anew."""
         try:
-            for consumer, deliveries in by_consumer.items():
-                await consumer.ack(deliveries)
-            for arrived, why in batch.refused:
-                await arrived.consumer.dead_letter(arrived.delivery, why)
-                self._telemetry.emit(DeadLettered(self._names.logical(arrived.delivery.queue), why))
+            await settling
         except OraculoError as error:
             self._telemetry.emit(LoopFailed("settle", str(error)))
+            with suppress(OraculoError):
+                await consumer.close()
 
 
 def _expect_event(message: Message, known: Iterable[str]) -> None:

@@ -135,6 +135,7 @@ class Engine:
             self._duty("outbox", self._outbox.run),
             self._duty("sweep", self._sweep),
             self._duty("timers", self._timers.run),
+            self._duty("leases", self._renew_leases),
             self._duty("lookout", self._lookout.run),
             self._duty("retention", self._retention.run),
             self._duty("pipelines", self._watch_pipelines),
@@ -195,6 +196,11 @@ class Engine:
         self._consumers[queue] = consumer
         while deliveries := await consumer.take(self.settings.engine.batch):
             self.inbox.put(Arrived(delivery, consumer) for delivery in deliveries)
+
+    async def _renew_leases(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.broker.lease / 3)
+            await self._intake.renew_leases()
 
     async def _sweep(self) -> None:
         await self._outbox.sweep(at_once=True)

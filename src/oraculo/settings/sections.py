@@ -57,6 +57,7 @@ class BrokerSettings(Section, frozen=True):
     delivery_limit: Count = 20  # deliveries without being handled, after which a message is quarantined
     connect_timeout: Seconds = 3.0
     publish_timeout: Seconds = 5.0  # until a broker that does not confirm counts as lost
+    lease: Seconds = 30.0  # after which what a dead consumer held is delivered to another; RabbitMQ needs none
     silence: Seconds = 15.0  # without a message, after which a consumer must prove that it can hear
 
     @property
