@@ -99,7 +99,7 @@ def test_the_reason_of_a_failure(payload: dict[str, Any], reason: str) -> None:
 def test_a_failure_is_of_its_task_and_keeps_its_payload() -> None:
     event = read(three(), {"status": "erro"}, tarefa="escavador_blog")
     assert isinstance(event, Answered)
-    assert (event.task, event.payload) == (1, b'{"status": "erro"}')
+    assert (event.task, event.payload, event.redelivered) == (1, b'{"status": "erro"}', False)
 
 
 @pytest.mark.parametrize("redelivered", [True, False])

@@ -1,6 +1,8 @@
 """Names on the wire."""
 
 import time
+import tracemalloc
+from collections.abc import Callable
 
 import pytest
 
@@ -96,6 +98,7 @@ def test_among_very_many_names_none_is_looked_for() -> None:
 
 def test_a_value_is_shown_short() -> None:
     assert naming.shown("a") == "'a'"
+    assert naming.shown("x" * 58) == f"'{'x' * 58}'"
     assert len(naming.shown("x" * 1000)) == 60
     assert naming.shown("x" * 1000).endswith("…")
     assert naming.shown(2**511) == naming.shown(2**20_000) == "a very long number"
@@ -105,6 +108,18 @@ def test_a_value_is_shown_short() -> None:
     assert naming.shown([1, {"a": [None, 2.5]}]) == "[1, {'a': [None, 2.5]}]"
     assert naming.shown([[[[[1]]]]]) == "[[[[…]]]]"
     assert naming.shown({}) == "{}"
+
+
+@pytest.mark.parametrize("wrapped", [lambda text: text, lambda text: [text], lambda text: {"a": [text]}])
+def test_a_huge_text_is_not_copied_to_show_its_beginning(wrapped: Callable[[str], object]) -> None:
+    value = wrapped("x" * 10_000_000)
+    tracemalloc.start()
+    try:
+        naming.shown(value)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
 
 
 def test_of_a_huge_value_only_the_beginning_is_looked_at() -> None:

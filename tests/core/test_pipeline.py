@@ -85,6 +85,7 @@ def test_what_holds_when_nothing_is_said() -> None:
     definition = pipeline("a")
     (step,) = definition.steps
     assert (definition.timeout, definition.quorum, definition.on_late) == (DEFAULT_TIMEOUT, None, OnLate.RECORD)
+    assert definition.description == ""
     assert (step.id, step.type, step.queue, step.optional, step.timeout) == ("a", "a", "a", False, None)
     assert step.retry == DEFAULT_RETRY
     assert not step.config
@@ -130,10 +131,16 @@ def test_a_single_dependency_needs_no_list_and_a_repeated_one_counts_once() -> N
 
 def test_a_part_of_retry_leaves_the_rest_as_it_was_configured() -> None:
     configured = RetryPolicy(7, 3.0, 9.0)
-    source = {"name": "p", "steps": [{"type": "a", "retry": {"backoff": 0}}, {"type": "b"}]}
-    first, second = parse_pipeline(source, default_retry=configured).steps
-    assert first.retry == RetryPolicy(7, 0.0, 9.0)
-    assert second.retry == configured
+    for part, policy in (
+        (None, configured),
+        ({}, configured),
+        ({"maxAttempts": 1}, RetryPolicy(1, 3.0, 9.0)),
+        ({"maxAttempts": 1000}, RetryPolicy(1000, 3.0, 9.0)),
+        ({"backoff": 0}, RetryPolicy(7, 0.0, 9.0)),
+        ({"maxBackoff": 0}, RetryPolicy(7, 3.0, 0.0)),
+    ):
+        source = {"name": "p", "steps": [{"type": "a", "retry": part}]}
+        assert parse_pipeline(source, default_retry=configured).steps[0].retry == policy
 
 
 def test_the_name_may_come_from_where_it_is_kept() -> None:
@@ -150,8 +157,9 @@ def test_late_and_quorum_are_read() -> None:
 
 @pytest.mark.parametrize("source", [None, [], "steps", 7])
 def test_what_is_no_object_is_no_pipeline(source: object) -> None:
-    with pytest.raises(InvalidPipeline, match="a pipeline is an object with `steps`; got"):
+    with pytest.raises(InvalidPipeline, match=r"^a pipeline is an object with `steps`; got") as raised:
         parse_pipeline(source)
+    assert raised.value.faults[0].field == ""
 
 
 @pytest.mark.parametrize("steps", [None, [], {}, "a", 7])
@@ -257,6 +265,7 @@ def test_an_unknown_key_of_the_pipeline_and_of_retry() -> None:
         ({"type": "a", "retry": {"maxAttempts": True}}, "must be a whole number from 1 to 1000; got True"),
         ({"type": "a", "retry": {"maxAttempts": 1001}}, "must be a whole number from 1 to 1000; got 1001"),
         ({"type": "a", "retry": {"backoff": -1}}, "steps[0] (a).retry.backoff: must be more than 0"),
+        ({"type": "a", "retry": {"maxBackoff": -1}}, "steps[0] (a).retry.maxBackoff: must be more than 0"),
         ({"type": "a", "retry": {"backoff": False}}, "steps[0] (a).retry.backoff: must be a number of seconds"),
         ({"type": "a", "config": {"x": object()}}, "steps[0] (a).config: cannot be written as JSON"),
         ({"type": "a", "config": {1: 2}}, "(a).config: the key 1 of `config` must be a text; put it in quotes"),
@@ -328,6 +337,24 @@ def test_a_config_that_holds_itself_is_a_fault() -> None:
 )
 def test_a_fault_of_the_pipeline_names_the_key(options: dict[str, Any], told: str) -> None:
     assert only_fault({"type": "a"}, **options).startswith(told)
+
+
+def test_a_type_that_cannot_be_a_queue_is_told_with_the_nearest_job_and_a_bad_queue_without() -> None:
+    assert only_fault({"type": "VIRAL COPY"}) == (
+        "steps[0] (VIRAL COPY).queue: must be 1 to 128 letters, digits, '_', '-' or '.'; got 'VIRAL COPY' "
+        "(no `queue` is given and the type is not a job type; did you mean 'VIRAL_COPY'?)"
+    )
+    assert only_fault({"type": "VIRAL COPY", "queue": "a b"}) == (
+        "steps[0] (VIRAL COPY).queue: must be 1 to 128 letters, digits, '_', '-' or '.'; got 'a b'"
+    )
+
+
+def test_an_id_is_held_to_its_rules_wherever_it_comes_from() -> None:
+    long = "x" * 129
+    too_long = f"steps[0] ({long}).id: must have 1 to 128 characters; got 129"
+    assert pipeline({"type": long[1:], "queue": "q"}).steps[0].id == long[1:]
+    assert only_fault({"type": long, "queue": "q"}) == too_long
+    assert faults({"id": long}) == [f"steps[0].type: {REQUIRED}", too_long]
 
 
 def test_a_name_that_is_not_the_one_it_is_kept_under() -> None:
@@ -461,6 +488,11 @@ def test_what_is_no_quorum_is_told_with_what_would_be_right(quorum: object) -> N
     assert str(quorum_fault(quorum, 5)).startswith('must be "all", a whole number from 1 to 5, or a percentage')
 
 
+def test_what_is_no_quorum_is_shown() -> None:
+    assert str(quorum_fault("most", 5)).endswith("; got 'most'")
+    assert str(quorum_fault(6, 5)).endswith("; got 6")
+
+
 # -- content, hash and document ---------------------------------------------------------------------------------
 
 
@@ -540,6 +572,23 @@ def test_a_diamond_is_no_cycle() -> None:
 
 def test_a_cycle_is_found_behind_a_tail() -> None:
     assert find_cycle({"t": ("a",), "a": ("b",), "b": ("c",), "c": ("b",)}) == ["b", "c", "b"]
+
+
+def test_a_cycle_is_found_behind_steps_that_are_in_none() -> None:
+    assert find_cycle({"a": ("b",), "b": (), "c": ("d",), "d": ("c",)}) == ["c", "d", "c"]
+
+
+def test_each_step_of_a_chain_is_followed_once() -> None:
+    class Followed(dict[str, tuple[str, ...]]):
+        count = 0
+
+        def __getitem__(self, name: str) -> tuple[str, ...]:
+            self.count += 1
+            return super().__getitem__(name)
+
+    chain = Followed({f"s{n}": (f"s{n + 1}",) if n < 99 else () for n in range(100)})
+    assert find_cycle(chain) is None
+    assert chain.count == 100
 
 
 def test_a_chain_of_100_000_is_read_without_recursion() -> None:

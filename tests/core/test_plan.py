@@ -15,6 +15,12 @@ def test_names_become_numbers() -> None:
     assert (plan.needed, plan.amends) == (None, False)
 
 
+def test_the_only_one_of_a_kind_is_known() -> None:
+    assert Plan(pipeline("a", "escavador_b")).only_of_kind == {True: 1, False: 0}
+    assert Plan(pipeline("a", "b", "escavador_c")).only_of_kind == {True: 2, False: None}
+    assert Plan(pipeline("a")).only_of_kind == {True: None, False: 0}
+
+
 def test_a_dependency_may_stand_behind_its_dependent() -> None:
     assert Plan(pipeline("b<a", "a")).dependents == [[], [0]]
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oraculo.core.pipeline import Kind, OnLate, content_hash, encode_definition
-from oraculo.core.request import FIELDS, Limits, RunRequest, definition_of, read_request
+from oraculo.core.pipeline import Definition, Kind, OnLate, content_hash, decode_definition, encode_definition
+from oraculo.core.plan import Plan
+from oraculo.core.request import FIELDS, Limits, RunRequest, definition_of, new_run, read_request
 from oraculo.core.retry import RetryPolicy
 from oraculo.core.run import Channel, RunStatus, TaskStatus
 from oraculo.errors import InvalidInput, InvalidJson, InvalidRequest, PayloadTooLarge
@@ -87,6 +88,20 @@ def test_a_request_may_set_a_pipelines_timeout_and_quorum_for_its_run() -> None:
     assert run.definition == encode_definition(run.plan.definition), "its bytes must give its own hash again"
 
 
+def test_the_plan_of_a_run_is_looked_up_by_the_hash_of_what_is_stored_with_it() -> None:
+    asked: list[tuple[str, bytes, Definition | None]] = []
+
+    class Plans:
+        def plan(self, definition_hash: str, encoded: bytes, definition: Definition | None = None) -> Plan:
+            asked.append((definition_hash, encoded, definition))
+            return Plan(decode_definition(encoded))
+
+    definition = pipeline("a", "b<a")
+    run = new_run(read(pipeline="p"), definition, run_id="x", now=START, plans=Plans(), traceparent="00-x")
+    assert asked == [(run.head.definition_hash, run.definition, definition)]
+    assert run.head.traceparent == "00-x"
+
+
 # -- what holds unless set, and what may be set -----------------------------------------------------------------
 
 
@@ -134,6 +149,11 @@ def test_a_webhook_may_be_any_url_of_http(url: str) -> None:
     assert run_of({"destinos": ["a"], "webhook": url}).head.deliveries[0].target == url
 
 
+@pytest.mark.parametrize("priority", [0, 9])
+def test_a_priority_is_from_0_to_9(priority: int) -> None:
+    assert run_of({"destinos": ["a"], "prioridade": priority}).head.priority == priority
+
+
 def test_a_webhook_or_a_queue_alone() -> None:
     assert [one.channel for one in run_of({"destinos": ["a"], "webhook": "http://h"}).head.deliveries] == ["webhook"]
     assert [one.channel for one in run_of({"destinos": ["a"], "responder_em": "q"}).head.deliveries] == ["fila"]
@@ -162,7 +182,9 @@ def test_an_empty_fan_out() -> None:
 
 
 def test_too_wide_a_fan_out() -> None:
-    assert "at most 100000 are allowed" in only_fault(destinos=["a"] * 100_001)
+    names = [f"q{n}" for n in range(100_001)]
+    assert only_fault(destinos=names) == "destinos: has 100001 destinations; at most 100000 are allowed"
+    assert len(read(destinos=names[:-1]).destinos or ()) == 100_000
 
 
 @pytest.mark.parametrize(
@@ -285,15 +307,23 @@ def test_a_quorum_that_the_pipeline_cannot_give() -> None:
 
 def test_what_is_too_large_is_told_with_its_size() -> None:
     small = Limits(payload_bytes=20, request_bytes=200)
-    read(small, destinos=["a"], payload={"a": "x" * 10})
+    fits, too_large = {"a": "x" * 11}, {"a": "x" * 12}
+    read(small, destinos=["a", {"fila": "b", "payload": fits}], payload=fits)
     for request, field in (
-        ({"destinos": ["a"], "payload": {"a": "x" * 20}}, "payload"),
-        ({"destinos": ["a", {"fila": "b", "payload": {"a": "x" * 20}}]}, "destinos[1].payload"),
-        ({"destinos": ["a"], "payload": {"a": "x" * 200}}, "request"),
+        ({"destinos": ["a"], "payload": too_large}, "payload"),
+        ({"destinos": ["a", {"fila": "b", "payload": too_large}]}, "destinos[1].payload"),
     ):
-        with pytest.raises(PayloadTooLarge, match="bytes, over the limit of") as raised:
+        with pytest.raises(PayloadTooLarge) as raised:
             read(small, **request)
-        assert raised.value.field == field
+        assert str(raised.value) == f"{field}: 21 bytes, over the limit of 20 bytes"
+
+
+def test_a_request_that_is_too_large_is_told_with_its_size() -> None:
+    body, small = b'{"destinos": ["a"]}', Limits(request_bytes=200)
+    read_request(body.ljust(200), small)
+    with pytest.raises(PayloadTooLarge) as raised:
+        read_request(body.ljust(201), small)
+    assert str(raised.value) == "request: 201 bytes, over the limit of 200 bytes"
 
 
 def test_the_limits_of_the_contract() -> None:

@@ -25,6 +25,11 @@ def test_a_loaded_run_counts_what_is_open_awaited_and_missing() -> None:
     assert [task.missing for task in tasks] == [0, 0, 1, 0]
 
 
+def test_a_run_that_has_not_begun_awaits_nothing() -> None:
+    run = run_of({"destinos": ["escavador_a", "b"]})
+    assert (run.open_tasks, run.awaited, run.awaited_on) == (2, {True: set(), False: set()}, {})
+
+
 def test_the_tasks_of_one_queue_are_awaited_together() -> None:
     driver = fan_out({"fila": "q", "id": "1"}, {"fila": "q", "id": "2"})
     assert driver.run.awaited_on == {"q": {0, 1}}
@@ -56,7 +61,8 @@ def test_changes_keep_a_task_once_and_number_what_they_tell() -> None:
     changes.touch(run.tasks[0])
     changes.touch(run.tasks[0])
     assert changes.dirty
-    assert list(changes.tasks) == [0]
+    assert changes.tasks.keys() == {0}
+    assert changes.tasks[0] is run.tasks[0]
     changes.tell(START, Happened.STARTED)
     Changes(run).tell(START + 1, Happened.SENT, 0, 1, "x")
     assert (changes.history[0].seq, run.head.entries) == (1, 2)

@@ -1,0 +1,87 @@
+"""A run of 1,000 tasks survives whatever happens to the broker, the engine and the worker, on each broker: every task
+is answered exactly once in the aggregate."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.cluster import Cluster
+from tests.servers.fleet import BROKERS, Fleet
+from tests.servers.process import Server
+from tests.servers.proxy import Proxy
+
+TASKS = 1000
+FROZEN = 20.0
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(params=BROKERS)
+def server(request: pytest.FixtureRequest, fleet: Fleet) -> Server:
+    return fleet.breakable(request.param)
+
+
+async def test_a_broker_that_is_killed_and_started_again(server: Server, tmp_path: Path) -> None:
+    async with Cluster(tmp_path, server.url) as cluster:
+        run_id = await cluster.submit(TASKS)
+        await cluster.reached(run_id, TASKS // 4)
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        await cluster.check(run_id, TASKS)
+
+
+async def test_a_broker_that_freezes(fleet: Fleet, tmp_path: Path) -> None:
+    """All three at once: it takes 20 s of waiting."""
+
+    async def survive(name: str) -> None:
+        server, folder = fleet.breakable(name), tmp_path / name
+        folder.mkdir()
+        async with Cluster(folder, server.url) as cluster:
+            run_id = await cluster.submit(TASKS)
+            await cluster.reached(run_id, TASKS // 4)
+            server.freeze()
+            try:
+                await asyncio.sleep(FROZEN)  # the length of the trouble, not a wait for something
+            finally:
+                server.thaw()
+            await cluster.check(run_id, TASKS)
+
+    await asyncio.gather(*map(survive, BROKERS))
+
+
+async def test_connections_that_are_cut_every_second(server: Server, tmp_path: Path) -> None:
+    with Proxy(server.url) as proxy:
+        async with Cluster(tmp_path, proxy.url, WORK_SECONDS="0.05") as cluster:
+            run_id = await cluster.submit(TASKS)
+
+            async def cut() -> None:
+                while True:
+                    await asyncio.sleep(1.0)
+                    await asyncio.to_thread(proxy.cut)
+
+            cutting = asyncio.create_task(cut())
+            await cluster.ended(run_id)
+            cutting.cancel()
+            await cluster.check(run_id, TASKS)
+
+
+async def test_an_engine_that_is_killed_and_started_again(server: Server, tmp_path: Path) -> None:
+    async with Cluster(tmp_path, server.url) as cluster:
+        run_id = await cluster.submit(TASKS)
+        for part in (1, 2, 3):
+            await cluster.reached(run_id, TASKS * part // 4)
+            cluster.engine.kill()
+            cluster.engine.start()
+            await cluster.answers()
+        await cluster.check(run_id, TASKS)
+
+
+async def test_a_worker_that_is_killed_and_started_again(server: Server, tmp_path: Path) -> None:
+    async with Cluster(tmp_path, server.url) as cluster:
+        run_id = await cluster.submit(TASKS)
+        for part in (1, 2):
+            await cluster.reached(run_id, TASKS * part // 4)
+            cluster.workers[0].kill()
+            cluster.workers[0].start()
+        await cluster.check(run_id, TASKS)
