@@ -1,0 +1,88 @@
+"""A worker with no SDK: nats-py and nothing else. `python nats_worker.py nats://localhost:4222 executador_relatorio`
+
+A queue is a subject with a stream of its own (work-queue retention: what is acked is gone) and one durable pull
+consumer that all its workers share. Stream and consumer have the queue's name, with `=` for each dot.
+"""
+
+import asyncio
+import json
+import sys
+from datetime import UTC, datetime
+
+import nats
+from nats.errors import TimeoutError as NothingCame
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType
+from nats.js.errors import NotFoundError
+
+MOST_DELIVERIES = 20
+
+
+async def make_queue(jetstream: JetStreamContext, queue: str) -> None:
+    """Only what is missing, exactly as ORÁCULO makes it; in any order with it."""
+    for subject in (queue, f"{queue}.dlq"):
+        stream = subject.replace(".", "=")
+        try:
+            await jetstream.stream_info(stream)
+        except NotFoundError:
+            kept = {"retention": RetentionPolicy.WORK_QUEUE, "storage": StorageType.FILE, "num_replicas": 1}
+            await jetstream.add_stream(name=stream, subjects=[subject], **kept)
+    name = queue.replace(".", "=")
+    terms = ConsumerConfig(
+        name=name,
+        durable_name=name,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=60,
+        max_deliver=-1,  # a limit here would keep a message for ever and tell nobody: count below instead
+        max_ack_pending=-1,
+        max_waiting=4096,
+    )
+    try:
+        await jetstream.consumer_info(name, name)
+    except NotFoundError:
+        await jetstream.add_consumer(name, terms)
+
+
+def handle(command: dict) -> dict:
+    """The work itself. An exception here is an answer too."""
+    return {"status": "ok", "resultado": {"recebido": command["payload"]}}
+
+
+def answer_to(command: dict) -> dict:
+    try:
+        payload = handle(command)
+    except Exception as error:  # noqa: BLE001 - whatever went wrong, the orchestrator is told
+        payload = {"status": "erro", "erros": [str(error)]}
+    event = "resultado_coleta" if command["tipo_evento"] == "iniciar_coleta" else "resultado_execucao"
+    echoed = {field: command[field] for field in ("correlation_id", "tarefa", "tentativa") if field in command}
+    return echoed | {"tipo_evento": event, "payload": payload, "timestamp": datetime.now(UTC).isoformat()}
+
+
+async def main(url: str, queue: str) -> None:
+    client = await nats.connect(url)
+    jetstream = client.jetstream()
+    await make_queue(jetstream, queue)
+    await make_queue(jetstream, "resultados")
+    name = queue.replace(".", "=")
+    subscription = await jetstream.pull_subscribe_bind(consumer=name, stream=name)
+    print(f"waiting for work on {queue}", flush=True)
+    while True:
+        try:
+            messages = await subscription.fetch(10, timeout=30)
+        except NothingCame:
+            continue
+        for message in messages:
+            try:
+                if message.metadata.num_delivered > MOST_DELIVERIES:
+                    raise ValueError(f"delivered {message.metadata.num_delivered} times")
+                command = json.loads(message.data)
+                answer = answer_to(command)
+                await jetstream.publish(command.get("responder_em", "resultados"), json.dumps(answer).encode())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                reason = {"Oraculo-Reason": f"not a command: {error!r} in the JSON".replace("%", "%25")}
+                await jetstream.publish(f"{queue}.dlq", message.data, headers=reason)
+            await message.ack()  # only now: its answer is confirmed, or it rests in the dead-letter queue
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:3]))

@@ -1,0 +1,646 @@
+"""`nats://`: queues on NATS JetStream. How they lie there is told in nats_layout.
+
+A message is the server's until it is acked. Moving one (to the quarantine, or back) is: publish it at its new place,
+wait for the confirm, remove it from the old. A crash in between leaves a duplicate, never a hole; an id lets JetStream
+drop the duplicate when the move is done again soon.
+
+A connection that broke is opened again by the next call; all calls share one attempt. Then the streams that were used
+before are looked at: one that is gone, or was made anew, had messages that were confirmed, and counts as a loss.
+"""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from oraculo.brokers.address import read_address
+from oraculo.brokers.nats_connection import NOBODY, ApiError, Connection, Request, read_confirm
+from oraculo.brokers.nats_consumer import FAREWELL, PULL_EXPIRES, Letter, NatsConsumer, Terms, give_back
+from oraculo.brokers.nats_layout import (
+    ID_HEADER,
+    NO_REASON,
+    consumer_config,
+    consumer_fault,
+    consumer_terms,
+    headers_size,
+    is_queue,
+    letter_headers,
+    name_fault,
+    parse_headers,
+    quarantine_of,
+    queue_of,
+    reason_in,
+    redeliveries_in,
+    seconds_of,
+    source_of,
+    stream_config,
+    stream_fault,
+    stream_of,
+)
+from oraculo.core.naming import DLQ_SUFFIX, shown
+from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings
+from oraculo.ports.broker import Capabilities, DeadLetter, Link, Outgoing, QueueState
+from oraculo.ports.clock import Clock, SystemClock
+
+DEFAULT_PORT = 4222
+WINDOW = 1000  # messages that wait for their confirm at a time; JetStream refuses when ten thousand do
+WINDOW_BYTES = 4 * 1024 * 1024
+MADE_TOGETHER = 32  # queues
+PAGE = 128  # dead letters that are looked at together
+MOST_ORPHANS = 100_000  # about as many deliveries are given back after a break; more wait for the end of their lease
+MOST_GIVEN_BACK = 10_000  # for each queue; more are counted as unacked
+_CLOSED = "the NATS broker is closed: call start() first"
+_NAME_IN_USE = 10058
+_NOTHING_TO_DELETE = frozenset(
+    {10043, 10057}
+)  # JetStream says the one for a number in use before, the other for one beyond
+_LONGEST_ID = 19  # digits; a stream's sequence has no more
+_SYSTEM_CLOCK = SystemClock()
+
+
+class _GivenBack:
+    """What this process gave back and nobody took yet. JetStream counts it as delivered and not settled."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._due: dict[str, dict[int, float]] = {}  # when each is due, by queue and sequence
+
+    def note(self, queue: str, sequence: int, delay: float) -> None:
+        waiting = self._due.setdefault(queue, {})
+        if len(waiting) < MOST_GIVEN_BACK:
+            waiting[sequence] = self._clock.now() + delay
+
+    def forget(self, queue: str, sequences: Iterable[int]) -> None:
+        waiting = self._due.get(queue)
+        if waiting:
+            for sequence in sequences:
+                waiting.pop(sequence, None)
+
+    def count(self, queue: str, consumer: dict[str, Any]) -> int:
+        """One that is due is thought to be taken as soon as anybody pulls."""
+        waiting = self._due.get(queue, {})
+        now, floor, anybody = self._clock.now(), consumer["ack_floor"]["stream_seq"], consumer.get("num_waiting", 0)
+        gone = [sequence for sequence, due in waiting.items() if sequence <= floor or (anybody and due <= now)]
+        self.forget(queue, gone)
+        return min(len(waiting), int(consumer["num_ack_pending"]))
+
+
+class NatsBroker:
+    """The broker behind `nats://[user:password@ | token@]host[:port]` and `tls://…`.
+
+    Parameters of the URL: `credentials`, the path of a .creds file; `replicas`, how many servers of a cluster keep each
+    stream that is made here.
+
+    `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
+    `lease`: seconds after which a delivery that was neither settled nor extended is delivered again.
+    `heartbeat`: seconds; a subscription from which nothing is heard for three of them is lost.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "nats",
+        clock: Clock = _SYSTEM_CLOCK,
+        delivery_limit: int = 20,
+        lease: float = 60.0,
+        heartbeat: float = 0.7,
+        connect_timeout: float = 3.0,
+        publish_timeout: float = 5.0,
+    ) -> None:
+        self._address = read_address(url, port=DEFAULT_PORT, known=frozenset({"credentials", "replicas"}))
+        self._replicas = _replicas(self._address.parameters.get("replicas", "1"))
+        self._name = name
+        self._delivery_limit = delivery_limit
+        self._lease = lease
+        self._heartbeat = min(heartbeat, PULL_EXPIRES / 2)  # JetStream refuses a longer one
+        self._connect_timeout = connect_timeout
+        self._publish_timeout = publish_timeout
+        self._started = False
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[Connection] | None = None
+        self._consumers: set[NatsConsumer] = set()
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._orphans: dict[str, float] = {}  # what was held when a connection broke, and when each lease ends
+        self._born: dict[str, str] = {}  # when each stream that was used here was made, as the server says
+        self._given_back = _GivenBack(clock)
+        self._trouble: str | None = _CLOSED
+        self._losses = 0
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """JetStream counts pulls that wait, which are not the consumers: one may have many, or none while it works."""
+        return Capabilities(durable=True, shared=True, priorities=False, counts_consumers=False)
+
+    def links(self) -> Sequence[Link]:
+        return [Link(self._name, self._trouble, self._losses)]
+
+    async def start(self) -> None:
+        """Raises BrokerUnavailable when the server cannot be reached; the next call tries again."""
+        self._started = True
+        async with self._calling(self._connect_timeout):
+            pass
+
+    async def check(self) -> str:
+        async with self._calling(self._publish_timeout) as connection:
+            await connection.ask("INFO")
+            return f"NATS {connection.version} at {connection.address.host}:{connection.address.port}"
+
+    async def close(self) -> None:
+        self._started = False
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        farewells = [consumer.close() for consumer in self._consumers]
+        await asyncio.gather(*farewells, *self._retiring, return_exceptions=True)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await self._hang_up(connection)
+        self._orphans.clear()
+        self._trouble = _CLOSED
+
+    async def _hang_up(self, connection: Connection) -> None:
+        """After the last acks were read by the server, where it still reads."""
+        try:
+            async with asyncio.timeout(FAREWELL):
+                await connection.barrier()
+        except (TimeoutError, BrokerUnavailable):
+            pass
+        await connection.close()
+
+    # -- the connection -------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _calling(self, seconds: float) -> AsyncIterator[Connection]:
+        """A connection for one call, which may take that long. Notes how it went."""
+        connection, heard = None, 0
+        try:
+            async with asyncio.timeout(seconds):
+                connection = await self._connected()
+                heard = connection.heard
+                connection.forget_complaint()
+                yield connection
+        except TimeoutError as timeout:
+            error = self._silence(connection, heard, seconds)
+            self._trouble = str(error)
+            raise error from timeout
+        except BrokerError as error:
+            if connection is None or isinstance(error, BrokerUnavailable):
+                self._trouble = str(error)
+            raise
+        if self._connection is connection:  # it may have broken since
+            self._trouble = None
+
+    def _silence(self, connection: Connection | None, heard: int, seconds: float) -> BrokerError:
+        """A server that said nothing at all is given up: else what it does not read would pile up here."""
+        if connection is None:
+            return self._no_answer(seconds)
+        if connection.complaint:
+            return BrokerError(f"{connection.place} does not allow it: {connection.complaint}")
+        connection.made.clear()  # perhaps a stream is gone and somebody else listens on its subject
+        if connection.heard == heard:
+            connection.fail(f"it was silent for {seconds:g} s")
+        return BrokerUnavailable(f"{connection.place} did not confirm in {seconds:g} s")
+
+    def _no_answer(self, seconds: float) -> BrokerUnavailable:
+        return BrokerUnavailable(f"NATS at {self._address.host}:{self._address.port} did not answer in {seconds:g} s")
+
+    async def _connected(self) -> Connection:
+        if not self._started:
+            raise BrokerUnavailable(_CLOSED)
+        if self._connection is not None:
+            return self._connection
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect(), name=f"connecting to {self._address}")
+            self._connecting.add_done_callback(self._attempt_ended)
+        try:
+            return await asyncio.shield(self._connecting)
+        except asyncio.CancelledError:
+            if not self._started:  # the attempt was cancelled, not this call
+                raise BrokerUnavailable(_CLOSED) from None
+            raise
+
+    def _attempt_ended(self, attempt: "asyncio.Task[Connection]") -> None:
+        self._connecting = None
+        if not attempt.cancelled():
+            attempt.exception()  # whoever waits has it; if nobody does, it must not be reported as forgotten
+
+    async def _connect(self) -> Connection:
+        connection = Connection(self._address, self._connection_lost)
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                await connection.open(self._connect_timeout)
+                await self._look_for_losses(connection)
+            if connection.lost:
+                raise BrokerUnavailable(connection.lost)
+        except BaseException as error:
+            await connection.close()
+            if isinstance(error, TimeoutError):
+                raise self._no_answer(self._connect_timeout) from error
+            raise
+        orphans, self._orphans = self._orphans, {}
+        give_back(connection, orphans)
+        self._connection = connection
+        return connection
+
+    def _connection_lost(self, connection: Connection) -> None:
+        if self._connection is connection:
+            self._connection = None
+        if connection.lost:
+            self._trouble = connection.lost
+            for consumer in [each for each in self._consumers if each.connection is connection]:
+                consumer.lose(connection.lost)
+
+    async def _look_for_losses(self, connection: Connection) -> None:
+        known = list(self._born.items())
+        answers = await connection.ask_many((f"STREAM.INFO.{stream}", None) for stream, _ in known)
+        lost = [
+            stream
+            for (stream, born), answer in zip(known, answers, strict=True)
+            if (answer.is_missing if isinstance(answer, ApiError) else answer["created"] != born)
+        ]
+        for stream in lost:
+            del self._born[stream]  # made again when it is next used
+        self._losses += bool(lost)
+
+    # -- what consumers tell --------------------------------------------------------------------------------------
+
+    def note_trouble(self, trouble: str | None) -> None:
+        self._trouble = trouble
+
+    def note_given_back(self, queue: str, sequence: int, delay: float) -> None:
+        self._given_back.note(queue, sequence, delay)
+
+    def note_seen(self, queue: str, sequences: Iterable[int]) -> None:
+        self._given_back.forget(queue, sequences)
+
+    def lost(self, consumer: NatsConsumer) -> None:
+        """The caller may never close it, so what it held is given back now, or when there is a connection again."""
+        self._consumers.discard(consumer)
+        if consumer.connection.lost:
+            held = consumer.abandon()
+            if len(self._orphans) < MOST_ORPHANS:
+                self._orphans |= held
+            return
+        retiring = asyncio.create_task(consumer.give_back(), name="retiring a lost consumer")
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+
+    def closed(self, consumer: NatsConsumer) -> None:
+        self._consumers.discard(consumer)
+
+    # -- the queues -----------------------------------------------------------------------------------------------
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        sources = list(dict.fromkeys(source_of(queue) for queue in queues))
+        for fault in filter(None, map(name_fault, sources)):
+            raise BrokerError(fault)
+        for start in range(0, len(sources), MADE_TOGETHER):  # each part has its own time: a disk may be slow
+            async with self._calling(self._publish_timeout) as connection:
+                await self._make(connection, sources[start : start + MADE_TOGETHER])
+
+    async def _make(self, connection: Connection, sources: Sequence[str]) -> None:
+        """Streams for the queues and their quarantines, and a consumer for each queue."""
+        names = [name for source in sources for name in (source, quarantine_of(source))]
+        answers = await connection.ask_many(
+            (f"STREAM.CREATE.{stream_of(name)}", stream_config(name, self._replicas)) for name in names
+        )
+        reborn = [await self._note_stream(connection, *made) for made in zip(names, answers, strict=True)]
+        self._losses += any(reborn)
+        await self._make_consumers(connection, sources)
+        connection.made.update(sources)
+
+    async def _note_stream(self, connection: Connection, queue: str, made: dict[str, Any] | ApiError) -> bool:
+        """Whether it was there before and is another now. One that others made otherwise is taken if it can serve."""
+        stream = stream_of(queue)
+        if isinstance(made, ApiError):
+            if made.err_code != _NAME_IN_USE:
+                raise connection.refusal(made, f"to make the stream {stream}")
+            made = await connection.ask(f"STREAM.INFO.{stream}")
+            if fault := stream_fault(queue, made["config"]):
+                raise BrokerError(f"the stream {stream} at {connection.place} cannot be the queue {queue}: it {fault}")
+        before, self._born[stream] = self._born.get(stream), made["created"]
+        return before is not None and before != made["created"]
+
+    async def _make_consumers(self, connection: Connection, queues: Sequence[str]) -> None:
+        streams = [stream_of(queue) for queue in queues]
+        found = await connection.ask_many((f"CONSUMER.INFO.{stream}.{stream}", None) for stream in streams)
+        wanted = [
+            (queue, config)
+            for queue, answer in zip(queues, found, strict=True)
+            if (config := self._wanted_consumer(connection, queue, answer)) is not None
+        ]
+        answers = await connection.ask_many(
+            (f"CONSUMER.CREATE.{stream}.{stream}", {"stream_name": stream, "config": config})
+            for stream, config in ((stream_of(queue), config) for queue, config in wanted)
+        )
+        for (queue, _), answer in zip(wanted, answers, strict=True):
+            if isinstance(answer, ApiError):
+                raise connection.refusal(answer, f"to make the consumer of {queue}")
+
+    def _wanted_consumer(
+        self, connection: Connection, queue: str, found: dict[str, Any] | ApiError
+    ) -> dict[str, Any] | None:
+        """What has to be made or changed; None when all is well."""
+        if isinstance(found, ApiError):
+            if not found.is_missing:
+                raise connection.refusal(found, f"to tell of the consumer of {queue}")
+            return consumer_config(queue, self._lease)
+        config, terms = found["config"], consumer_terms(self._lease)
+        if fault := consumer_fault(queue, config):
+            raise BrokerError(f"the consumer {stream_of(queue)} at {connection.place} cannot serve: it {fault}")
+        return None if terms.items() <= config.items() else config | terms
+
+    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        async with self._calling(self._publish_timeout) as connection:
+            if names is None:
+                counts = await self._all_counts(connection)
+            else:
+                counts = await self._counts(connection, [name for name in names if not name_fault(name)])
+            sources = dict.fromkeys(source_of(name) for name in counts)
+            if names is not None:
+                sources = dict.fromkeys(name for name in names if name in sources)
+            calls = ((f"CONSUMER.INFO.{stream_of(name)}.{stream_of(name)}", None) for name in sources)
+            consumers = await connection.ask_many(calls)
+        return [self._state(name, counts, told) for name, told in zip(sources, consumers, strict=True)]
+
+    async def _all_counts(self, connection: Connection) -> dict[str, int]:
+        """How many messages lie in each of our streams."""
+        counts: dict[str, int] = {}
+        offset = 0
+        while True:
+            page = await connection.ask("STREAM.LIST", {"offset": offset})
+            streams = page.get("streams") or []
+            counts |= {queue_of(s["config"]["name"]): s["state"]["messages"] for s in streams if is_queue(s["config"])}
+            offset += len(streams)
+            if not streams or offset >= page["total"]:
+                return counts
+
+    async def _counts(self, connection: Connection, names: Sequence[str]) -> dict[str, int]:
+        wanted = list(dict.fromkeys(name for each in names for name in (each, quarantine_of(each))))
+        answers = await connection.ask_many((f"STREAM.INFO.{stream_of(name)}", None) for name in wanted)
+        counts = {}
+        for name, answer in zip(wanted, answers, strict=True):
+            if not isinstance(answer, ApiError):
+                counts[name] = answer["state"]["messages"]
+            elif not answer.is_missing:
+                raise connection.refusal(answer, f"to tell of {name}")
+        return counts
+
+    def _state(self, queue: str, counts: dict[str, int], consumer: dict[str, Any] | ApiError) -> QueueState:
+        """A message is in its stream until it is acked, so whatever nobody holds is ready."""
+        unacked = 0
+        if not isinstance(consumer, ApiError):
+            unacked = consumer["num_ack_pending"] - self._given_back.count(queue, consumer)
+        stored = counts.get(queue, 0)
+        return QueueState(queue, max(stored - unacked, 0), unacked, counts.get(quarantine_of(queue), 0))
+
+    # -- publishing -----------------------------------------------------------------------------------------------
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
+        """Raises BrokerError for messages that NATS cannot take (a name that is no subject, a body over max_payload);
+        the others are published."""
+        async with self._calling(self._publish_timeout) as connection:
+            faults: dict[str, None] = {}
+            requests = [
+                request
+                for message in messages
+                if (request := _request(message, connection.max_payload, faults)) is not None
+            ]
+            await self._send(connection, requests, faults)
+        _raise_for(faults)
+        return self._name
+
+    async def bury(self, letters: Sequence[Letter]) -> None:
+        async with self._calling(self._publish_timeout) as connection:
+            room = connection.max_payload
+            faults: dict[str, None] = {}
+            requests = [
+                Request(
+                    quarantine_of(letter.queue),
+                    letter.body,
+                    letter_headers(letter.reason, letter.redeliveries, room - len(letter.body), letter.id),
+                )
+                for letter in letters
+            ]
+            await self._send(connection, requests, faults)
+        _raise_for(faults)
+
+    async def _send(self, connection: Connection, requests: Sequence[Request], faults: dict[str, None]) -> None:
+        """Returns once all are confirmed; those that were refused for good are told in `faults`."""
+        await self._make_missing(connection, requests)
+        for window in _windows(requests):
+            homeless = await self._send_window(connection, window, faults)
+            if homeless:  # their stream was deleted, so they are nowhere: sending them again makes no duplicate
+                connection.made.difference_update(source_of(request.subject) for request in homeless)
+                await self._make_missing(connection, homeless)
+                if await self._send_window(connection, homeless, faults):
+                    raise BrokerUnavailable(f"the stream of {homeless[0].subject} at {connection.place} is gone again")
+
+    async def _make_missing(self, connection: Connection, requests: Sequence[Request]) -> None:
+        used = {request.subject for request in requests}
+        missing = {source_of(subject) for subject in used} - connection.made
+        if missing:
+            await self._make(connection, sorted(missing))
+
+    async def _send_window(
+        self, connection: Connection, requests: Sequence[Request], faults: dict[str, None]
+    ) -> list[Request]:
+        """Those for which there is no stream."""
+        acks = await connection.exchange(requests, read_confirm)
+        if all(ack.error is None for ack in acks):
+            return []
+        homeless = []
+        for request, ack in zip(requests, acks, strict=True):
+            if ack.error is NOBODY:
+                homeless.append(request)
+            elif ack.error is not None:
+                refusal = connection.refusal(ack.error, f"a message for {request.subject}")
+                if isinstance(refusal, BrokerUnavailable):
+                    raise refusal
+                faults[str(refusal)] = None
+        return homeless
+
+    # -- consuming ------------------------------------------------------------------------------------------------
+
+    async def consume(self, queue: str, *, prefetch: int) -> NatsConsumer:
+        if prefetch < 1:
+            raise BrokerError(f"prefetch: must be at least 1, got {prefetch}")
+        if fault := name_fault(queue):
+            raise BrokerError(fault)
+        is_quarantine = queue.endswith(DLQ_SUFFIX)
+        limit = None if is_quarantine else self._delivery_limit
+        async with self._calling(self._publish_timeout) as connection:
+            await self._make(connection, [source_of(queue)])
+            if is_quarantine:
+                await self._make_consumers(connection, [queue])
+            consumer = NatsConsumer(self, connection, queue, Terms(prefetch, self._lease, self._heartbeat, limit))
+            consumer.open()
+            self._consumers.add(consumer)
+        return consumer
+
+    # -- dead letters ---------------------------------------------------------------------------------------------
+
+    async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
+        if after is not None and not _sequence(after):
+            raise BrokerError(f"after: not the id of a dead letter: {shown(after)}")
+        found: list[DeadLetter] = []
+        position = _sequence(after or "0")
+        async with self._calling(self._publish_timeout) as connection:
+            last = await self._last_letter(connection, queue)
+            while limit > len(found) and position < last:
+                page = await self._page(connection, queue, position, last, limit - len(found))
+                if not page:
+                    break
+                found += page
+                position = int(page[-1].id)
+        return found
+
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
+        """Page by page. When it fails, those that were moved are moved, and the others are where they were."""
+        if name_fault(queue):
+            return 0
+        return await (self._redrive_all(queue) if ids is None else self._redrive_some(queue, _sequences(ids)))
+
+    async def _redrive_all(self, queue: str) -> int:
+        """All that are there now; not what dies again meanwhile."""
+        async with self._calling(self._publish_timeout) as connection:
+            last = await self._last_letter(connection, queue)
+        moved = position = 0
+        while position < last:
+            async with self._calling(self._publish_timeout) as connection:
+                page = await self._page(connection, queue, position, last, PAGE)
+                if not page:
+                    break
+                moved += await self._move_back(connection, queue, page)
+                position = int(page[-1].id)
+        return moved
+
+    async def _redrive_some(self, queue: str, sequences: Sequence[int]) -> int:
+        moved = 0
+        for start in range(0, len(sequences), PAGE):
+            wanted = [{"seq": sequence} for sequence in sequences[start : start + PAGE]]
+            async with self._calling(self._publish_timeout) as connection:
+                letters = await self._read(connection, queue, wanted)
+                moved += await self._move_back(connection, queue, letters)
+        return moved
+
+    async def discard(self, queue: str, ids: Sequence[str]) -> int:
+        sequences = _sequences(ids)
+        if name_fault(queue) or not sequences:
+            return 0
+        async with self._calling(self._publish_timeout) as connection:
+            return await self._delete(connection, queue, sequences)
+
+    async def _move_back(self, connection: Connection, queue: str, letters: Sequence[DeadLetter]) -> int:
+        target, stream = source_of(queue), stream_of(quarantine_of(queue))
+        faults: dict[str, None] = {}
+        requests = []
+        for letter in letters:
+            letter_id = {ID_HEADER: f"{stream}:{letter.id}:{letter.at}"}
+            fits = len(letter.body) + headers_size(letter_id) <= connection.max_payload
+            requests.append(Request(target, letter.body, letter_id if fits else None))
+        await self._send(connection, requests, faults)
+        _raise_for(faults)
+        return await self._delete(connection, queue, [int(letter.id) for letter in letters])
+
+    async def _delete(self, connection: Connection, queue: str, sequences: Sequence[int]) -> int:
+        verb = f"STREAM.MSG.DELETE.{stream_of(quarantine_of(queue))}"
+        answers = await connection.ask_many((verb, {"seq": sequence, "no_erase": True}) for sequence in sequences)
+        for answer in answers:
+            if isinstance(answer, ApiError) and not (answer.is_missing or answer.err_code in _NOTHING_TO_DELETE):
+                raise connection.refusal(answer, f"to delete dead letters of {queue}")
+        return sum(not isinstance(answer, ApiError) for answer in answers)
+
+    async def _last_letter(self, connection: Connection, queue: str) -> int:
+        """The last sequence that was given in the quarantine; 0 where there is none."""
+        if name_fault(queue):
+            return 0
+        quarantine = quarantine_of(queue)
+        (told,) = await connection.ask_many([(f"STREAM.INFO.{stream_of(quarantine)}", None)])
+        if not isinstance(told, ApiError):
+            return int(told["state"]["last_seq"]) if told["state"]["messages"] else 0
+        if told.is_missing:
+            return 0
+        raise connection.refusal(told, f"to tell of {quarantine}")
+
+    async def _page(
+        self, connection: Connection, queue: str, after: int, last: int, limit: int
+    ) -> Sequence[DeadLetter]:
+        """Some of those behind `after` and not behind `last`; none only where there are none. JetStream finds the first
+        one; the numbers that follow it are tried all at once."""
+        first = await self._read(connection, queue, [{"seq": after + 1, "next_by_subj": quarantine_of(queue)}])
+        if not first or int(first[0].id) > last:
+            return []
+        start = int(first[0].id) + 1
+        numbers = range(start, min(start + min(PAGE, limit) - 1, last + 1))
+        return [*first, *await self._read(connection, queue, [{"seq": number} for number in numbers])]
+
+    async def _read(self, connection: Connection, queue: str, wanted: Sequence[dict[str, Any]]) -> list[DeadLetter]:
+        """Those of the wanted messages that are there."""
+        verb = f"STREAM.MSG.GET.{stream_of(quarantine_of(queue))}"
+        answers = await connection.ask_many((verb, each) for each in wanted)
+        for answer in answers:
+            if isinstance(answer, ApiError) and not answer.is_missing:
+                raise connection.refusal(answer, f"to read dead letters of {queue}")
+        source = source_of(queue)
+        return [_letter(source, answer["message"]) for answer in answers if not isinstance(answer, ApiError)]
+
+
+def _request(message: Outgoing, most: int, faults: dict[str, None]) -> Request | None:
+    """None when NATS cannot take it."""
+    queue, body, reason = message.queue, message.body, message.reason
+    if fault := name_fault(queue):
+        faults[fault] = None
+        return None
+    if len(body) > most:
+        faults[f"{queue}: a message of {len(body)} bytes is over the server's max_payload of {most} bytes"] = None
+        return None
+    if reason is None:
+        return Request(queue, body)
+    return Request(quarantine_of(queue), body, letter_headers(reason or NO_REASON, 0, most - len(body)))
+
+
+def _raise_for(faults: dict[str, None]) -> None:
+    if faults:
+        raise BrokerError("; ".join(list(faults)[:5]))
+
+
+def _windows(requests: Sequence[Request]) -> Iterable[Sequence[Request]]:
+    """As many at a time as the server may have in hand."""
+    start = size = 0
+    for end, request in enumerate(requests):
+        if end > start and (end - start == WINDOW or size + len(request.body) > WINDOW_BYTES):
+            yield requests[start:end]
+            start, size = end, 0
+        size += len(request.body)
+    if start < len(requests):
+        yield requests[start:]
+
+
+def _letter(source: str, stored: dict[str, Any]) -> DeadLetter:
+    headers = parse_headers(base64.b64decode(stored.get("hdrs", "")))
+    body = base64.b64decode(stored.get("data", ""))
+    sequence, at = str(stored["seq"]), seconds_of(stored["time"])
+    return DeadLetter(sequence, source, body, reason_in(headers), at, redeliveries_in(headers))
+
+
+def _sequence(letter_id: str) -> int:
+    """The number behind the id of a dead letter; 0, which no letter has, for what cannot be one."""
+    is_number = letter_id.isascii() and letter_id.isdecimal() and len(letter_id) <= _LONGEST_ID
+    return int(letter_id) if is_number else 0
+
+
+def _sequences(ids: Iterable[str]) -> list[int]:
+    return list(dict.fromkeys(filter(None, map(_sequence, ids))))
+
+
+def _replicas(text: str) -> int:
+    if text not in ("1", "2", "3", "4", "5"):
+        raise InvalidSettings(Fault("ORACULO_BROKER_URL", f"replicas: must be 1 to 5, got {shown(text)}"))
+    return int(text)

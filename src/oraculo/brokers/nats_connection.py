@@ -1,0 +1,457 @@
+"""One connection to a NATS server, which fails at once, for good and with plain words.
+
+nats-py keeps a broken connection to itself: it reconnects in the background, buffers what is published meanwhile, and
+on its way out waits for a peer that may be frozen. The orchestrator wants to know, so here a connection that breaks is
+over: whoever waits is told, nothing is kept, and the broker opens another when it is next used.
+
+Everything that is answered (confirms of published messages, calls of JetStream's API) shares one inbox, and is written
+out in one go before the first answer is awaited. nats-py connects, does TLS, credentials and pings, and reads; the way
+of a message from there to whoever waits for it is short, without an object, a queue and a task for each.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from oraculo.brokers.address import Address
+from oraculo.brokers.nats_layout import header_block
+from oraculo.errors import BrokerError, BrokerUnavailable
+
+try:
+    import nats.errors
+    from nats.aio.client import Client
+except ImportError as missing:
+    raise ImportError("nats:// needs the package nats-py: pip install 'oraculo[nats]'") from missing
+
+PING_INTERVAL = 5  # seconds; a peer that leaves two pings unanswered is gone
+NO_RESPONDERS = 503
+TOO_MANY_REQUESTS = 429
+_API = "$JS.API."
+_API_WINDOW = 128  # calls of the API that are out at a time
+_FROM_NOBODY = b"NATS/1.0 503"
+_NO_JETSTREAM = frozenset({10039, 10076})
+_FAREWELL = 1.0  # seconds in which the tasks and the socket of an ended connection are gone
+
+Answer = TypeVar("Answer")
+
+
+Receive = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply subject, data, headers; must not raise
+Read = Callable[[bytes, bytes | None], Answer | None]  # makes something of data and headers; None: that was no answer
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """What JetStream says when it refuses."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+    @property
+    def is_missing(self) -> bool:
+        return self.code == 404 or self is NOBODY
+
+    @property
+    def is_temporary(self) -> bool:
+        return self.code >= 500 or self.code == TOO_MANY_REQUESTS
+
+
+NOBODY = ApiError(NO_RESPONDERS, 0, "nobody listens there")
+
+
+class PubAck(msgspec.Struct):
+    """The confirm of a published message."""
+
+    stream: str = ""
+    seq: int = 0
+    error: ApiError | None = None
+
+
+class Request(NamedTuple):
+    subject: str
+    body: bytes
+    headers: dict[str, str] | None = None
+
+
+_decode_ack = msgspec.json.Decoder(PubAck).decode
+_decode_answer = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def read_confirm(data: bytes, headers: bytes | None) -> PubAck | None:
+    """None for what is no confirm: any subscriber of the subject may answer too."""
+    if _is_from_nobody(data, headers):
+        return PubAck(error=NOBODY)
+    try:
+        ack = _decode_ack(data)
+    except msgspec.DecodeError:
+        return None
+    return ack if ack.stream or ack.error else None
+
+
+def read_answer(data: bytes, headers: bytes | None) -> dict[str, Any] | ApiError | None:
+    """An answer of JetStream's API."""
+    if _is_from_nobody(data, headers):
+        return NOBODY
+    try:
+        answer = _decode_answer(data)
+        return msgspec.convert(answer["error"], ApiError) if "error" in answer else answer
+    except msgspec.DecodeError:
+        return None
+
+
+def _is_from_nobody(data: bytes, headers: bytes | None) -> bool:
+    return headers is not None and not data and headers.startswith(_FROM_NOBODY)
+
+
+class _Client(Client):
+    """nats-py's client without its second lives.
+
+    It overrides what nats-py does when the connection breaks, where it may wait for a frozen peer, forget to call back
+    and leave tasks behind; and what it does with a message, where it makes a queue and a task for each subscription.
+    """
+
+    def __init__(self, on_lost: Callable[[str], None], *, needs_tls: bool) -> None:
+        super().__init__()
+        self._on_lost = on_lost
+        self._needs_tls = needs_tls
+        self.problem: Exception | None = None  # the last one it told of
+        self.complaint = ""  # what the server forbade last
+        self.heard = 0
+        self._receivers: dict[int, Receive] = {}
+
+    async def note(self, problem: Exception) -> None:
+        self.problem = problem
+
+    def fail(self, why: str) -> None:
+        if self._status != Client.CLOSED:
+            self.abort()
+            self._on_lost(why)
+
+    def abort(self) -> None:
+        """Ends it now: what was not written is dropped, and nobody is waited for."""
+        self._status = Client.CLOSED
+        self._pending, self._pending_data_size = [], 0
+        self._receivers.clear()
+        for task in self._own_tasks():
+            if task is not asyncio.current_task():
+                task.cancel()
+        for writer in self._writers():
+            writer.transport.abort()
+
+    async def ended(self) -> None:
+        """Returns once an aborted connection has left nothing behind."""
+        tasks = [task for task in self._own_tasks() if task is not asyncio.current_task()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_FAREWELL)
+        # An aborted socket is closed in the loop's next turn, one under TLS in the turn after that. Asking the writers
+        # would not do: the plain one never hears of it once TLS has taken its socket over.
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    def write(self, data: bytes) -> None:
+        """Past nats-py's buffer and the task that empties it. All that is sent here goes this way, in order."""
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def listen(self, subject: str, receive: Receive) -> int:
+        """Returns the number of the subscription."""
+        self._sid += 1
+        self._receivers[self._sid] = receive
+        self.write(b"SUB %b  %d\r\n" % (subject.encode(), self._sid))
+        return self._sid
+
+    def stop_deliveries(self, number: int) -> None:
+        """Tells the server; what it has sent already is still received."""
+        self.write(b"UNSUB %d\r\n" % number)
+
+    def forget(self, number: int) -> None:
+        self._receivers.pop(number, None)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        self.heard += 1
+        receive = self._receivers.get(sid)
+        if receive is not None:
+            receive(subject, reply, data, headers)
+
+    def _own_tasks(self) -> list["asyncio.Task[Any]"]:
+        known = (self._reading_task, self._ping_interval_task, self._flusher_task)
+        return [task for task in known if task is not None and not task.done()]
+
+    def _writers(self) -> list[asyncio.StreamWriter]:
+        names = ("_io_writer", "_bare_io_writer")
+        found = [getattr(self._transport, name, None) for name in names]
+        return [writer for writer in dict.fromkeys(found) if writer is not None]
+
+    async def _process_op_err(self, e: Exception) -> None:
+        self.fail(str(e).removeprefix("nats: ") or type(e).__name__)
+
+    async def _process_err(self, err_msg: str) -> None:
+        if "permissions violation" in err_msg:
+            self.complaint = err_msg.strip("'")
+        else:
+            self.fail(f"the server said {err_msg}")
+
+    async def _read_loop(self) -> None:
+        await super()._read_loop()
+        self.fail("nothing is read from it any more")
+
+    def _connect_command(self) -> bytes:
+        """Without this a `tls://` URL would send its password in the clear to a server that has no TLS."""
+        if self._needs_tls and not self._server_info.get("tls_required"):
+            raise nats.errors.SecureConnWantedError
+        return super()._connect_command()
+
+
+class _Replies:
+    """The answers that one call waits for."""
+
+    def __init__(self, count: int, read: Read[Any]) -> None:
+        self.got: dict[bytes, Any] = {}
+        self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._missing = count
+        self._read = read
+
+    def receive(self, token: bytes, data: bytes, headers: bytes | None) -> None:
+        answer = self._read(data, headers)
+        if answer is None or token in self.got:
+            return
+        self.got[token] = answer
+        self._missing -= 1
+        if not self._missing and not self.complete.done():
+            self.complete.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        if not self.complete.done():
+            self.complete.set_exception(error)
+
+
+class Connection:
+    """`lost` says why it cannot be used any more; it never recovers."""
+
+    def __init__(self, address: Address, on_lost: Callable[["Connection"], None]) -> None:
+        self.address = address
+        self.place = f"NATS at {address.host}:{address.port}"
+        self.lost: str | None = None
+        self.made: set[str] = set()  # queues that are known to exist, since this connection has seen them
+        self._on_lost = on_lost
+        self._client = _Client(self._fail, needs_tls=address.tls is not None)
+        self._inbox = b""
+        self._sent = 0
+        self._awaiting: dict[bytes, _Replies] = {}
+
+    async def open(self, timeout: float) -> None:
+        """Raises BrokerUnavailable when it cannot be reached, BrokerError when it refuses. The caller sets the limit of
+        time; `timeout` tells nats-py not to wait longer either."""
+        is_open = False
+        try:
+            await self._client.connect(**self._options(timeout))
+            if not self._client.is_connected:
+                raise BrokerUnavailable(f"{self.place} hung up while connecting")
+            self._inbox = self._client.new_inbox().encode() + b"."
+            self._client.listen(f"{self._inbox.decode()}*", self._replied)
+            await self.ask("INFO")
+            is_open = True
+        except (OSError, nats.errors.Error) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise self._cannot_connect(error) from error
+        finally:
+            if not is_open:
+                await self._give_up()
+
+    @property
+    def max_payload(self) -> int:
+        return self._client.max_payload
+
+    @property
+    def version(self) -> str:
+        version = self._client.connected_server_version
+        return f"{version.major}.{version.minor}.{version.patch}"
+
+    @property
+    def heard(self) -> int:
+        """Messages that have come; while it does not change, the server may be frozen."""
+        return self._client.heard
+
+    @property
+    def complaint(self) -> str:
+        return self._client.complaint
+
+    def forget_complaint(self) -> None:
+        self._client.complaint = ""
+
+    def fail(self, why: str) -> None:
+        self._client.fail(why)
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def send(self, messages: Iterable[tuple[str, bytes]], reply: str = "") -> None:
+        """Bodies to subjects, without waiting for anything. Raises BrokerUnavailable."""
+        self._require_alive()
+        answer = reply.encode()
+        lines = [b"PUB %b %b %d\r\n%b\r\n" % (to.encode(), answer, len(body), body) for to, body in messages]
+        if lines:
+            self._client.write(b"".join(lines))
+
+    async def exchange(self, requests: Sequence[Request], read: Read[Answer]) -> list[Answer]:
+        """Sends them all and returns the answers, in their order. It waits for ever: the caller sets the limit."""
+        self._require_alive()
+        if not requests:
+            return []
+        replies = _Replies(len(requests), read)
+        tokens = [b"%d" % number for number in range(self._sent, self._sent + len(requests))]
+        self._sent += len(requests)
+        self._awaiting.update(dict.fromkeys(tokens, replies))
+        try:
+            pairs, inbox = zip(requests, tokens, strict=True), self._inbox
+            self._client.write(b"".join([_command(request, inbox + token) for request, token in pairs]))
+            await replies.complete
+        finally:
+            for token in tokens:
+                self._awaiting.pop(token, None)
+        return [replies.got[token] for token in tokens]
+
+    def _require_alive(self) -> None:
+        if self.lost:
+            raise BrokerUnavailable(self.lost)
+
+    async def barrier(self) -> None:
+        """Returns once the server has read all that was sent before: what is sent to oneself comes back in its turn."""
+        await self.exchange([Request(f"{self._inbox.decode()}{self._sent}", b"barrier")], lambda data, _: data)
+
+    async def ask_many(self, calls: Iterable[tuple[str, Any]]) -> list[dict[str, Any] | ApiError]:
+        """Calls of JetStream's API: its verb and its object."""
+        requests = [Request(_API + verb, msgspec.json.encode(what) if what else b"") for verb, what in calls]
+        answers: list[dict[str, Any] | ApiError] = []
+        for start in range(0, len(requests), _API_WINDOW):
+            answers += await self.exchange(requests[start : start + _API_WINDOW], read_answer)
+        return answers
+
+    async def ask(self, verb: str, what: Any = None) -> dict[str, Any]:
+        """One call that must succeed."""
+        (answer,) = await self.ask_many([(verb, what)])
+        if isinstance(answer, ApiError):
+            raise self.refusal(answer, verb)
+        return answer
+
+    def refusal(self, error: ApiError, what: str) -> BrokerError:
+        """The error for people, and whether it is worth a retry."""
+        if error.err_code in _NO_JETSTREAM or (error is NOBODY and what == "INFO"):
+            return BrokerError(f"{self.place} has no JetStream for this account: start nats-server with -js")
+        sentence = f"{self.place} refused {what}: {error.description} ({error.err_code or error.code})"
+        return BrokerUnavailable(sentence) if error.is_temporary else BrokerError(sentence)
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    def subscribe(self, receive: Receive) -> tuple[str, int]:
+        """A subject of one's own, to which others may be asked to send, and the number of the subscription to it."""
+        self._require_alive()
+        subject = f"{self._inbox.decode()}to.{self._sent}"
+        self._sent += 1
+        return subject, self._client.listen(subject, receive)
+
+    def stop_deliveries(self, number: int) -> None:
+        """The server stops sending; what is on its way is still received."""
+        if not self.lost:
+            self._client.stop_deliveries(number)
+
+    def forget(self, number: int) -> None:
+        self._client.forget(number)
+
+    def _replied(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
+        token = subject[len(self._inbox) :]
+        replies = self._awaiting.get(token)
+        if replies is not None:
+            replies.receive(token, data, headers)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """At once; whoever wants what was sent to be read first waits for the barrier."""
+        if not self.lost:
+            self.lost = f"the connection to {self.place} is closed"
+        await self._give_up()
+
+    async def _give_up(self) -> None:
+        self._client.abort()
+        self._fail_all(self.lost or f"the connection to {self.place} was not made")
+        await self._client.ended()
+
+    def _fail(self, why: str) -> None:
+        if self.lost:
+            return
+        self.lost = f"the connection to {self.place} was lost: {why}"
+        self._fail_all(self.lost)
+        self._on_lost(self)
+
+    def _fail_all(self, why: str) -> None:
+        for replies in set(self._awaiting.values()):
+            replies.fail(BrokerUnavailable(why))
+        self._awaiting.clear()
+
+    # -- the beginning --------------------------------------------------------------------------------------------
+
+    def _options(self, timeout: float) -> dict[str, Any]:
+        address = self.address
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        options: dict[str, Any] = {
+            "servers": [f"nats://{host}:{address.port}"],
+            "name": "oraculo",
+            "connect_timeout": timeout,
+            "error_cb": self._client.note,
+            "tls": address.tls,
+            "ping_interval": PING_INTERVAL,
+            "max_outstanding_pings": 2,
+            # Two quick attempts and no reconnecting: that is done by whoever uses the broker next.
+            "allow_reconnect": False,
+            "max_reconnect_attempts": 1,
+            "reconnect_time_wait": 0,
+            # Nothing is buffered for a connection that is gone, and no call waits for the writer: a wait in there
+            # cannot be cancelled.
+            "pending_size": 0,
+            "flusher_queue_size": 0,
+        }
+        if address.password is not None:
+            options |= {"user": address.user or "", "password": address.password}
+        elif address.user is not None:
+            options["token"] = address.user
+        if "credentials" in address.parameters:
+            options["user_credentials"] = _checked_credentials(address.parameters["credentials"])
+        return options
+
+    def _cannot_connect(self, error: Exception) -> BrokerError:
+        if isinstance(error, nats.errors.NoServersError) and self._client.problem is not None:
+            error = self._client.problem
+        said = str(error).removeprefix("nats: ").strip("'\"") or type(error).__name__
+        if isinstance(error, nats.errors.SecureConnWantedError):
+            return BrokerError(f"{self.place} has no TLS, and the URL asks for it with tls://")
+        if "authorization" in said.lower() or "authentication" in said.lower():
+            return BrokerError(f"{self.place} refused the credentials in the URL: {said}")
+        if "certificate" in said.lower():
+            return BrokerError(f"{self.place} could not be trusted: {said}")
+        return BrokerUnavailable(f"{self.place} cannot be reached: {said}")
+
+
+def _command(request: Request, reply: bytes) -> bytes:
+    subject, body, headers = request
+    if headers is None:
+        return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply, len(body), body)
+    block = header_block(headers)
+    sizes = (len(block), len(block) + len(body))
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject.encode(), reply, *sizes, block, body)
+
+
+def _checked_credentials(path: str) -> str:
+    try:
+        import nkeys  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
+    except ImportError as error:
+        raise BrokerError("a credentials file needs the package nkeys: pip install nkeys") from error
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BrokerError(f"the credentials file {path} cannot be read: {error}") from error
+    if "BEGIN NATS USER JWT" not in text or "BEGIN USER NKEY SEED" not in text:
+        raise BrokerError(f"{path} is no NATS credentials file: it has no user JWT or no seed")
+    return path

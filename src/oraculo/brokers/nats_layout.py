@@ -1,0 +1,202 @@
+"""How queues lie on JetStream; a plain client in any language relies on this.
+
+- The subject of a queue is its name. One file-backed stream holds it, with work-queue retention: a message is in the
+  stream until it is acked, and no longer. The quarantine `<queue>.dlq` is such a stream too.
+- Names of streams and durable consumers may not have dots. There `=`, which no queue's name has, stands for each:
+  `resultados.dlq` lies in stream `resultados=dlq`, and no two queues share a stream.
+- Everyone takes from one durable pull consumer named like the stream, with explicit acks. It never gives up on a
+  message by itself: past `max_deliver` JetStream would keep it and tell nobody. Its `max_ack_pending` is unlimited: a
+  message that waits for a delay counts there too, and a thousand of them would stop the queue.
+- A dead letter carries `Oraculo-Reason` (percent-encoded) and `Oraculo-Redeliveries`. Both may be missing.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, unquote_to_bytes
+
+from oraculo.core.naming import DLQ_SUFFIX, dlq_of, shown
+
+REASON_HEADER = "Oraculo-Reason"
+REDELIVERIES_HEADER = "Oraculo-Redeliveries"
+ID_HEADER = "Nats-Msg-Id"  # JetStream drops a second message with the same id, within two minutes
+NO_REASON = "published to the dead-letter queue without a reason"
+
+NANOSECONDS = 1_000_000_000
+_DOT = "="
+_MAX_WAITING = 4096  # pulls that may wait at one queue; JetStream's default of 512 is the number of workers it allows
+_MOST_REASON = 4096  # bytes of a reason, as it is written
+_PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # what a reason may have unencoded; quote() lets letters and digits pass
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+_ELLIPSIS = quote("…")
+_CUT_ESCAPE = re.compile(r"%[0-9A-F]?$")
+
+
+def stream_of(queue: str) -> str:
+    return queue.replace(".", _DOT)
+
+
+def queue_of(stream: str) -> str:
+    return stream.replace(_DOT, ".")
+
+
+def quarantine_of(queue: str) -> str:
+    """Where the dead letters of `queue` lie; a dead-letter queue is its own."""
+    return queue if queue.endswith(DLQ_SUFFIX) else dlq_of(queue)
+
+
+def source_of(queue: str) -> str:
+    return queue.removesuffix(DLQ_SUFFIX)
+
+
+def name_fault(queue: str) -> str | None:
+    """Why NATS cannot have a queue of that name."""
+    if _NAME.fullmatch(queue):
+        return None
+    rule = "letters, digits, '_' and '-', and dots between them"
+    return f"NATS cannot have the queue {shown(queue)}: a name is made of {rule}"
+
+
+def stream_config(queue: str, replicas: int) -> dict[str, Any]:
+    return {
+        "name": stream_of(queue),
+        "subjects": [queue],
+        "retention": "workqueue",
+        "storage": "file",
+        "discard": "old",  # there is no limit that would make it discard anything
+        "num_replicas": replicas,
+    }
+
+
+def stream_fault(queue: str, config: Mapping[str, Any]) -> str | None:
+    """Why a stream that is there already, made by others, cannot be the queue."""
+    if list(config.get("subjects") or ()) != [queue]:
+        return f"has the subjects {config.get('subjects')}, not {queue}"
+    if config.get("retention") != "workqueue":
+        return f"has retention '{config.get('retention')}', so that acked messages would stay; it must be 'workqueue'"
+    return None
+
+
+def is_queue(config: Mapping[str, Any]) -> bool:
+    """Whether a stream is one of these queues; an account may have others."""
+    return stream_fault(queue_of(config["name"]), config) is None
+
+
+def consumer_config(queue: str, lease: float) -> dict[str, Any]:
+    return {
+        "durable_name": stream_of(queue),
+        "name": stream_of(queue),
+        "deliver_policy": "all",
+        "ack_policy": "explicit",
+        "replay_policy": "instant",
+        "max_waiting": _MAX_WAITING,
+        **consumer_terms(lease),
+    }
+
+
+def consumer_terms(lease: float) -> dict[str, Any]:
+    """What can be changed in a consumer that is there already, and must be so."""
+    return {"ack_wait": int(lease * NANOSECONDS), "max_deliver": -1, "max_ack_pending": -1}
+
+
+def consumer_fault(queue: str, config: Mapping[str, Any]) -> str | None:
+    """Why a durable consumer that is there already, made by others, cannot serve."""
+    if config.get("deliver_subject"):
+        return "pushes its messages to one subject; it must be a pull consumer"
+    if config.get("ack_policy") != "explicit":
+        return f"has ack policy '{config.get('ack_policy')}'; it must be 'explicit'"
+    if config.get("filter_subject", queue) != queue or config.get("filter_subjects", [queue]) != [queue]:
+        return "has a filter; it must take every message of its stream"
+    return None
+
+
+# -- deliveries -----------------------------------------------------------------------------------------------------
+
+
+class Origin(NamedTuple):
+    """What the subject on which a delivery is acked tells about it."""
+
+    stream: str
+    delivered: int  # how often, this time included
+    sequence: int
+    stored_at: str  # nanoseconds
+
+    @property
+    def id(self) -> str:
+        """The same at each delivery, and no other message's, not even after the stream was deleted and made again."""
+        return f"{self.stream}:{self.sequence}:{self.stored_at}"
+
+
+def origin_of(ack_subject: str) -> Origin:
+    """`$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>.…`, or with `<domain>.<account>` before the stream."""
+    parts = ack_subject.split(".")
+    first = 2 if len(parts) == 9 else 4
+    return Origin(parts[first], int(parts[first + 2]), int(parts[first + 3]), parts[first + 5])
+
+
+# -- dead letters ---------------------------------------------------------------------------------------------------
+
+
+def letter_headers(reason: str, redeliveries: int, room: int, letter_id: str = "") -> dict[str, str] | None:
+    """What a dead letter is told by. They must fit into `room` bytes, for otherwise the server would refuse the letter:
+    then the reason is shortened, and if need be left out."""
+    headers = {REDELIVERIES_HEADER: str(redeliveries), REASON_HEADER: ""}
+    if letter_id:
+        headers[ID_HEADER] = letter_id
+    left = min(room - headers_size(headers), _MOST_REASON)
+    if left < 0:
+        return None
+    headers[REASON_HEADER] = _quoted(reason, left)
+    return headers
+
+
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """As it is written; whoever makes headers makes them of ASCII without line breaks."""
+    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+    return f"NATS/1.0\r\n{''.join(lines)}\r\n".encode()
+
+
+def headers_size(headers: Mapping[str, str]) -> int:
+    return len(header_block(headers))
+
+
+def _quoted(reason: str, limit: int) -> str:
+    """Percent-encoded, as a header has no line breaks, no blanks at its ends, and is not UTF-8 to every client."""
+    safe = _PLAIN if reason == reason.strip() else _PLAIN.strip()
+    text = quote(reason, safe=safe)
+    if len(text) <= limit:
+        return text
+    if limit < len(_ELLIPSIS):
+        return ""
+    whole = _CUT_ESCAPE.sub("", text[: limit - len(_ELLIPSIS)])
+    return quote(unquote_to_bytes(whole).decode("utf-8", "ignore"), safe=safe) + _ELLIPSIS
+
+
+def reason_in(headers: Mapping[str, str]) -> str:
+    return unquote(headers.get(REASON_HEADER, "")) or NO_REASON
+
+
+def redeliveries_in(headers: Mapping[str, str]) -> int:
+    text = headers.get(REDELIVERIES_HEADER, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+def parse_headers(block: bytes) -> dict[str, str]:
+    """The headers of a stored message, whoever wrote them."""
+    lines = block.decode("utf-8", "replace").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def parse_status(block: bytes) -> tuple[str, str]:
+    """Of what the server says itself: `NATS/1.0 409 Consumer Deleted` gives `409` and the words."""
+    _, _, line = block.partition(b"\r\n")[0].decode("utf-8", "replace").partition(" ")
+    code, _, words = line.partition(" ")
+    return code, words
+
+
+def seconds_of(timestamp: str) -> float:
+    """`2026-11-15T05:06:55.049878023Z` in seconds since the epoch."""
+    return datetime.fromisoformat(timestamp).timestamp()

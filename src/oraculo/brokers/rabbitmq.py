@@ -1,0 +1,433 @@
+"""`amqp://` and `amqps://`: RabbitMQ, by pika on this event loop.
+
+Two connections: one publishes, the other does everything else. When RabbitMQ is low on memory or disk it stops reading
+from connections that publish; acks on the same one would then be stuck, and nothing could be drained.
+
+A message is delivered `delivery_limit` times at most. Quorum queues count that themselves, over every consumer and
+connection, and move what passes the limit to `<queue>.dlq`; a message that is retried with a delay takes its count with
+it. A user's classic queue does not count: there a message is counted when it is retried, not when its consumer dies.
+
+Whatever moves between queues is confirmed in the new one before it leaves the old: a crash makes a duplicate, never a
+loss. Messages that no queue of ours needs any more (`expires_at`) are delivered all the same: the server would put what
+expired among the dead letters.
+
+The server closes the channel of a consumer that holds a delivery for too long (`consumer_timeout`, 30 minutes unless
+set): the consumer is lost, and what it held comes again. There is no lease to extend.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from pika import BasicProperties
+from pika.exceptions import AMQPError
+
+from oraculo.brokers.address import read_address
+from oraculo.brokers.rabbitmq_connection import BLOCKED, Channel, Connection
+from oraculo.brokers.rabbitmq_letters import (
+    NO_REASON,
+    PERSISTENT,
+    REDELIVERIES,
+    Quarantine,
+    carried,
+    dead,
+    encoded,
+    redeliveries_of,
+    unused,
+)
+from oraculo.brokers.rabbitmq_publisher import Publisher
+from oraculo.brokers.rabbitmq_queues import Queues, dlq_name, is_dlq
+from oraculo.brokers.rabbitmq_wire import Deliveries, Parcel
+from oraculo.core.naming import dlq_of
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Capabilities, DeadLetter, Delivery, Link, Outgoing, QueueState
+from oraculo.ports.clock import Clock, SystemClock
+
+PORT = 5672
+TLS_PORT = 5671
+HIGHEST_PRIORITY = 9
+MOST_PREFETCH = 65_535  # what AMQP can say
+FAILED_MOVE_PAUSE = 1.0  # seconds until a message comes again that could not be moved
+_CLOSED = "the RabbitMQ broker is closed: call start() first"
+_BY_PRIORITY = {
+    priority: encoded(BasicProperties(delivery_mode=PERSISTENT, priority=priority or None))
+    for priority in range(HIGHEST_PRIORITY + 1)
+}
+
+Token = Any  # a delivery tag of AMQP; the port knows it as `int | str`
+Publish = Callable[[Sequence[Parcel]], Awaitable[None]]
+
+
+class RabbitMQConsumer:
+    """One subscription, on a channel of its own. Once that is lost, settling does nothing: what it held comes again."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        queue: str,
+        *,
+        queues: Queues,
+        publish: Publish,
+        clock: Clock,
+        delivery_limit: int,
+        on_end: "Callable[[RabbitMQConsumer], None]",
+    ) -> None:
+        self.queue = queue
+        self._on_end = on_end
+        self._channel = channel
+        self._queues = queues
+        self._publish = publish
+        self._clock = clock
+        self._limit = None if is_dlq(queue) else delivery_limit  # a dead letter has nowhere else to go
+        self._held: dict[Token, bytes] = {}  # the properties of what is not settled, by delivery tag, ascending
+        self._moving: set[Token] = set()  # of these, those that are on the way to another queue
+        self._waiting: deque[Delivery] = deque()  # of these, those that nobody took yet
+        self._arrived = asyncio.Event()
+        self._burials: set[asyncio.Task[None]] = set()
+        self._fault: BrokerError | None = None
+        self._closed = False
+
+    @property
+    def unsettled(self) -> int:
+        return len(self._held)
+
+    async def subscribe(self, prefetch: int) -> None:
+        self._channel.on_close = self._lose
+        self._channel.listen(Deliveries(self._on_message))
+        self._channel.raw.add_on_cancel_callback(self._on_cancel)
+        await self._channel.call("basic_qos", prefetch_count=min(prefetch, MOST_PREFETCH))
+        await self._channel.call("basic_consume", queue=self.queue, on_message_callback=unused)
+
+    async def take(self, limit: int) -> Sequence[Delivery]:
+        """Raises BrokerUnavailable once the subscription is lost."""
+        if limit < 1:
+            raise BrokerError(f"limit: must be at least 1, got {limit}")
+        while not self._waiting:
+            if self._closed:
+                return []
+            if self._fault is not None:
+                raise BrokerUnavailable(f"the subscription to {self.queue} is lost: {self._fault}")
+            self._arrived.clear()
+            await self._arrived.wait()
+        if len(self._waiting) <= limit:
+            taken = list(self._waiting)
+            self._waiting.clear()
+            return taken
+        return [self._waiting.popleft() for _ in range(limit)]
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """One ack for all up to the oldest that is still held, and one for each behind it."""
+        settled = [tag for delivery in deliveries if self._settles(tag := delivery.token)]
+        oldest = next(iter(self._held), None)
+        together = settled if oldest is None else [tag for tag in settled if tag < oldest]
+        if together:
+            self._tell("basic_ack", max(together), multiple=True)
+        if len(together) < len(settled):
+            for tag in set(settled).difference(together):
+                self._tell("basic_ack", tag)
+
+    async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
+        properties = self._held.get(delivery.token)
+        if properties is None or delivery.token in self._moving:
+            return
+        deliveries = delivery.redeliveries + 1
+        if self._limit is not None and deliveries >= self._limit:
+            await self.dead_letter(delivery, reason)
+        elif delay <= 0 and self._queues.is_ours(self.queue):
+            self._give_back(delivery.token)
+        else:
+            counted = carried(properties, **{REDELIVERIES: deliveries})
+            await self._move(delivery, counted, lambda: self._later(delay))
+
+    async def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        """Raises BrokerUnavailable when it could not be moved; it then comes again, after a pause."""
+        properties = self._held.get(delivery.token)
+        if properties is not None and delivery.token not in self._moving:
+            letter = dead(properties, reason, self._clock.now(), delivery.redeliveries)
+            await self._move(delivery, letter, self._grave)
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        """Nothing to do: a delivery is its consumer's while that lives."""
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        await self.abandon()
+        await self._channel.close()
+
+    async def abandon(self) -> None:
+        """Closes it without telling the server, who hears it when the channel or the connection ends."""
+        self._closed = True
+        self._forget()
+        for burial in self._burials:
+            burial.cancel()
+        await asyncio.gather(*self._burials, return_exceptions=True)
+
+    # -- what the server says -------------------------------------------------------------------------------------
+
+    def _on_message(self, tag: int, is_redelivered: bool, properties: bytes, body: bytes) -> None:
+        if self._closed or self._fault is not None:
+            return
+        delivery = Delivery(self.queue, body, tag, redeliveries_of(properties, is_redelivered))
+        self._held[tag] = properties
+        if self._limit is not None and delivery.redeliveries >= self._limit:
+            self._bury(delivery)
+        else:
+            self._waiting.append(delivery)
+            self._arrived.set()
+
+    def _on_cancel(self, _: object) -> None:
+        self._lose(BrokerUnavailable("RabbitMQ cancelled it: the queue was deleted, or its node left"))
+        self._channel.abandon()
+
+    def _lose(self, fault: BrokerError) -> None:
+        self._fault = fault
+        self._forget()
+
+    def _forget(self) -> None:
+        """The server gives to others what was held."""
+        self._held.clear()
+        self._moving.clear()
+        self._waiting.clear()
+        self._arrived.set()
+
+    def _tell(self, method: str, tag: Token, **how: bool) -> None:
+        with suppress(AMQPError):  # the channel is closing in this moment, and what it held comes again
+            getattr(self._channel.raw, method)(tag, **how)
+
+    # -- the ways of a message ------------------------------------------------------------------------------------
+
+    def _settles(self, tag: Token) -> bool:
+        """Whether it was still this consumer's to settle; it no longer is."""
+        return tag not in self._moving and self._held.pop(tag, None) is not None
+
+    def _give_back(self, tag: Token) -> None:
+        if self._settles(tag):
+            self._tell("basic_reject", tag, requeue=True)  # since RabbitMQ 4.3 a nack is not counted
+
+    async def _move(self, delivery: Delivery, properties: bytes, find_queue: Callable[[], Awaitable[str]]) -> None:
+        """To another queue: it leaves this one once it is confirmed there."""
+        tag = delivery.token
+        self._moving.add(tag)
+        try:
+            await self._publish([Parcel(await find_queue(), properties, delivery.body)])
+        except BrokerError:
+            asyncio.get_running_loop().call_later(FAILED_MOVE_PAUSE, self._moved, tag, False)
+            raise
+        except BaseException:
+            self._moving.discard(tag)
+            raise
+        self._moved(tag, True)
+
+    def _moved(self, tag: Token, is_done: bool) -> None:
+        if tag in self._moving:
+            self._moving.discard(tag)
+            if is_done and self._settles(tag):
+                self._tell("basic_ack", tag)
+            else:
+                self._give_back(tag)
+
+    async def _grave(self) -> str:
+        return dlq_name(self.queue)
+
+    async def _later(self, delay: float) -> str:
+        return await self._queues.delay(self.queue, delay) if delay > 0 else self.queue
+
+    def _bury(self, delivery: Delivery) -> None:
+        """It was delivered too often before it came here."""
+        reason = f"delivered {delivery.redeliveries} times and never settled"
+        burial = asyncio.create_task(self._buried(delivery, reason), name=f"bury a message of {self.queue}")
+        self._burials.add(burial)
+        burial.add_done_callback(self._burials.discard)
+
+    async def _buried(self, delivery: Delivery, reason: str) -> None:
+        with suppress(BrokerError):  # then it comes again, and so to this point
+            await self.dead_letter(delivery, reason)
+
+
+class RabbitMQBroker:
+    """The broker behind `amqp://user:password@host:port/vhost`; `amqps://` for TLS.
+
+    `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
+    `connect_timeout`, `publish_timeout`, `call_timeout`: seconds after which an attempt to connect, a publish or
+    anything else that the server is asked counts as failed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "rabbitmq",
+        clock: Clock | None = None,
+        delivery_limit: int = 20,
+        connect_timeout: float = 3.0,
+        publish_timeout: float = 5.0,
+        call_timeout: float = 5.0,
+    ) -> None:
+        self._address = read_address(url, port=TLS_PORT if url.startswith("amqps:") else PORT)
+        self._name = name
+        self._clock = clock or SystemClock()
+        self._delivery_limit = delivery_limit
+        self._publish_timeout = publish_timeout
+        times = {"connect_timeout": connect_timeout, "call_timeout": call_timeout}
+        self._working = Connection(self._address, f"{name} working", self._note, **times)
+        self._publishing = Connection(self._address, f"{name} publishing", self._note, **times)
+        self._queues = Queues(self._working, delivery_limit, call_timeout)
+        self._publisher = Publisher(self._publishing, self._queues.remake)
+        self._quarantine = Quarantine(self._working, self._send)
+        self._consumers: set[RabbitMQConsumer] = set()
+        self._is_started = False
+        self._trouble: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Quorum queues had no priorities before RabbitMQ 4; they are sent, for queues of the user's own."""
+        return Capabilities(durable=True, shared=True, priorities=False, counts_consumers=True)
+
+    async def start(self) -> None:
+        """Connects. If it cannot, it raises, and every later call tries again."""
+        self._is_started = True
+        async with self._watched():
+            await _all(self._working.opened(), self._publishing.opened())
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        async with self._watched():
+            await self._queues.declare(queues)
+
+    def links(self) -> Sequence[Link]:
+        return [Link(self.name, (self._publishing.blocked or self._trouble) if self._is_started else _CLOSED)]
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
+        await self._send_watched([self._parcel(message) for message in messages])
+        return self.name
+
+    async def consume(self, queue: str, *, prefetch: int) -> RabbitMQConsumer:
+        if prefetch < 1:
+            raise BrokerError(f"prefetch: must be at least 1, got {prefetch}")
+        async with self._watched():
+            await self._queues.declare([queue])
+            return await self._subscribed(queue, prefetch)
+
+    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        """All: those that this object declared, published to or consumed, for AMQP cannot list the others. Unacked are
+        those that its own consumers hold; of messages that wait for a delay it knows those that it delayed."""
+        async with self._watched():
+            wanted = self._queues.names if names is None else [name for name in names if not is_dlq(name)]
+            states = [await self._state(name) for name in wanted]
+        return [state for state in states if state is not None]
+
+    async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
+        async with self._watched():
+            return await self._quarantine.peek(queue, limit, after)
+
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
+        async with self._watched():
+            return await self._quarantine.redrive(queue, ids)
+
+    async def discard(self, queue: str, ids: Sequence[str]) -> int:
+        async with self._watched():
+            return await self._quarantine.discard(queue, ids)
+
+    async def check(self) -> str:
+        """Asks the server something on both connections."""
+        async with self._watched():
+            await _all(self._queues.ping(), self._publisher.ping())
+        return f"RabbitMQ {self._working.version} at {self._address.host}:{self._address.port}"
+
+    async def close(self) -> None:
+        self._is_started = False
+        for consumer in list(self._consumers):
+            await consumer.abandon()
+        await asyncio.gather(self._publishing.close(), self._working.close())
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        """Notes how a call went, for `links`, and lets no error of pika's through."""
+        if not self._is_started:
+            raise BrokerUnavailable(_CLOSED)
+        try:
+            yield
+        except BrokerUnavailable as error:
+            self._note(str(error))
+            raise
+        except (AMQPError, OSError) as error:
+            self._note(f"RabbitMQ at {self._address.host}:{self._address.port}: {error}")
+            raise BrokerUnavailable(self._trouble) from error
+        else:
+            self._trouble = None
+
+    def _note(self, trouble: str) -> None:
+        if self._is_started and trouble != BLOCKED:  # the server itself says when that is over
+            self._trouble = trouble
+
+    async def _send(self, parcels: Sequence[Parcel]) -> None:
+        """Makes the queues that were never seen, and publishes. A server that does not confirm in time is given up, so
+        that nothing piles up for it; the next call connects anew."""
+        try:
+            async with asyncio.timeout(self._publish_timeout):
+                await self._queues.ensure({parcel.queue for parcel in parcels})
+                await self._publisher.publish(parcels)
+        except TimeoutError:
+            self._publisher.give_up("it did not confirm in time")
+            told = f"RabbitMQ did not confirm {len(parcels)} messages in {self._publish_timeout} s"
+            raise BrokerUnavailable(told) from None
+
+    async def _send_watched(self, parcels: Sequence[Parcel]) -> None:
+        async with self._watched():
+            await self._send(parcels)
+
+    def _parcel(self, message: Outgoing) -> Parcel:
+        properties = _BY_PRIORITY.get(message.priority)
+        if properties is None:
+            raise BrokerError(f"priority: must be 0 to {HIGHEST_PRIORITY}, got {message.priority}")
+        if message.reason is None and not is_dlq(message.queue):
+            return Parcel(message.queue, properties, message.body)
+        letter = dead(properties, message.reason or NO_REASON, self._clock.now(), 0)
+        return Parcel(dlq_name(message.queue), letter, message.body)
+
+    async def _subscribed(self, queue: str, prefetch: int) -> RabbitMQConsumer:
+        channel = await self._working.channel()
+        consumer = RabbitMQConsumer(
+            channel,
+            queue,
+            queues=self._queues,
+            publish=self._send_watched,
+            clock=self._clock,
+            delivery_limit=self._delivery_limit,
+            on_end=self._consumers.discard,
+        )
+        self._consumers.add(consumer)
+        try:
+            await consumer.subscribe(prefetch)
+        except BaseException:
+            self._consumers.discard(consumer)
+            channel.abandon()
+            raise
+        return consumer
+
+    async def _state(self, name: str) -> QueueState | None:
+        depth = await self._queues.depth(name)
+        if depth is None:
+            return None
+        dead_letters = await self._queues.depth(dlq_of(name))
+        dead_count = (dead_letters.messages if dead_letters else 0) + self._held(dlq_of(name))
+        delayed = await self._queues.delayed(name)
+        return QueueState(name, depth.messages + delayed, self._held(name), dead_count, depth.consumers, delayed)
+
+    def _held(self, queue: str) -> int:
+        return sum(consumer.unsettled for consumer in self._consumers if consumer.queue == queue)
+
+
+async def _all(*calls: Awaitable[object]) -> None:
+    """Waits for all, and raises what the first to fail raised."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -1,0 +1,322 @@
+"""A connection to RabbitMQ that can be awaited: pika's callbacks on one side, futures and our errors on the other."""
+
+import asyncio
+import logging
+import re
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+import pika
+from pika.exceptions import AMQPError, ChannelClosedByBroker
+
+from oraculo.brokers.address import Address
+from oraculo.brokers.rabbitmq_wire import Connection as RawConnection
+from oraculo.brokers.rabbitmq_wire import Receiver
+from oraculo.errors import BrokerError, BrokerUnavailable
+
+HEARTBEAT = 10  # seconds: a peer that is silent for about twice as long is gone
+CLOSE_GRACE = 1.0  # seconds that a polite good-bye may take
+BLOCKED = "RabbitMQ blocks publishers: low on memory or disk"
+NOT_FOUND = 404
+_REFUSALS = {403: "refused the user", 530: "refused the vhost"}
+_LOST = re.compile(r"Stream connection lost: \w+\((?:\d+, )?['\"](.*?)['\"]\)")
+_CLOSED_BY = re.compile(r"\((\d{3})\) ['\"](.*?)['\"]\"?,?\)?$")
+
+
+class Refused(BrokerError):
+    """The broker closed the channel because of what was asked on it."""
+
+    def __init__(self, code: int, text: str) -> None:
+        self.code = code
+        super().__init__(f"RabbitMQ refused: {text}")
+
+
+class Channel:
+    """A channel whose calls can be awaited. AMQP closes a channel when it refuses something; then this one is done.
+
+    A call whose answer is late can be followed by others: pika keeps the order, and an answer that nobody waits for
+    any more is passed over.
+    """
+
+    def __init__(self, connection: RawConnection, timeout: float) -> None:
+        self._connection = connection
+        self._timeout = timeout
+        self.fault: BrokerError | None = None  # why it closed
+        self.on_close: Callable[[BrokerError], None] | None = None
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._opened = self._promise()
+        self.raw = connection.channel(on_open_callback=partial(_answer, self._opened))
+        self.raw.add_on_close_callback(self._closed)
+
+    @property
+    def is_open(self) -> bool:
+        return self.fault is None and bool(self.raw.is_open)
+
+    def listen(self, receiver: Receiver) -> None:
+        self._connection.receivers[self.raw.channel_number] = receiver
+
+    async def opened(self) -> "Channel":
+        await self._kept(self._opened)
+        return self
+
+    async def call(self, method: str, **arguments: Any) -> Any:
+        """Calls what pika names so, and returns the answer. Raises Refused, or BrokerUnavailable when it is lost."""
+        answer = self._promise()
+        self._ask(partial(getattr(self.raw, method), **arguments, callback=partial(_answer, answer)))
+        return (await self._kept(answer)).method
+
+    async def get(self, queue: str) -> tuple[Any, Any, bytes] | None:
+        """The next message: method, properties and body. None when there is none."""
+        answer = self._promise()
+        self.raw.add_callback(lambda _: _answer(answer, None), [pika.spec.Basic.GetEmpty])
+        self._ask(partial(self.raw.basic_get, queue, lambda _, *message: _answer(answer, message)))
+        found: tuple[Any, Any, bytes] | None = await self._kept(answer)
+        return found
+
+    async def close(self) -> None:
+        """Returns once the server has agreed, within a grace; what was not settled on it is then back in its queue."""
+        if self.fault is None:
+            closed = self._promise()
+            self.abandon()
+            with suppress(TimeoutError, BrokerError):  # it is told that it is closed
+                async with asyncio.timeout(CLOSE_GRACE):
+                    await self._kept(closed)
+
+    def abandon(self) -> None:
+        """Closes it without waiting for the server to agree."""
+        self.on_close = None
+        with suppress(AMQPError):  # it is closed, or closing already
+            self.raw.close()
+
+    def _ask(self, question: Callable[[], object]) -> None:
+        if self.fault is not None:
+            raise self.fault
+        try:
+            question()
+        except AMQPError as error:  # it is closing
+            raise BrokerUnavailable(f"RabbitMQ: {_text_of(error)}") from error
+
+    def _promise(self) -> asyncio.Future[Any]:
+        promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.add(promise)
+        return promise
+
+    async def _kept(self, promise: asyncio.Future[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await promise
+        except TimeoutError:
+            raise BrokerUnavailable(f"RabbitMQ did not answer in {self._timeout} s") from None
+        finally:
+            self._waiting.discard(promise)
+
+    def _closed(self, _: object, reason: Exception) -> None:
+        self._connection.receivers.pop(self.raw.channel_number, None)
+        self.fault = _fault_of(reason)
+        for promise in self._waiting:
+            if not promise.done():
+                promise.set_exception(self.fault)
+        if self.on_close is not None:
+            self.on_close(self.fault)
+
+
+class Connection:
+    """One connection: opened when it is first needed, and again after it broke; callers share the attempt."""
+
+    def __init__(
+        self,
+        address: Address,
+        purpose: str,
+        on_trouble: Callable[[str], None],
+        *,
+        connect_timeout: float,
+        call_timeout: float,
+    ) -> None:
+        self._address = address
+        self._on_trouble = on_trouble
+        self._connect_timeout = connect_timeout
+        self._call_timeout = call_timeout
+        self._parameters = _parameters(address, purpose, connect_timeout)
+        self._raw: RawConnection | None = None
+        self._opening: asyncio.Task[RawConnection] | None = None
+        self._gone = asyncio.Event()
+        self.blocked: str | None = None  # why the server takes nothing that is published
+        self.on_blocked: Callable[[str], None] | None = None
+        self.version = "unknown"
+
+    async def opened(self) -> RawConnection:
+        if self._raw is not None and self._raw.is_open:
+            return self._raw
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open(), name=f"connect to {self._address}")
+            self._opening.add_done_callback(self._attempted)
+        return await self._shared(self._opening)
+
+    async def channel(self) -> Channel:
+        raw = await self.opened()
+        try:
+            return await Channel(raw, self._call_timeout).opened()
+        except AMQPError as error:
+            raise BrokerUnavailable(f"RabbitMQ at {self._place}: {_text_of(error)}") from error
+
+    def abort(self, reason: str) -> None:
+        """Gives it up: the server does not answer."""
+        raw, self._raw, self.blocked = self._raw, None, None
+        if raw is not None:
+            raw.abort(reason)
+
+    async def close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+        raw, self._raw = self._raw, None
+        if raw is None:
+            return
+        with suppress(AMQPError):  # it is closing already
+            raw.close()
+        if not await self._is_gone_in(CLOSE_GRACE):
+            raw.abort("it did not answer when it was closed")
+            await self._is_gone_in(CLOSE_GRACE)
+
+    @property
+    def _place(self) -> str:
+        return f"{self._address.host}:{self._address.port}"
+
+    @staticmethod
+    async def _shared(attempt: "asyncio.Task[RawConnection]") -> RawConnection:
+        """Its outcome; a caller who is cancelled leaves the attempt to the others."""
+        await asyncio.wait({attempt})
+        if attempt.cancelled():
+            raise BrokerUnavailable("the broker was closed while it connected")
+        return attempt.result()
+
+    async def _open(self) -> RawConnection:
+        outcome: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        raw = RawConnection(
+            self._parameters,
+            on_open_callback=lambda _: _answer(outcome, None),
+            on_open_error_callback=lambda _, error: _answer(outcome, error),
+            on_close_callback=self._lost,
+            custom_ioloop=asyncio.get_running_loop(),
+        )
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                error = await asyncio.shield(outcome)
+        except BaseException as error:
+            await _give_up(raw, outcome)
+            if isinstance(error, TimeoutError):
+                raise BrokerUnavailable(self._unreachable(f"no answer in {self._connect_timeout} s")) from None
+            raise
+        if error is not None:
+            raise self._refusal(error)
+        return self._established(raw)
+
+    def _established(self, raw: RawConnection) -> RawConnection:
+        self._raw, self.blocked = raw, None
+        self._gone.clear()
+        self.version = str((raw.server_properties or {}).get("version", "unknown"))
+        raw.add_on_connection_blocked_callback(self._on_blocked)
+        raw.add_on_connection_unblocked_callback(self._on_unblocked)
+        return raw
+
+    def _attempted(self, attempt: "asyncio.Task[RawConnection]") -> None:
+        self._opening = None
+        if not attempt.cancelled() and (error := attempt.exception()) is not None:
+            self._on_trouble(str(error))
+
+    def _on_blocked(self, *_: object) -> None:
+        self.blocked = BLOCKED
+        if self.on_blocked is not None:
+            self.on_blocked(BLOCKED)
+
+    def _on_unblocked(self, *_: object) -> None:
+        self.blocked = None
+
+    def _lost(self, raw: RawConnection, reason: Exception) -> None:
+        self._gone.set()
+        if self._raw is raw:  # else it was closed on purpose
+            self._raw, self.blocked = None, None
+            self._on_trouble(f"RabbitMQ at {self._place}: the connection broke: {_text_of(reason)}")
+
+    async def _is_gone_in(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._gone.wait()
+        return self._gone.is_set()
+
+    def _unreachable(self, why: str) -> str:
+        return f"cannot reach RabbitMQ at {self._place}: {why}"
+
+    def _refusal(self, error: Exception) -> BrokerError:
+        causes = list(_causes(error))
+        certificate = next((cause for cause in causes if isinstance(cause, ssl.SSLCertVerificationError)), None)
+        if certificate is not None:
+            return BrokerError(f"RabbitMQ at {self._place} has a certificate that is not trusted: {certificate}")
+        root = causes[-1]
+        told = _CLOSED_BY.search(str(root))
+        if told and int(told[1]) in _REFUSALS and "is down" not in told[2]:
+            who = self._parameters.credentials.username, self._parameters.virtual_host
+            what = f"{_REFUSALS[int(told[1])]} '{who[int(told[1]) == 530]}'"
+            return BrokerError(f"RabbitMQ at {self._place} {what}: {told[2]}")
+        return BrokerUnavailable(self._unreachable(_text_of(root)))
+
+
+async def _give_up(raw: RawConnection, outcome: "asyncio.Future[Exception | None]") -> None:
+    """Stops an attempt, and waits until nothing of it is left."""
+    raw.abort("it was given up while it connected")
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_GRACE):
+            await asyncio.shield(outcome)
+
+
+def _parameters(address: Address, purpose: str, timeout: float) -> Any:
+    pika_log = logging.getLogger("pika")
+    if pika_log.level == logging.NOTSET:  # it tells of each lost connection in pages; we say it in a sentence
+        pika_log.setLevel(logging.CRITICAL)
+    return pika.ConnectionParameters(
+        host=address.host,
+        port=address.port,
+        virtual_host=unquote(address.path) or "/",
+        credentials=pika.PlainCredentials(address.user or "guest", address.password or "guest"),
+        heartbeat=HEARTBEAT,
+        socket_timeout=2 * timeout,  # longer than our own, so that only one of the two acts
+        stack_timeout=2 * timeout,
+        ssl_options=pika.SSLOptions(address.tls, address.host) if address.tls else None,
+        client_properties={"connection_name": f"oraculo: {purpose}"},
+    )
+
+
+def _answer(promise: "asyncio.Future[Any]", value: Any) -> None:
+    if not promise.done():
+        promise.set_result(value)
+
+
+def _fault_of(reason: BaseException) -> BrokerError:
+    if isinstance(reason, ChannelClosedByBroker):
+        return Refused(reason.reply_code, reason.reply_text)
+    return BrokerUnavailable(f"RabbitMQ: the channel was lost: {_text_of(reason)}")
+
+
+def _text_of(error: BaseException) -> str:
+    """What pika says, without its wrapping."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    told = str(error.args[-1]) if error.args else type(error).__name__
+    if "indicated EOF" in told:
+        return "it closed the connection"
+    lost = _LOST.search(told)
+    return lost[1] if lost else told
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it was made of, the innermost last."""
+    yield error
+    inner = [*getattr(error, "exceptions", ())[-1:], getattr(error, "exception", None), *error.args[:1]]
+    for each in inner:
+        if isinstance(each, BaseException):
+            yield from _causes(each)
+            return
