@@ -245,3 +245,10 @@ def test_a_discarded_dead_letter_is_told_and_not_sent_any_more() -> None:
 
 def test_there_is_nothing_to_discard_of_a_task_without_a_dead_letter() -> None:
     assert fan_out("a").apply(DeadLetterDiscarded(0)) is Verdict.NOTHING
+
+
+def test_a_reopened_task_that_was_never_sent_has_no_attempt() -> None:
+    driver = flow("a", "b<a").sent()
+    driver.fail_for_good("a")
+    driver.apply(Repeated())
+    assert driver.history[-1].attempt is None

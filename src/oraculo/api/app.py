@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi_swagger import patch_fastapi
 
 from oraculo import __version__
-from oraculo.api import events, health, pipelines, queues, runs
+from oraculo.api import asyncapi, events, health, pipelines, queues, runs
 from oraculo.api.auth import ApiKeys
 from oraculo.api.context import Context
 from oraculo.api.openapi import DESCRIPTION, TITLE, document_of
@@ -67,5 +67,5 @@ def _lifespan_of(engine: Engine) -> Lifespan:
 
 
 def _add_routes(app: FastAPI) -> None:
-    for part in (events, runs, pipelines, queues, health):
+    for part in (events, runs, pipelines, queues, asyncapi, health):
         app.include_router(part.router)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from oraculo.core.asyncapi import SPECIFICATION
 from oraculo.core.history import Happened
 from oraculo.core.naming import MAX_NAME
 from oraculo.core.pipeline import JOB_TYPES, MAX_SECONDS, OnLate
@@ -265,6 +266,21 @@ _PART = record({"ok": FLAG, "problema": nullable(TEXT)})
 _HEALTH = record({"status": {"type": "string", "enum": ["ok", "indisponivel"]}, "versao": TEXT})
 _READY = record({**_HEALTH["properties"], "partes": {"type": "object", "additionalProperties": _PART}})
 
+_NAMED_OBJECTS: Schema = {"type": "object", "additionalProperties": {"type": "object"}}
+_ASYNCAPI = record(
+    {
+        "asyncapi": {"type": "string", "enum": [SPECIFICATION]},
+        "info": record({"title": TEXT, "version": TEXT, "description": TEXT}),
+        "servers": _NAMED_OBJECTS,
+        "defaultContentType": TEXT,
+        "channels": _NAMED_OBJECTS,
+        "operations": _NAMED_OBJECTS,
+        "components": _NAMED_OBJECTS,
+    },
+    optional=("servers",),
+    description="An AsyncAPI document. `servers` are the brokers, but for `memory://`.",
+)
+
 _CURSOR = nullable({"type": "string", "description": "For the next page; null: there is none."})
 
 COMPONENTS: dict[str, Schema] = {
@@ -288,6 +304,7 @@ COMPONENTS: dict[str, Schema] = {
     "CartasMortas": record({"fila": TEXT, "mensagens": listed(_LETTER), "cursor": _CURSOR}),
     "ReenvioPedido": record({"ids": nullable(listed(TEXT))}, optional=("ids",)),
     "Reenvio": record(dict.fromkeys(("reenviadas", "reabertas", "obsoletas"), COUNT)),
+    "AsyncApi": _ASYNCAPI,
     "Saude": _HEALTH,
     "Prontidao": _READY,
 }

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from oraculo import __version__
-from oraculo.cli import dlq, doctor, output, pipelines, runs, server, simulate, submit
+from oraculo.cli import asyncapi, check_worker, dlq, doctor, output, pipelines, runs, server, simulate, submit
 from oraculo.cli.options import AsJson
 from oraculo.errors import OraculoError
 
@@ -76,7 +76,9 @@ app.command()(submit.submit)
 app.add_typer(runs.app, name="runs")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(pipelines.app, name="pipelines")
+app.command()(asyncapi.asyncapi)
 app.command()(simulate.simulate)
+app.command()(check_worker.check_worker)
 app.command()(doctor.doctor)
 
 

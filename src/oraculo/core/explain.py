@@ -52,8 +52,8 @@ def _task_state(run: Run, task: Task, now: float, consumers: Mapping[str, int | 
 def _what_then(run: Run, now: float) -> str:
     left = in_words(max(0.0, run.head.deadline - now))
     when = f"it waits until {to_iso(run.head.deadline)} ({left} from now)"
-    if run.plan.needed is not None:
-        missing = _count(max(0, run.plan.needed - run.head.succeeded), "more success", "more successes")
+    if run.plan.needed is not None and run.plan.needed > run.head.succeeded:  # else it was met before a redrive
+        missing = _count(run.plan.needed - run.head.succeeded, "more success", "more successes")
         when = f"it ends at once with {missing} (quorum {run.plan.needed}), else {when}"
     if run.plan.kind is Kind.FAN_OUT:
         then = "parcial with what it has" if run.head.succeeded else "timeout unless an answer comes"

@@ -324,13 +324,13 @@ def _run_due(run: Run, event: RunDue, now: float, changes: Changes) -> Verdict:
 
 def _expire(run: Run, task: Task, cause: Cause, now: float, changes: Changes) -> None:
     task.cause = cause
-    task.reason = _why_expired(run, task, cause, now)
+    task.reason = _why_expired(run, task, cause)
     _close(run, task, Trigger.EXPIRE, now, changes)
     changes.tell(now, Happened.TIMED_OUT, task.number, task.attempt, task.reason)
     _skip_dependents(run, task, now, changes)
 
 
-def _why_expired(run: Run, task: Task, cause: Cause, now: float) -> str:
+def _why_expired(run: Run, task: Task, cause: Cause) -> str:
     limit = run.plan.steps[task.number].timeout if cause is Cause.TASK_DEADLINE else run.head.timeout
     waited = in_words(limit or run.head.timeout)
     if task.unsent:
@@ -408,7 +408,7 @@ def _reopen(run: Run, tasks: list[Task], now: float, changes: Changes) -> None:
         task.percent = task.note = None
         task.dead_letter = task.unsent = False
         changes.touch(task)
-        changes.tell(now, Happened.REOPENED, task.number, task.attempt)
+        changes.tell(now, Happened.REOPENED, task.number, task.attempt or None)
     for task in tasks:
         if not task.missing:
             _dispatch(run, task, now, changes)
