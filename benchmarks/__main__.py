@@ -1,4 +1,5 @@
-"""`make bench`: prints a table of the four workloads, beside what the disk itself allows.
+"""`make bench`: prints a table of the four workloads, beside what the disk itself allows. With `--broker` the workers
+are a process of their own behind a real broker, and a bare echo shows what that broker and its client allow.
 
 Every workload runs in a process of its own, so that one's memory and caches do not colour the next. Numbers from
 different machines do not compare; the ratio to the disk's own commits, and W3's growth, do.
@@ -15,22 +16,58 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import workloads
-from oraculo.bootstrap import collect_garbage_less_often
-from oraculo.settings import Settings, WorkerSettings
+from tests.servers.fleet import Fleet
+
+from benchmarks import echo, workloads
+from oraculo.bootstrap import collect_garbage_less_often, make_broker
+from oraculo.core.naming import QueueNames
+from oraculo.ports.broker import Broker
+from oraculo.ports.clock import SystemClock
+from oraculo.settings import Settings, WorkerSettings, load_settings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
 
 Measures = dict[str, float]
 
 
+CONCURRENCY = 200
+
+
 async def _measure(name: str, folder: str) -> Measures:
-    settings = Settings(worker=WorkerSettings(concurrency=200))
-    async with Harness(
-        workloads.no_op_workers(), settings=settings, store=SqliteStore(f"{folder}/bench.db")
-    ) as oraculo:
+    if name == "echo":
+        with _process("-m", "benchmarks.echo"):
+            return await echo.measure(load_settings())
+    store = SqliteStore(f"{folder}/bench.db")
+    if "ORACULO_BROKER_URL" not in os.environ:
+        settings = Settings(worker=WorkerSettings(concurrency=CONCURRENCY))
+        return await _measured(name, Harness(workloads.no_op_workers(), settings=settings, store=store))
+    settings = load_settings()
+    command = "from oraculo.cli import main; main()"
+    with _process("-c", command, "worker", "benchmarks.workers:app"):
+        return await _measured(name, Harness(settings=settings, broker=_broker(settings), store=store))
+
+
+def _broker(settings: Settings) -> Broker:
+    names = QueueNames(settings.broker.prefix)
+    return make_broker(settings, SystemClock(), own_queues=(names.requests, names.answers))
+
+
+@contextmanager
+def _process(*arguments: str) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _measured(name: str, harness: Harness) -> Measures:
+    async with harness as oraculo:
         await workloads.one_at_a_time(oraculo, 50)  # warm up
         before = _resident_mb()
         if name == "W1":
@@ -76,12 +113,25 @@ def _disk(folder: str) -> Measures:
     return {"p50 ms": statistics.median(spans), "p99 ms": statistics.quantiles(spans, n=100)[98]}
 
 
+EMBEDDED = "memory"
 TARGETS = {
-    "W1": "p50 under 3 ms",
-    "W2": "over 1,500 runs/s",
-    "W3": "10,000 under 2 s, ratio at most 12, added under 150 MB",
-    "W4": "",
+    EMBEDDED: {
+        "W1": "p50 under 3 ms",
+        "W2": "over 1,500 runs/s",
+        "W3": "10,000 under 2 s, ratio at most 12, added under 150 MB",
+        "W4": "",
+    },
+    "rabbitmq": {
+        "echo": "the limit",
+        "W1": "p50 under 3 ms",
+        "W2": "over 1,200 runs/s",
+        "W3": "10,000 under 3 s",
+        "W4": "",
+    },
+    "redis": {"echo": "the limit", "W1": "", "W2": "over 1,800 runs/s", "W3": "10,000 under 3 s", "W4": ""},
+    "nats": {"echo": "the limit", "W1": "", "W2": "over 1,200 runs/s", "W3": "10,000 under 3 s", "W4": ""},
 }
+WORKLOADS = ("echo", "W1", "W2", "W3", "W4")
 
 
 def _in_own_process(name: str, folder: str) -> Measures:
@@ -103,7 +153,8 @@ def _loop_runner(plain: bool) -> asyncio.Runner:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks")
-    parser.add_argument("--only", choices=sorted(TARGETS), help="one workload, printed as JSON")
+    parser.add_argument("--only", choices=WORKLOADS, help="one workload, printed as JSON")
+    parser.add_argument("--broker", choices=sorted(TARGETS), default=EMBEDDED, help="a real one is started")
     parser.add_argument("--folder", help="where the database goes; a temporary folder unless given")
     parser.add_argument("--plain", action="store_true", help="asyncio's own event loop instead of uvloop")
     arguments = parser.parse_args()
@@ -117,8 +168,27 @@ def main() -> None:
         if plain:
             os.environ["ORACULO_BENCH_PLAIN"] = "1"
         _print_row("disk", _disk(folder), "one durable commit")
-        for name, target in TARGETS.items():
-            _print_row(name, _in_own_process(name, folder), target)
+        with _started(arguments.broker):
+            for name, target in TARGETS[arguments.broker].items():
+                _print_row(name, _in_own_process(name, folder), target)
+
+
+@contextmanager
+def _started(broker: str) -> Iterator[None]:
+    """A real broker for the length of the measurement, as the tests start theirs."""
+    if broker == EMBEDDED:
+        yield
+        return
+    fleet = Fleet()
+    os.environ |= {
+        "ORACULO_BROKER_URL": fleet.url(broker),
+        "ORACULO_WORKER_CONCURRENCY": str(CONCURRENCY),
+        "ORACULO_LOG_LEVEL": "warning",
+    }
+    try:
+        yield
+    finally:
+        fleet.stop()
 
 
 def _print_row(name: str, measures: Measures, target: str) -> None:

@@ -1,0 +1,88 @@
+"""A worker with no SDK: redis-py and nothing else. `python redis_worker.py redis://localhost:6379/0 escavador_youtube`
+
+A queue is a stream of the same name, with a consumer group of the same name and the JSON in field `body`. What was
+handled is acked and deleted. The name of the consumer stays the same over a restart, so that the worker finds what it
+had taken and not finished; give each worker of a queue its own, as the third argument.
+"""
+
+import contextlib
+import json
+import socket
+import sys
+from datetime import UTC, datetime
+
+import redis
+
+MOST_DELIVERIES = 20
+
+
+def handle(command: dict) -> dict:
+    """The work itself. An exception here is an answer too."""
+    return {"status": "ok", "resultado": {"recebido": command["payload"]}}
+
+
+def answer_to(command: dict) -> dict:
+    try:
+        payload = handle(command)
+    except Exception as error:  # noqa: BLE001 - whatever went wrong, the orchestrator is told
+        payload = {"status": "erro", "erros": [str(error)]}
+    event = "resultado_coleta" if command["tipo_evento"] == "iniciar_coleta" else "resultado_execucao"
+    echoed = {field: command[field] for field in ("tarefa", "tentativa") if field in command}
+    return (
+        {"correlation_id": command["correlation_id"]}
+        | echoed
+        | {"tipo_evento": event, "payload": payload, "timestamp": datetime.now(UTC).isoformat()}
+    )
+
+
+def make_queue(client: redis.Redis, queue: str) -> None:
+    """From id 0: what was published before the first worker came is for it too."""
+    try:
+        client.xgroup_create(queue, queue, id="0", mkstream=True)
+    except redis.ResponseError as error:
+        if not str(error).startswith("BUSYGROUP"):  # it is there already
+            raise
+
+
+def settle(client: redis.Redis, queue: str, entry: bytes, target: str, fields: dict) -> None:
+    """The answer goes out and the command leaves its queue, in one step."""
+    with client.pipeline(transaction=True) as step:
+        step.xadd(target, fields)
+        step.xack(queue, queue, entry)
+        step.xdel(queue, entry)
+        step.execute()
+
+
+def work(client: redis.Redis, queue: str, entry: bytes, fields: dict, deliveries: int = 1) -> None:
+    try:
+        if deliveries > MOST_DELIVERIES:
+            raise ValueError(f"delivered {deliveries} times")
+        command = json.loads(fields.get(b"body", b""))
+        answer = json.dumps(answer_to(command))
+    except (ValueError, KeyError, TypeError) as error:  # no command that anybody could answer: never dropped
+        settle(client, queue, entry, f"{queue}.dlq", {**fields, "reason": f"{type(error).__name__}: {error}"})
+    else:
+        settle(client, queue, entry, command.get("responder_em", "resultados"), {"body": answer})
+
+
+def read(client: redis.Redis, queue: str, name: str, after: str) -> list:
+    found = client.xreadgroup(queue, name, {queue: after}, count=10, block=2000)
+    return [entry for _, entries in (found or ()) for entry in entries]
+
+
+def main(url: str, queue: str, name: str = f"plain-{socket.gethostname()}") -> None:
+    client = redis.Redis.from_url(url, protocol=2, socket_timeout=10)  # longer than a read waits
+    make_queue(client, queue)
+    while unfinished := read(client, queue, name, "0"):  # what this worker had taken before it stopped
+        for entry, fields in unfinished:
+            (about,) = client.xpending_range(queue, queue, entry, entry, 1)
+            work(client, queue, entry, fields or {}, about["times_delivered"])
+    print(f"waiting for work on {queue}", flush=True)
+    while True:
+        for entry, fields in read(client, queue, name, ">"):
+            work(client, queue, entry, fields)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(*sys.argv[1:])

@@ -1,0 +1,310 @@
+"""`redis://` and `rediss://`: Redis Streams, on Redis 6.2 or later and on Valkey.
+
+One stream is one queue, with a consumer group of the same name and the JSON in field `body`: all that a plain client
+must know. What was handled is acked and deleted in one step, so a stream holds what is still to be done and no more.
+
+- A delivery is a lease. What its consumer neither settles nor extends in time, any other one claims.
+- What is given back, by a retry or a close, is written anew at the end of the stream, with its count of deliveries: so
+  whoever waits for a message gets it at once. A delay is spent in the sorted set `<queue>.delayed`; whoever consumes
+  the queue moves back what is due.
+- Settling asks the server whose delivery it is, so it never touches what was redelivered meanwhile.
+
+Commands share one connection, which comes back by itself. Each consumer waits for messages on one of its own.
+"""
+
+import asyncio
+import os
+import socket
+import uuid
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from oraculo.brokers.address import read_address
+from oraculo.brokers.redis_streams_connection import Command, ReplyError, connect, database_of, error_code
+from oraculo.brokers.redis_streams_consumer import SETTLED_TOGETHER, Holder, Orphans, RedisConsumer, Terms
+from oraculo.brokers.redis_streams_layout import (
+    dlq_name,
+    is_id,
+    is_text,
+    keys,
+    known_ids,
+    letter,
+    pages,
+    source_name,
+    table,
+    text,
+)
+from oraculo.brokers.redis_streams_scripts import LAST_ID, PAGE, REDRIVE, TIDY, UPKEEP
+from oraculo.brokers.redis_streams_server import Server, group_command, group_of, is_busy, read_info
+from oraculo.core.naming import DLQ_SUFFIX, shown
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Capabilities, DeadLetter, Link, Outgoing, QueueState
+from oraculo.ports.clock import Clock, SystemClock
+
+PORT = 6379
+HEARD_WITHIN = 10.0  # seconds in which a consumer that holds nothing shows itself, or is not counted
+FORGOTTEN_AFTER = 10  # leases without a sign, after which the name of a consumer that holds nothing is deleted
+COUNTED_TOGETHER = 200  # queues that are asked for in one go
+SCANNED_TOGETHER = 1_000
+
+
+class RedisStreamsBroker:
+    """The broker behind `redis://` and `rediss://`.
+
+    `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
+    `lease`: seconds after which a delivery that was neither settled nor extended is delivered again.
+    `connect_timeout`, `publish_timeout`: seconds for a connection, and for the answer to any command.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "redis",
+        clock: Clock | None = None,
+        delivery_limit: int = 20,
+        lease: float = 60.0,
+        connect_timeout: float = 3.0,
+        publish_timeout: float = 5.0,
+    ) -> None:
+        address = read_address(url, port=PORT)
+        database_of(address)  # a bad one is told now, not at the first connection
+        self._name = name
+        self._terms = Terms(delivery_limit, lease, clock or SystemClock())
+        self._server = Server(address, connect_timeout, publish_timeout)
+        self._orphans = Orphans(self._server, self._terms)
+        self._consumers: set[RedisConsumer] = set()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Durable as far as the server, when it was last met, kept an append-only file."""
+        return Capabilities(durable=self._server.keeps, shared=True, priorities=False, counts_consumers=True)
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    def links(self) -> Sequence[Link]:
+        return [Link(self._name, self._server.trouble, self._server.losses)]
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        names = [name for queue in queues for name in (source_name(queue), dlq_name(queue))]
+        await self._server.make_groups(list(dict.fromkeys(names)))
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
+        server = self._server
+        server.require_open()
+        if not messages:
+            return self._name
+        added = [self._addition(message) for message in messages]
+        new = list({command[1]: None for command in added if command[1] not in server.known})
+        replies = await server.call([*(group_command(str(name)) for name in new), *added], repeatable=False)
+        if ReplyError in set(map(type, replies)):
+            self._raise_worst(replies)
+        server.know(map(str, new))
+        return self._name
+
+    async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:
+        if prefetch < 1:
+            raise BrokerError(f"prefetch: must be at least 1, got {prefetch}")
+        server, terms = self._server, self._terms
+        server.require_open()
+        self._consumers = {consumer for consumer in self._consumers if not consumer.is_over}
+        await self._orphans.give_back_all()
+        await server.make_group(queue)
+        name = f"oraculo-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        await server.run(TIDY, [queue], int(terms.lease * 1000 * FORGOTTEN_AFTER))
+        await server.ask("SCRIPT", "LOAD", UPKEEP.text)
+        return await self._open_consumer(queue, name, prefetch)
+
+    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        is_asked_for = names is not None
+        wanted = await self._find() if names is None else list(dict.fromkeys(names))
+        wanted = [name for name in wanted if not name.endswith(DLQ_SUFFIX)]
+        states: list[QueueState | None] = []
+        for some in pages(wanted, COUNTED_TOGETHER):
+            replies = iter(await self._server.call([command for name in some for command in _state_commands(name)]))
+            states += [self._state(name, list(islice(replies, _STATE_REPLIES)), is_asked_for) for name in some]
+        return [state for state in states if state is not None]
+
+    async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
+        if after is not None and not is_id(after):
+            raise BrokerError(f"after: not the id of a dead letter: {shown(after)}")
+        if limit < 1 or after == LAST_ID:
+            return []
+        start = "-" if after is None else f"({after}"
+        found = await self._server.ask("XRANGE", dlq_name(queue), start, "+", "COUNT", limit)
+        return [letter(source_name(queue), entry, fields) for entry, fields in found]
+
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
+        dlq, moved = dlq_name(queue), 0
+        places = [dlq, source_name(queue)]
+        if ids is not None:
+            for some in pages(known_ids(ids), PAGE):
+                moved += await self._server.run(REDRIVE, places, "", *some, repeatable=False)
+            return moved
+        newest = await self._server.ask("XREVRANGE", dlq, "+", "-", "COUNT", 1)
+        while newest:  # up to there, or letters that come back while it works would be moved for ever
+            count = await self._server.run(REDRIVE, places, newest[0][0], repeatable=False)
+            moved += count
+            if count < PAGE:
+                break
+        return moved
+
+    async def discard(self, queue: str, ids: Sequence[str]) -> int:
+        dlq, gone = dlq_name(queue), 0
+        for some in pages(known_ids(ids), SETTLED_TOGETHER):
+            replies = await self._server.call([("XACK", dlq, dlq, *some), ("XDEL", dlq, *some)], repeatable=False)
+            gone += [self._server.checked(reply) for reply in replies][1]
+        return gone
+
+    async def check(self) -> str:
+        """Raises BrokerUnavailable, too, when the server answers but would not take a message."""
+        pong, info = await self._server.call([("PING",), ("INFO",)])
+        self._server.checked(pong)
+        about = read_info(info)
+        trouble = _reason_not_to_write(about)
+        if trouble:
+            raise self._server.unavailable(f"{self._server.place} {trouble}")
+        return f"{_version(about)} at {self._server.place}{_warnings(about)}"
+
+    async def close(self) -> None:
+        while self._consumers:  # one may be opened meanwhile
+            consumers, self._consumers = self._consumers, set()
+            await asyncio.gather(*(consumer.close() for consumer in consumers))
+        await self._server.close()
+
+    # -- publishing -----------------------------------------------------------------------------------------------
+
+    def _addition(self, message: Outgoing) -> Command:
+        if message.reason is None:
+            return ("XADD", message.queue, "*", "body", message.body)
+        dlq, why, at = dlq_name(message.queue), text(message.reason), self._terms.now()
+        return ("XADD", dlq, "*", "body", message.body, "reason", why, "at", at, "redeliveries", 0)
+
+    def _raise_worst(self, replies: Sequence[Any]) -> None:
+        """What is worth another try comes before what was refused: then all of them are tried again."""
+        failed = [reply for reply in replies if isinstance(reply, ReplyError) and not is_busy(reply)]
+        errors = [self._server.error_of(reply) for reply in failed]
+        for error in sorted(errors, key=lambda error: not isinstance(error, BrokerUnavailable)):
+            raise error
+
+    # -- consuming ------------------------------------------------------------------------------------------------
+
+    async def _open_consumer(self, queue: str, name: str, prefetch: int) -> RedisConsumer:
+        server = self._server
+        try:
+            connection = await connect(server.address, server.connect_timeout)
+        except BrokerError as error:
+            raise server.unavailable(str(error)) from error
+        try:
+            async with asyncio.timeout(server.answer_timeout):
+                client, info, _, made = await connection.call(
+                    [
+                        ("CLIENT", "ID"),
+                        ("INFO", "server"),
+                        ("CLIENT", "SETNAME", name),
+                        ("XGROUP", "CREATECONSUMER", queue, queue, name),
+                    ]
+                )
+            if isinstance(made, ReplyError) and error_code(made) != "OOM":  # the first read makes it too
+                raise server.error_of(made)
+            server.require_open()
+        except BaseException as error:
+            await connection.close()
+            if isinstance(error, TimeoutError):
+                raise server.unavailable(f"no answer from {server.place} in {server.answer_timeout:g} s") from None
+            raise
+        run_id = read_info(info).get(b"run_id")
+        holder = Holder(queue, name, client if isinstance(client, int) else None, run_id)
+        consumer = RedisConsumer(server, self._terms, self._orphans, holder, prefetch, connection)
+        connection.tell_loss(consumer.lose)
+        self._consumers.add(consumer)
+        return consumer
+
+    # -- counting -------------------------------------------------------------------------------------------------
+
+    async def _find(self) -> list[str]:
+        """Every queue that was seen before, and whatever looks like one."""
+        names, cursor = {source_name(name) for name in self._server.known}, b"0"
+        while True:
+            cursor, found = await self._server.ask("SCAN", cursor, "TYPE", "stream", "COUNT", SCANNED_TOGETHER)
+            names.update(source_name(key.decode()) for key in found if is_text(key))
+            if cursor == b"0":
+                return sorted(names)
+
+    def _state(self, name: str, replies: list[Any], is_asked_for: bool) -> QueueState | None:
+        """None for what does not exist and, unless it was asked for, for a stream that is no queue of anybody."""
+        for reply in replies:
+            if isinstance(reply, ReplyError) and error_code(reply) not in ("ERR", "NOGROUP"):
+                if error_code(reply) == "WRONGTYPE" and not is_asked_for:
+                    return None
+                raise self._server.error_of(reply)
+        there, length, groups, consumers, delayed, dead, dead_groups = replies
+        group, dead_group = group_of(name, groups), group_of(dlq_name(name), dead_groups)
+        if not there or not (is_asked_for or group or dead_group or name in self._server.known):
+            return None
+        unacked = group.get(b"pending", 0)
+        left = length - unacked
+        lag = group.get(b"lag")  # since Redis 7; knows of those, too, that a plain client acked and did not delete
+        ready = max(0, left if lag is None else min(left, lag))
+        return QueueState(name, ready + delayed, unacked, dead, self._alive(consumers), delayed)
+
+    def _alive(self, consumers: Any) -> int:
+        if isinstance(consumers, ReplyError):
+            return 0
+        return sum(self._is_alive(table(consumer)) for consumer in consumers)
+
+    def _is_alive(self, consumer: dict[bytes, Any]) -> bool:
+        """Who waits for messages is heard of all the time; who works on some, when it takes or extends them."""
+        silence = self._terms.lease if consumer[b"pending"] else HEARD_WITHIN
+        return bool(consumer[b"idle"] < silence * 1000)
+
+
+_STATE_REPLIES = 7
+
+
+def _state_commands(name: str) -> list[Command]:
+    _, delayed, dlq = keys(name)
+    return [
+        ("EXISTS", name, dlq, delayed),
+        ("XLEN", name),
+        ("XINFO", "GROUPS", name),
+        ("XINFO", "CONSUMERS", name, name),
+        ("ZCARD", delayed),
+        ("XLEN", dlq),
+        ("XINFO", "GROUPS", dlq),
+    ]
+
+
+def _reason_not_to_write(about: dict[bytes, bytes]) -> str | None:
+    used, most = int(about.get(b"used_memory", b"0")), int(about.get(b"maxmemory", b"0"))
+    if about.get(b"loading") == b"1":
+        return "is still loading its data"
+    if about.get(b"role") == b"slave" and about.get(b"slave_read_only") == b"1":
+        return "is a replica, and read-only"
+    if 0 < most <= used and about.get(b"maxmemory_policy") == b"noeviction":
+        return f"has reached its maxmemory: {used} of {most} bytes"
+    return None
+
+
+def _version(about: dict[bytes, bytes]) -> str:
+    redis = about.get(b"redis_version", b"of an unknown version").decode()
+    if b"valkey_version" not in about:
+        return f"Redis {redis}"
+    return f"Valkey {about[b'valkey_version'].decode()} (speaks Redis {redis.rpartition('.')[0]})"
+
+
+def _warnings(about: dict[bytes, bytes]) -> str:
+    """What is configured so that messages can be lost."""
+    told = []
+    if about.get(b"aof_enabled") == b"0":
+        told.append("it keeps no append-only file: a restart may lose messages")
+    policy = about.get(b"maxmemory_policy", b"").decode()
+    if about.get(b"maxmemory", b"0") != b"0" and policy.startswith("allkeys"):
+        told.append(f"its maxmemory-policy is {policy}: it may evict queues")
+    return "".join(f"; {each}" for each in told)

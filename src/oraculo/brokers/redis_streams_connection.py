@@ -1,0 +1,244 @@
+"""One connection to a server that speaks Redis' protocol: commands go out together, answers come back in order.
+
+hiredis packs and parses; asyncio carries. Between them there is no queue, lock or task, so whoever waits for an answer
+may be cancelled without harm to the others, and a connection that breaks is known at once, even while nobody waits.
+Redis' own asyncio client reads its answers one by one, at ten times the cost of a message published in a batch.
+"""
+
+import asyncio
+import os
+import re
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import hiredis
+
+from oraculo.brokers.address import Address
+from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings
+
+Part = str | bytes | int
+Command = tuple[Part, ...]
+ReplyError = hiredis.ReplyError
+
+_CLOSING = 1.0  # seconds for a socket to be closed; it needs none of the other side
+_pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]  # its stub knows one part only
+
+# What the server says when it works but cannot do this now; all are worth another try.
+_PASSING = {
+    "BUSY": "is busy with a script",
+    "CLUSTERDOWN": "is a cluster that is down",
+    "LOADING": "is still loading its data",
+    "MASTERDOWN": "is a replica that has lost its master",
+    "MAXCLIENTS": "has too many clients",
+    "MISCONF": "refuses to write, because it cannot save to its disk",
+    "NOAUTH": "wants a password",
+    "NOREPLICAS": "refuses to write, because it has too few replicas",
+    "OOM": "has reached its maxmemory and takes no more",
+    "READONLY": "is a replica, and read-only",
+    "TRYAGAIN": "is a cluster that is moving its keys",
+    "UNBLOCKED": "ended the wait for messages",
+}
+# On Redis 6.2 a script's error has its cause inside: `ERR Error running script (…): @user_script:5: NOGROUP No such…`
+_IN_SCRIPT = re.compile(r"@user_script: ?[0-9]+: -?([A-Z]{2,}) ")
+
+
+class _Call(NamedTuple):
+    answer: "asyncio.Future[list[Any] | None]"
+    expected: int
+    replies: list[Any]
+
+
+class Connection(asyncio.Protocol):
+    """`trouble` says why it can no longer be used; `gone` is done once its socket is closed."""
+
+    def __init__(self, place: str) -> None:
+        self.trouble: str | None = None
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._place = place
+        self._lost: Callable[[str], object] | None = None
+        self._reader = hiredis.Reader()
+        self._calls: deque[_Call] = deque()
+        self._transport: asyncio.Transport | None = None
+
+    def tell_loss(self, lost: Callable[[str], object]) -> None:
+        """Calls it with the trouble when the connection breaks, or now if it has."""
+        self._lost = lost
+        if self.trouble is not None:
+            lost(self.trouble)
+
+    def send(self, commands: Sequence[Command]) -> "asyncio.Future[list[Any] | None]":
+        """The replies, among them ReplyErrors, in the order of the commands; None when the connection broke first.
+
+        None and not an exception, because an answer may come when nobody waits for it any more.
+        """
+        answer: asyncio.Future[list[Any] | None] = asyncio.get_running_loop().create_future()
+        if self.trouble is not None or self._transport is None:
+            answer.set_result(None)
+            return answer
+        if not commands:
+            answer.set_result([])
+            return answer
+        self._calls.append(_Call(answer, len(commands), []))
+        self._transport.write(b"".join([_pack(command) for command in commands]))
+        return answer
+
+    async def call(self, commands: Sequence[Command]) -> list[Any]:
+        """Raises BrokerUnavailable when the connection breaks before every reply is here."""
+        replies = await self.send(commands)
+        if replies is None:
+            raise BrokerUnavailable(self.trouble or f"the connection to {self._place} is closed")
+        return replies
+
+    def abort(self, trouble: str) -> None:
+        """Ends it at once; nothing of the other side is needed for that."""
+        self._end(trouble)
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close(self) -> None:
+        self._lost = None
+        self.abort(f"the connection to {self._place} was closed")
+        if self._transport is not None:
+            await asyncio.wait((self.gone,), timeout=_CLOSING)
+
+    # -- what asyncio calls ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            while (reply := self._reader.gets()) is not False:
+                self._take_in(reply)
+        except hiredis.ProtocolError:
+            self.abort(f"{self._place} does not speak Redis' protocol")
+
+    def _take_in(self, reply: Any) -> None:
+        if not self._calls:
+            self.abort(f"{self._place} ended the connection: {reply}")
+            return
+        call = self._calls[0]
+        call.replies.append(reply)
+        if len(call.replies) == call.expected:
+            self._calls.popleft()
+            if not call.answer.done():
+                call.answer.set_result(call.replies)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = f": {_plain(exc)}" if exc else ""
+        self._end(f"the connection to {self._place} was lost{why}")
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    def _end(self, trouble: str) -> None:
+        if self.trouble is not None:
+            return
+        self.trouble = trouble
+        calls, self._calls = self._calls, deque()
+        for call in calls:
+            if not call.answer.done():
+                call.answer.set_result(None)
+        if self._lost is not None:
+            self._lost(trouble)
+
+
+async def connect(address: Address, timeout: float, lost: Callable[[str], object] | None = None) -> Connection:
+    """A connection that is logged in and answers. `lost` is told when it breaks later.
+
+    Raises BrokerUnavailable when the server cannot be reached, and BrokerError when it, or its certificate, is refused.
+    """
+    place = place_of(address)
+    connection = Connection(place)
+    try:
+        async with asyncio.timeout(timeout):
+            await _open(connection, address)
+            await _log_in(connection, address)
+    except BaseException as error:
+        await connection.close()
+        if isinstance(error, TimeoutError):
+            raise BrokerUnavailable(f"no answer from {place} in {timeout:g} s") from None
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise BrokerError(f"the certificate of {place} is not trusted: {error.verify_message}") from error
+        if isinstance(error, ssl.SSLError):
+            raise BrokerError(f"no TLS with {place}: {error.reason or error}") from error
+        if isinstance(error, OSError):
+            raise BrokerUnavailable(f"cannot connect to {place}: {_plain(error)}") from error
+        raise
+    if lost is not None:
+        connection.tell_loss(lost)
+    return connection
+
+
+async def _open(connection: Connection, address: Address) -> None:
+    name = address.host if address.tls is not None else None
+    await asyncio.get_running_loop().create_connection(
+        lambda: connection, address.host, address.port, ssl=address.tls, server_hostname=name
+    )
+
+
+async def _log_in(connection: Connection, address: Address) -> None:
+    who, database = credentials_of(address), database_of(address)
+    commands: list[Command] = [("AUTH", *who)] if who else []
+    commands += [("SELECT", database)] if database else []
+    place = place_of(address)
+    for command, reply in zip(commands, await connection.call(commands), strict=True):
+        if isinstance(reply, ReplyError) and error_code(reply) != "NOAUTH":
+            if error_code(reply) in _PASSING:
+                raise translated(reply, place)
+            what = "the user or the password" if command[0] == "AUTH" else f"database {database}"
+            raise BrokerError(f"{place} refused {what}: {reply}")
+    (pong,) = await connection.call([("PING",)])
+    if isinstance(pong, ReplyError):
+        if error_code(pong) == "NOAUTH":
+            raise BrokerError(f"{place} wants a password, and the URL has none")
+        raise translated(pong, place)
+
+
+def place_of(address: Address) -> str:
+    return f"{address.host}:{address.port}"
+
+
+def credentials_of(address: Address) -> tuple[str, ...]:
+    if address.password is None:
+        return ()
+    return (address.user, address.password) if address.user else (address.password,)
+
+
+def database_of(address: Address) -> int:
+    """The number in the URL's path. Raises InvalidSettings when it is none."""
+    if not address.path:
+        return 0
+    if not (address.path.isascii() and address.path.isdecimal() and len(address.path) < 10):
+        problem = f"{address} names the database '{address.path}'; it must be a number, as in /0"
+        raise InvalidSettings(Fault("ORACULO_BROKER_URL", problem))
+    return int(address.path)
+
+
+def error_code(error: ReplyError) -> str:
+    """The first word of what the server said, or of what the script that it ran was told."""
+    text = str(error)
+    if text.startswith("ERR max number of clients"):
+        return "MAXCLIENTS"
+    found = _IN_SCRIPT.search(text) if text.startswith("ERR Error") else None
+    return found.group(1) if found else text.partition(" ")[0]
+
+
+def translated(error: ReplyError, place: str) -> BrokerError:
+    """As the port says it: worth another try, or refused."""
+    code = error_code(error)
+    if code in _PASSING:
+        return BrokerUnavailable(f"{place} {_PASSING[code]}: {error}")
+    if code == "WRONGTYPE":
+        return BrokerError(f"{place} holds something under that name that is not a stream: {error}")
+    if code == "NOPERM":
+        return BrokerError(f"{place} does not permit it to this user: {error}")
+    return BrokerError(f"{place} refused: {error}")
+
+
+def _plain(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno and error.errno > 0:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__

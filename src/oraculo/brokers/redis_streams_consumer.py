@@ -1,0 +1,333 @@
+"""Consuming a stream: taking, settling, and giving back what a consumer that is gone had not settled."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from oraculo.brokers.redis_streams_connection import Command, Connection, ReplyError, error_code
+from oraculo.brokers.redis_streams_layout import content, keys, order, pages, text
+from oraculo.brokers.redis_streams_scripts import ACK, EXTEND, PAGE, RELEASE, RETRY, UPKEEP, Script
+from oraculo.brokers.redis_streams_server import GroupGone, NoRoom, Server
+from oraculo.core.naming import DLQ_SUFFIX
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Delivery
+from oraculo.ports.clock import Clock
+
+LONGEST_WAIT = 1.0  # seconds that a consumer waits for messages before it looks after delays and leases
+MOST_HELD = 1_000_000  # more than any consumer holds, so that asking for as many finds all
+SETTLED_TOGETHER = 1_000  # ids in one command; a script cannot unpack many thousands
+
+
+class Terms(NamedTuple):
+    """On which a queue's messages are delivered."""
+
+    delivery_limit: int
+    lease: float
+    clock: Clock
+
+    def limit_of(self, queue: str) -> int:
+        """0, which is none, for a dead-letter queue: a dead letter has nowhere else to go."""
+        return 0 if queue.endswith(DLQ_SUFFIX) else self.delivery_limit
+
+    def too_often(self, last: str) -> str:
+        return f"delivered {self.delivery_limit} times and never settled; the last time {last}"
+
+    def now(self) -> str:
+        return f"{self.clock.now():.6f}"
+
+
+class Holder(NamedTuple):
+    """A consumer as the server knows it."""
+
+    queue: str
+    name: str
+    client: int | None  # the id of its connection, where the server tells
+    run_id: bytes | None  # of the server that gave the id: after a restart another client may have it
+
+
+class Orphans:
+    """Consumers that are gone, and what they held not given back yet."""
+
+    def __init__(self, server: Server, terms: Terms) -> None:
+        self._server = server
+        self._terms = terms
+        self._held: dict[str, Holder] = {}
+
+    def add(self, holder: Holder) -> None:
+        self._held[holder.name] = holder
+
+    async def give_back_all(self) -> None:
+        """What there is no room for now comes again when its lease is over: consuming is what makes room."""
+        for holder in list(self._held.values()):
+            with suppress(NoRoom):
+                await self.give_back(holder, "its consumer was lost")
+
+    async def give_back(self, holder: Holder, last: str, ended: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Its messages are delivered again. First its connection ends: a wait that the server still keeps for it would
+        take messages that nobody sees. `ended` waits for that where it may not be killed."""
+        if not await self._is_killed(holder) and ended is not None:
+            await ended()
+        terms = self._terms
+        arguments = (holder.name, terms.limit_of(holder.queue), terms.too_often(last), terms.now())
+        try:
+            while await self._server.run(RELEASE, keys(holder.queue), *arguments):
+                pass
+        except BrokerUnavailable as error:
+            if not isinstance(error, GroupGone):
+                raise
+        except BrokerError:
+            pass  # what is under that name is no queue any more, so nothing is held
+        self._held.pop(holder.name, None)
+
+    async def _is_killed(self, holder: Holder) -> bool:
+        await self._server.ask("PING")  # so that it is known which server this is
+        if holder.client is None or holder.run_id is None:
+            return False
+        if holder.run_id != self._server.run_id:
+            return True
+        (reply,) = await self._server.call([("CLIENT", "KILL", "ID", holder.client)])
+        return not isinstance(reply, ReplyError)
+
+
+class _Request(NamedTuple):
+    answer: "asyncio.Future[list[Any] | None]"
+    absorb: Callable[[Any], None]
+    until: float  # the loop's time when no answer means that there will be none
+
+
+_Arrival = tuple[bytes, bytes, int]  # id, body, redeliveries
+
+
+class RedisConsumer:
+    """One subscription to a queue of a RedisStreamsBroker."""
+
+    def __init__(
+        self, server: Server, terms: Terms, orphans: Orphans, holder: Holder, prefetch: int, connection: Connection
+    ) -> None:
+        self._server = server
+        self._terms = terms
+        self._orphans = orphans
+        self._holder = holder
+        self._queue = holder.queue
+        self._prefetch = prefetch
+        self._connection = connection
+        self._period = min(LONGEST_WAIT, terms.lease / 2)
+        self._next_upkeep = 0.0
+        self._cursor: bytes = b"0-0"
+        self._request: _Request | None = None  # a take that is cancelled leaves it to the next one
+        self._arrived: deque[_Arrival] = deque()
+        self._out: dict[int | str, bytes] = {}  # the id for each token
+        self._claimed: set[bytes] = set()  # ids that were another's, or this one's, before: older than their tokens
+        self._tokens = 0
+        self._changed = asyncio.Event()  # something was settled, or it ended
+        self._dead: str | None = None
+        self._closed = False
+
+    @property
+    def room(self) -> int:
+        return self._prefetch - len(self._out) - len(self._arrived)
+
+    @property
+    def is_over(self) -> bool:
+        return self._closed or self._dead is not None
+
+    async def take(self, limit: int) -> Sequence[Delivery]:
+        if limit < 1:
+            raise BrokerError(f"limit: must be at least 1, got {limit}")
+        while not self._closed:
+            if self._dead is not None:
+                raise BrokerUnavailable(self._dead)
+            if self._arrived:
+                return self._hand_out(limit)
+            if self._request is None and self.room <= 0:
+                await self._wait_for_room()
+                continue
+            if self._request is None:
+                self._request = self._ask(min(limit, self.room))
+            await self._settle_request(self._request)
+        return []
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        settled = {each.token: self._out.pop(each.token) for each in deliveries if each.token in self._out}
+        self._changed.set()
+        await self._for_own(ACK, settled)
+        self._claimed.difference_update(settled.values())
+
+    async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
+        await self._move(delivery, delay, self._terms.limit_of(self._queue), reason)
+
+    async def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        await self._move(delivery, 0.0, 1, reason)
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        held = {each.token: self._out[each.token] for each in deliveries if each.token in self._out}
+        await self._for_own(EXTEND, held)
+
+    async def close(self) -> None:
+        """Where the server cannot be told in time, what it held is delivered again when its lease has run out."""
+        if self._closed:
+            return
+        self._closed = True
+        self._out.clear()
+        self._arrived.clear()
+        self._changed.set()
+        self._orphans.add(self._holder)
+        try:
+            async with asyncio.timeout(self._server.connect_timeout):
+                await self._orphans.give_back(self._holder, "its consumer closed", self._wait_for_request)
+        except (BrokerError, TimeoutError):
+            pass  # it stays an orphan, and the next consumer of this broker sees to it
+        finally:
+            await self._connection.close()
+
+    def lose(self, why: str) -> None:
+        """It is of no use any more; what it held is given back when there is a new one."""
+        if self._closed or self._dead is not None:
+            return
+        self._dead = why
+        self._server.unavailable(why)
+        self._orphans.add(self._holder)
+        self._connection.abort(why)
+        self._changed.set()
+
+    # -- taking ---------------------------------------------------------------------------------------------------
+
+    async def _wait_for_room(self) -> None:
+        """Until something is settled. What is not, and of which the lease ran out, is out no more: it comes again."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(self._terms.lease / 2):
+                await self._changed.wait()
+        except TimeoutError:
+            with suppress(BrokerUnavailable):  # its own connection tells whether it can go on
+                await self._drop_ended_leases()
+
+    async def _drop_ended_leases(self) -> None:
+        command = ("XPENDING", self._queue, self._queue, "-", "+", MOST_HELD, self._holder.name)
+        (reply,) = await self._server.call([command])
+        if isinstance(reply, ReplyError):
+            await self._mend(reply)
+            return
+        kept = {entry for entry, _, idle, _ in reply if idle < self._terms.lease * 1000}
+        self._out = {token: entry for token, entry in self._out.items() if entry in kept}
+        self._claimed.intersection_update(kept)
+
+    def _ask(self, count: int) -> _Request:
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_upkeep:
+            self._next_upkeep = now + self._period
+            terms, lease = self._terms, int(self._terms.lease * 1000)
+            late = terms.too_often(f"its lease of {terms.lease:g} s ran out")
+            some = (self._holder.name, lease, self._cursor, min(count, PAGE), terms.limit_of(self._queue), late)
+            command = ("EVALSHA", UPKEEP.sha, 3, *keys(self._queue), *some, terms.now())
+            return self._send(command, self._absorb_upkeep, now)
+        block = max(1, int((self._next_upkeep - now) * 1000))
+        read = ("XREADGROUP", "GROUP", self._queue, self._holder.name, "COUNT", count, "BLOCK", block)
+        return self._send((*read, "STREAMS", self._queue, ">"), self._absorb_read, now)
+
+    def _send(self, command: Command, absorb: Callable[[Any], None], now: float) -> _Request:
+        until = now + self._period + self._server.answer_timeout
+        return _Request(self._connection.send([command]), absorb, until)
+
+    async def _settle_request(self, request: _Request) -> None:
+        """Takes in its answer, once; should two takes wait, the other one finds what arrived."""
+        left = max(0.0, request.until - asyncio.get_running_loop().time())
+        await asyncio.wait((request.answer,), timeout=left)
+        if self._request is not request or self._closed:
+            return
+        if not request.answer.done():
+            self.lose(f"no answer from {self._server.place} in {self._server.answer_timeout:g} s")
+            return
+        self._request = None
+        replies = request.answer.result()
+        if replies is None:
+            self.lose(self._connection.trouble or f"the connection to {self._server.place} was lost")
+        elif isinstance(replies[0], ReplyError):
+            await self._mend(replies[0])
+        else:
+            self._server.note_success()
+            request.absorb(replies[0])
+
+    def _absorb_read(self, reply: Any) -> None:
+        for _, entries in reply or ():
+            self._arrived.extend([(entry, *content(fields)) for entry, fields in entries])
+
+    def _absorb_upkeep(self, reply: Any) -> None:
+        self._cursor, next_due, claimed = reply
+        self._server.note_group_seen(self._queue)
+        if next_due >= 0:
+            due_at = asyncio.get_running_loop().time() + next_due / 1000
+            self._next_upkeep = min(self._next_upkeep, due_at)
+        if not claimed:
+            return
+        again = {entry[0] for entry in claimed}
+        for token in [token for token, entry in self._out.items() if entry in again]:
+            del self._out[token]  # its own lease ran out; it is a new delivery now
+        for entry, redeliveries, fields in claimed:
+            self._arrived.append((entry, content(fields)[0], redeliveries))
+        self._claimed |= again
+
+    async def _mend(self, reply: ReplyError) -> None:
+        """A group that is gone is made again, and a script that the server forgot is sent again; else it ends here."""
+        code = error_code(reply)
+        try:
+            if code == "NOSCRIPT":
+                await self._server.ask("SCRIPT", "LOAD", UPKEEP.text)
+                self._next_upkeep = 0.0
+            elif code in ("NOGROUP", "UNBLOCKED"):
+                await self._restore_group(is_gone=code == "NOGROUP")
+            else:
+                raise self._server.error_of(reply)
+        except BrokerError as error:
+            self.lose(str(error))
+            raise
+
+    async def _restore_group(self, *, is_gone: bool) -> None:
+        if is_gone:
+            self._out.clear()
+            self._claimed.clear()  # whatever is left of it is delivered again, to whom it may be
+            self._server.note_group_gone(self._queue)
+        await self._server.make_group(self._queue)
+
+    async def _wait_for_request(self) -> None:
+        if self._request is not None:
+            await asyncio.wait((self._request.answer,), timeout=self._period + 1.0)
+
+    def _hand_out(self, limit: int) -> list[Delivery]:
+        first = self._tokens + 1
+        taken = [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
+        self._tokens += len(taken)
+        queue = self._queue
+        self._out.update([(token, arrival[0]) for token, arrival in enumerate(taken, first)])
+        return [Delivery(queue, body, token, count) for token, (_, body, count) in enumerate(taken, first)]
+
+    # -- settling -------------------------------------------------------------------------------------------------
+
+    async def _for_own(self, script: Script, held: dict[int | str, bytes]) -> None:
+        """Runs it for those that are still this consumer's by the server's account."""
+        if not held:
+            return
+        first, last = self._bounds(held)
+        for some in pages(list(held.values()), SETTLED_TOGETHER):
+            with suppress(GroupGone):  # then they are not
+                await self._server.run(script, [self._queue], self._holder.name, first, last, MOST_HELD, *some)
+
+    def _bounds(self, held: dict[int | str, bytes]) -> tuple[bytes, bytes]:
+        """The lowest and the highest id. New messages come in the order of their ids, so that their tokens tell."""
+        if self._claimed.isdisjoint(held.values()):
+            return held[min(held)], held[max(held)]
+        return min(held.values(), key=order), max(held.values(), key=order)
+
+    async def _move(self, delivery: Delivery, delay: float, limit: int, reason: str) -> None:
+        found = self._out.pop(delivery.token, None)
+        self._changed.set()
+        if found is None:
+            return
+        self._claimed.discard(found)
+        arguments = (self._holder.name, found, max(0, round(delay * 1000)), limit, text(reason), self._terms.now())
+        with suppress(GroupGone):
+            await self._server.run(RETRY, keys(self._queue), *arguments)
+        if delay > 0:
+            self._next_upkeep = min(self._next_upkeep, asyncio.get_running_loop().time() + delay)

@@ -1,0 +1,89 @@
+"""How queues and messages are laid out in Redis: the keys of a queue, the fields of an entry, and its id."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from oraculo.core.naming import DLQ_SUFFIX, dlq_of
+from oraculo.ports.broker import DeadLetter
+
+NO_REASON = "published to the dead-letter queue without a reason"
+_DELAYED_SUFFIX = ".delayed"
+_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+_SECONDS = re.compile(rb"[0-9]{1,12}(\.[0-9]{1,9})?")
+
+
+def keys(queue: str) -> tuple[str, str, str]:
+    """The stream, what waits for a delay, and the dead letters; a dead-letter queue is its own."""
+    return queue, queue + _DELAYED_SUFFIX, dlq_name(queue)
+
+
+def dlq_name(name: str) -> str:
+    return name if name.endswith(DLQ_SUFFIX) else dlq_of(name)
+
+
+def source_name(name: str) -> str:
+    return name.removesuffix(DLQ_SUFFIX)
+
+
+def is_text(key: bytes) -> bool:
+    with suppress(UnicodeDecodeError):
+        return bool(key.decode())
+    return False
+
+
+def text(reason: str) -> bytes:
+    """Whatever is in it: a reason quotes what was wrong, which may be half a character."""
+    return reason.encode(errors="replace")
+
+
+def content(fields: list[bytes]) -> tuple[bytes, int]:
+    """The body, and how often it was delivered under earlier ids."""
+    if len(fields) == 2 and fields[0] == b"body":
+        return fields[1], 0
+    named = table(fields)
+    return named.get(b"body", b""), _count(named.get(b"redeliveries"))
+
+
+def letter(queue: str, entry: bytes, fields: list[bytes]) -> DeadLetter:
+    """Whoever put it there: what its fields do not say, its id does, or nothing."""
+    named = table(fields)
+    reason = named.get(b"reason", b"").decode(errors="replace") or NO_REASON
+    at = _seconds(named.get(b"at")) or order(entry)[0] / 1000
+    count = _count(named.get(b"redeliveries"))
+    return DeadLetter(entry.decode(), queue, named.get(b"body", b""), reason, at, count)
+
+
+def table(reply: list[Any]) -> dict[bytes, Any]:
+    """Names and values, which come in turns."""
+    return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def order(entry: bytes) -> tuple[int, int]:
+    """By which the ids of entries are sorted."""
+    milliseconds, _, sequence = entry.partition(b"-")
+    return int(milliseconds), int(sequence)
+
+
+def is_id(candidate: str) -> bool:
+    return _ID.fullmatch(candidate) is not None and max(map(int, candidate.split("-"))) < 2**64
+
+
+def known_ids(ids: Sequence[str]) -> list[str]:
+    """Those that can be ids, each once."""
+    return [each for each in dict.fromkeys(ids) if is_id(each)]
+
+
+def pages(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _count(field: bytes | None) -> int:
+    """0 for what is no count."""
+    return int(field) if field and field.isdigit() and len(field) < 10 else 0
+
+
+def _seconds(field: bytes | None) -> float:
+    """0 for what is no time."""
+    return float(field) if field and _SECONDS.fullmatch(field) else 0.0
