@@ -18,8 +18,9 @@ import nats
 import pytest
 from nats.js.api import ConsumerConfig
 
-from oraculo.brokers.nats import WINDOW, NatsBroker
-from oraculo.brokers.nats_layout import NO_REASON, header_block, letter_headers, reason_in
+from oraculo.brokers.nats import NatsBroker
+from oraculo.brokers.nats.broker import WINDOW
+from oraculo.brokers.nats.layout import NO_REASON, header_block, letter_headers, reason_in
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import Broker, Capabilities, Consumer, DeadLetter, Delivery, Link, Outgoing
@@ -726,7 +727,7 @@ async def test_a_subscription_that_waits_long_stays_alive(
     url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pulls end and are made again."""
-    monkeypatch.setattr("oraculo.brokers.nats_consumer.PULL_EXPIRES", 0.3)
+    monkeypatch.setattr("oraculo.brokers.nats.consumer.PULL_EXPIRES", 0.3)
     async with running(url, heartbeat=0.1) as broker:
         consumer = await broker.consume(queue, prefetch=5)
         await stays_quiet(consumer, 1.2)

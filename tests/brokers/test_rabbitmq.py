@@ -17,8 +17,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
-from oraculo.brokers.rabbitmq_connection import BLOCKED
-from oraculo.brokers.rabbitmq_letters import carried, encoded, redeliveries_of
+from oraculo.brokers.rabbitmq.connection import BLOCKED
+from oraculo.brokers.rabbitmq.letters import carried, encoded, redeliveries_of
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import Broker, Capabilities, Consumer, DeadLetter, Delivery, Link, Outgoing, QueueState

@@ -16,8 +16,8 @@ import pytest
 import redis
 
 from oraculo.brokers.redis_streams import RedisStreamsBroker
-from oraculo.brokers.redis_streams_consumer import RedisConsumer
-from oraculo.brokers.redis_streams_layout import NO_REASON
+from oraculo.brokers.redis_streams.consumer import RedisConsumer
+from oraculo.brokers.redis_streams.layout import NO_REASON
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import Broker, Delivery, Outgoing, QueueState
 from oraculo.testing.broker_suite import GARBAGE, BrokerSuite

@@ -8,7 +8,7 @@ import pika
 import pytest
 import redis.asyncio
 
-from oraculo.brokers.nats_layout import stream_of
+from oraculo.brokers.nats.layout import stream_of
 from tests.end_to_end.stage import Stage, settings_for
 from tests.engine.workers import Journal, recording_app
 from tests.servers.fleet import BROKERS, Fleet

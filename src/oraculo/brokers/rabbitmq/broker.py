@@ -25,8 +25,8 @@ from pika import BasicProperties
 from pika.exceptions import AMQPError
 
 from oraculo.brokers.address import read_address
-from oraculo.brokers.rabbitmq_connection import BLOCKED, Channel, Connection
-from oraculo.brokers.rabbitmq_letters import (
+from oraculo.brokers.rabbitmq.connection import BLOCKED, Channel, Connection
+from oraculo.brokers.rabbitmq.letters import (
     NO_REASON,
     PERSISTENT,
     REDELIVERIES,
@@ -37,9 +37,9 @@ from oraculo.brokers.rabbitmq_letters import (
     redeliveries_of,
     unused,
 )
-from oraculo.brokers.rabbitmq_publisher import Publisher
-from oraculo.brokers.rabbitmq_queues import Queues, dlq_name, is_dlq
-from oraculo.brokers.rabbitmq_wire import Deliveries, Parcel
+from oraculo.brokers.rabbitmq.publisher import Publisher
+from oraculo.brokers.rabbitmq.queues import Queues, dlq_name, is_dlq
+from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Capabilities, DeadLetter, Delivery, Link, Outgoing, QueueState

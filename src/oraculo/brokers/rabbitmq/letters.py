@@ -21,9 +21,9 @@ from uuid import uuid4
 from pika import BasicProperties
 from pika.exceptions import AMQPError
 
-from oraculo.brokers.rabbitmq_connection import NOT_FOUND, Channel, Connection, Refused
-from oraculo.brokers.rabbitmq_queues import dlq_name, source_name
-from oraculo.brokers.rabbitmq_wire import Deliveries, Parcel
+from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, Refused
+from oraculo.brokers.rabbitmq.queues import dlq_name, source_name
+from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import shown
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import DeadLetter

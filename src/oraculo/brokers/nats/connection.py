@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from oraculo.brokers.address import Address
-from oraculo.brokers.nats_layout import header_block
+from oraculo.brokers.nats.layout import header_block
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 try:

@@ -14,8 +14,8 @@ import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from oraculo.brokers.address import Address
-from oraculo.brokers.rabbitmq_wire import Connection as RawConnection
-from oraculo.brokers.rabbitmq_wire import Receiver
+from oraculo.brokers.rabbitmq.wire import Connection as RawConnection
+from oraculo.brokers.rabbitmq.wire import Receiver
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 HEARTBEAT = 10  # seconds: a peer that is silent for about twice as long is gone

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from oraculo.brokers.rabbitmq_connection import Channel, Connection, Refused
-from oraculo.brokers.rabbitmq_wire import Confirms, Packer, Parcel
+from oraculo.brokers.rabbitmq.connection import Channel, Connection, Refused
+from oraculo.brokers.rabbitmq.wire import Confirms, Packer, Parcel
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 _PRECONDITION_FAILED = 406  # on a channel that only publishes: a message is too large

@@ -21,9 +21,9 @@ from itertools import islice
 from typing import Any
 
 from oraculo.brokers.address import read_address
-from oraculo.brokers.redis_streams_connection import Command, ReplyError, connect, database_of, error_code
-from oraculo.brokers.redis_streams_consumer import SETTLED_TOGETHER, Holder, Orphans, RedisConsumer, Terms
-from oraculo.brokers.redis_streams_layout import (
+from oraculo.brokers.redis_streams.connection import Command, ReplyError, connect, database_of, error_code
+from oraculo.brokers.redis_streams.consumer import SETTLED_TOGETHER, Holder, Orphans, RedisConsumer, Terms
+from oraculo.brokers.redis_streams.layout import (
     dlq_name,
     is_id,
     is_text,
@@ -35,8 +35,8 @@ from oraculo.brokers.redis_streams_layout import (
     table,
     text,
 )
-from oraculo.brokers.redis_streams_scripts import LAST_ID, PAGE, REDRIVE, TIDY, UPKEEP
-from oraculo.brokers.redis_streams_server import Server, group_command, group_of, is_busy, read_info
+from oraculo.brokers.redis_streams.scripts import LAST_ID, PAGE, REDRIVE, TIDY, UPKEEP
+from oraculo.brokers.redis_streams.server import Server, group_command, group_of, is_busy, read_info
 from oraculo.core.naming import DLQ_SUFFIX, shown
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Capabilities, DeadLetter, Link, Outgoing, QueueState

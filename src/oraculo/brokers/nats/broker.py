@@ -1,4 +1,4 @@
-"""`nats://`: queues on NATS JetStream. How they lie there is told in nats_layout.
+"""`nats://`: queues on NATS JetStream. How they lie there is told in `layout`.
 
 A message is the server's until it is acked. Moving one (to the quarantine, or back) is: publish it at its new place,
 wait for the confirm, remove it from the old. A crash in between leaves a duplicate, never a hole; an id lets JetStream
@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from oraculo.brokers.address import read_address
-from oraculo.brokers.nats_connection import NOBODY, ApiError, Connection, Request, read_confirm
-from oraculo.brokers.nats_consumer import FAREWELL, PULL_EXPIRES, Letter, NatsConsumer, Terms, give_back
-from oraculo.brokers.nats_layout import (
+from oraculo.brokers.nats.connection import NOBODY, ApiError, Connection, Request, read_confirm
+from oraculo.brokers.nats.consumer import FAREWELL, PULL_EXPIRES, Letter, NatsConsumer, Terms, give_back
+from oraculo.brokers.nats.layout import (
     ID_HEADER,
     NO_REASON,
     consumer_config,

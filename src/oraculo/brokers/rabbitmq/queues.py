@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from oraculo.brokers.rabbitmq_connection import NOT_FOUND, Channel, Connection, Refused
+from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, Refused
 from oraculo.core.naming import DLQ_SUFFIX, dlq_of
 from oraculo.errors import BrokerUnavailable
 

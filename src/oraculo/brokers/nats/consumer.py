@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from oraculo.brokers.nats_connection import Connection
-from oraculo.brokers.nats_layout import NANOSECONDS, Origin, origin_of, parse_headers, parse_status, stream_of
+from oraculo.brokers.nats.connection import Connection
+from oraculo.brokers.nats.layout import NANOSECONDS, Origin, origin_of, parse_headers, parse_status, stream_of
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Delivery
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from oraculo.brokers.address import Address
-from oraculo.brokers.redis_streams_connection import (
+from oraculo.brokers.redis_streams.connection import (
     Command,
     Connection,
     Part,
@@ -15,8 +15,8 @@ from oraculo.brokers.redis_streams_connection import (
     place_of,
     translated,
 )
-from oraculo.brokers.redis_streams_layout import table
-from oraculo.brokers.redis_streams_scripts import Script
+from oraculo.brokers.redis_streams.layout import table
+from oraculo.brokers.redis_streams.scripts import Script
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 MOST_KNOWN = 10_000  # queues whose groups are known to be there
