@@ -1,0 +1,390 @@
+"""`oraculo check-worker`: good workers pass, each bad one fails where it is bad, and nothing stays behind."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from oraculo.bootstrap import make_broker, make_worker
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.cli.app import app
+from oraculo.core.naming import QueueNames
+from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.clock import SystemClock, SystemEntropy
+from oraculo.settings import Settings
+from oraculo.testing.harness import Harness
+from oraculo.testing.worker_cases import CASE_NAMES, Report, WorkerCheck
+from oraculo.worker import App, Worker
+from tests.cli.processes import ORACULO, environment, run
+from tests.end_to_end.stage import settings_for
+from tests.servers.fleet import BROKERS, Fleet
+from tests.waiting import until
+
+QUEUE = "executador_x"
+
+# -- workers with the SDK --------------------------------------------------------------------------------------------
+
+SDK_WORKER = """
+import msgspec
+from oraculo.worker import App
+
+app = App("verificado")
+
+
+class Pedido(msgspec.Struct):
+    produto: str
+
+
+@app.queue("executador_x")
+def work(pedido: Pedido) -> str:
+    return pedido.produto
+"""
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_a_worker_with_the_sdk_passes(broker: str, fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "meu_verificado.py").write_text(SDK_WORKER)
+    env = {"ORACULO_BROKER_URL": fleet.url(broker), "ORACULO_PREFIX": f"t{uuid.uuid4().hex[:10]}."}
+    with (tmp_path / "worker.log").open("wb") as log:
+        command = [*ORACULO, "worker", "meu_verificado:app"]
+        worker = subprocess.Popen(command, cwd=tmp_path, env=environment(**env), stdout=log, stderr=log)
+    try:
+        done = run("check-worker", "--queue", QUEUE, "--payload", '{"produto": "café"}', cwd=tmp_path, env=env)
+    finally:
+        worker.kill()
+        worker.wait(30)
+    assert done.returncode == 0, (done.stdout, done.stderr, (tmp_path / "worker.log").read_text()[-2000:])
+    states = {line[:14].strip(): line[16:].split()[0] for line in done.stdout.splitlines()[1:]}
+    assert states == dict.fromkeys(CASE_NAMES, "ok")
+    assert "answered erro: " in done.stdout, "the empty payload lacks `produto`, and is refused in an answer"
+    assert done.stderr == ""
+
+
+# -- workers that are bad --------------------------------------------------------------------------------------------
+
+PLAIN_WORKER = """
+import json, sys
+import redis
+
+url, queue, answers, how = sys.argv[1:]
+client = redis.Redis.from_url(url, protocol=2)
+client.xgroup_create(queue, queue, id="0", mkstream=True)
+seen = set()
+
+
+def answer_to(body):
+    command = json.loads(body)
+    answer = {
+        "correlation_id": command["correlation_id"],
+        "tarefa": command["tarefa"],
+        "tipo_evento": "resultado_execucao",
+        "timestamp": command["timestamp"],
+        "payload": {"status": "ok"},
+    }
+    if how == "wrong id":
+        answer["correlation_id"] = "outro"
+    elif how == "wrong event":
+        answer["tipo_evento"] = "resultado_coleta"
+    elif how == "no timestamp":
+        del answer["timestamp"]
+    elif how == "no tarefa":
+        del answer["tarefa"]
+    elif how == "fails always":
+        answer["payload"] = {"status": "erro", "erros": ["o banco caiu"]}
+    elif how == "fails at a repeat" and command["correlation_id"] in seen:
+        answer["payload"] = {"status": "erro", "erros": ["chave duplicada"]}
+    elif how == "mute at no payload":
+        assert command["payload"]
+    elif how == "dies at unicode":
+        print(command["payload"].get("texto", "").encode("ascii" if len(command["payload"]) == 3 else "utf-8"))
+    seen.add(command["correlation_id"])
+    return answer, command["responder_em"]
+
+
+while True:
+    for _, entries in client.xreadgroup(queue, "w", {queue: ">"}, count=1, block=1000) or ():
+        for entry, fields in entries:
+            client.xack(queue, queue, entry)
+            client.xdel(queue, entry)
+            if how == "never answers":
+                continue
+            try:
+                answer, target = answer_to(fields[b"body"])
+            except AssertionError:
+                continue
+            except (ValueError, KeyError, TypeError) as error:
+                if how == "dies at unicode" or (how == "dies at garbage" and isinstance(error, ValueError)):
+                    raise
+                if how != "drops garbage":
+                    client.xadd(queue + ".dlq", {"body": fields[b"body"], "reason": str(error)})
+                continue
+            body = "{not JSON" if how == "not JSON" else json.dumps(answer)
+            client.xadd(answers if how == "answers on resultados" else target, {"body": body})
+"""
+DROPPED = {"no command": "aviso", "no object": "aviso", "not JSON": "aviso", "not UTF-8": "aviso"}
+
+
+def all_from(case: str, state: str = "ignorada") -> dict[str, str]:
+    return dict.fromkeys(CASE_NAMES[CASE_NAMES.index(case) + 1 :], state)
+
+
+# For each kind of worker: the cases that are not simply `ok`, and what the first of those must say.
+WORKERS: dict[str, tuple[dict[str, str], str]] = {
+    "drops garbage": (DROPPED, "was dropped, or is still held: it belongs into"),
+    "answers on resultados": ({"responder_em": "aviso"}, "which the contract allows"),
+    "no tarefa": ({"tarefa": "aviso"}, "known by its correlation_id alone"),
+    "fails always": ({"command": "aviso"}, "o banco caiu"),
+    "wrong event": ({"tipo_evento": "erro"}, "answers with resultado_execucao"),
+    "fails at a repeat": ({"repeated": "erro"}, "answered with ok and erro"),
+    "mute at no payload": ({"empty payload": "erro"}, "no answer in"),
+    "dies at unicode": (
+        {"unicode": "erro"} | all_from("unicode"),
+        "a normal command is not answered any more",
+    ),
+    "dies at garbage": (
+        {"not JSON": "erro"} | all_from("not JSON"),
+        "after what is not JSON a normal command is not answered any more: no answer in",
+    ),
+    "never answers": ({"command": "erro"} | all_from("command"), "no answer in"),
+    "wrong id": ({"command": "erro"} | all_from("command"), "correlation_id 'outro': copy it"),
+    "no timestamp": ({"command": "erro"} | all_from("command"), "no valid message: timestamp: is required"),
+    "not JSON": ({"command": "erro"} | all_from("command"), "not valid JSON"),
+}
+WAITED = 4.0  # seconds; under load a good answer must not come later
+
+
+@dataclass(frozen=True)
+class Outcome:
+    report: Report
+    left: dict[str, int]  # what each queue still holds
+
+    @property
+    def states(self) -> dict[str, str]:
+        return {verdict.name: str(verdict.state) for verdict in self.report.verdicts}
+
+    def detail(self, name: str) -> str:
+        return next(verdict.detail for verdict in self.report.verdicts if verdict.name == name)
+
+
+@pytest.fixture(scope="module")
+def outcomes(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """All of them at once: most of the time is spent waiting for what does not come."""
+    url, script = fleet.url("redis"), tmp_path_factory.mktemp("plain") / "worker.py"
+    script.write_text(PLAIN_WORKER)
+
+    async def all_of_them() -> list[Outcome]:
+        return await asyncio.gather(*(checked(how, url, script) for how in WORKERS))
+
+    return dict(zip(WORKERS, asyncio.run(all_of_them()), strict=True))
+
+
+async def checked(how: str, url: str, script: Path) -> Outcome:
+    settings = settings_for(url)
+    prefix = settings.broker.prefix
+    queue, answers, own = (prefix + name for name in (QUEUE, "resultados", f"verificacao.{QUEUE}"))
+    command = [sys.executable, str(script), url, queue, answers, how]
+    worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    broker = make_broker(settings, SystemClock())
+    try:
+        await broker.start()
+        report = await play(broker, prefix, timeout=WAITED, payload={"a": 1})
+        left = {state.queue: state.ready + state.dead_letters for state in await broker.queues([queue, answers, own])}
+    finally:
+        worker.kill()
+        worker.wait(30)
+        await broker.close()
+    return Outcome(report, left)
+
+
+@pytest.mark.parametrize("how", WORKERS)
+def test_a_plain_worker_fails_exactly_where_it_is_bad(how: str, outcomes: dict[str, Outcome]) -> None:
+    outcome, (odd, told) = outcomes[how], WORKERS[how]
+    assert outcome.states == dict.fromkeys(CASE_NAMES, "ok") | odd, outcome.report
+    assert outcome.report.has_passed is not bool({"erro", "ignorada"} & set(odd.values()))
+    assert told in outcome.detail(next(name for name in CASE_NAMES if name in odd))
+
+
+def test_what_was_not_played_names_the_case_to_mend(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["dies at garbage"].detail("not UTF-8") == "not played: see not JSON"
+
+
+@pytest.mark.parametrize("how", WORKERS)
+def test_nothing_of_the_check_stays_behind(how: str, outcomes: dict[str, Outcome]) -> None:
+    left = outcomes[how].left
+    assert len(left) == 3
+    assert set(left.values()) == {0}, left
+
+
+def test_a_failed_case_is_1_and_is_told_to_programs_and_to_people(fleet: Fleet, tmp_path: Path) -> None:
+    env = {"ORACULO_BROKER_URL": fleet.url("redis"), "ORACULO_PREFIX": f"t{uuid.uuid4().hex[:10]}."}
+    arguments = ("check-worker", "--queue", QUEUE, "--timeout", "0.2")
+    document, table = (run(*arguments, *more, cwd=tmp_path, env=env) for more in (("--json",), ()))
+    assert (document.returncode, table.returncode) == (1, 1)
+    told = json.loads(document.stdout)
+    assert (told["fila"], told["passou"], told["avisos"]) == (QUEUE, False, [])
+    assert told["responder_em"] == f"{env['ORACULO_PREFIX']}verificacao.{QUEUE}"
+    assert told["casos"][0] == {"nome": "command", "estado": "erro", "detalhe": told["casos"][0]["detalhe"]}
+    assert "is the worker running" in told["casos"][0]["detalhe"]
+    assert "is the worker running" in table.stdout.splitlines()[1]
+
+
+# -- whose answers are whose -----------------------------------------------------------------------------------------
+
+
+def echoing(queue: str) -> App:
+    """Works and answers, with the SDK."""
+    echo = App("echo")
+
+    @echo.queue(queue)
+    async def work(payload: dict[str, Any]) -> dict[str, Any]:
+        return payload
+
+    return echo
+
+
+@asynccontextmanager
+async def working(settings: Settings) -> AsyncIterator[None]:
+    broker = make_broker(settings, SystemClock())
+    worker: Worker = make_worker(echoing(QUEUE), broker, settings, SystemClock())
+    await worker.start()
+    try:
+        yield
+    finally:
+        await worker.stop()
+        await broker.close()
+
+
+async def play(broker: Broker, prefix: str = "", **options: Any) -> Report:
+    names, clock = QueueNames(prefix), SystemClock()
+    return await WorkerCheck(broker, names, QUEUE, clock=clock, entropy=SystemEntropy(), **options).play()
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+async def test_answers_of_others_are_given_back(broker: str, fleet: Fleet) -> None:
+    settings = settings_for(fleet.url(broker))
+    prefix = settings.broker.prefix
+    foreign = [b'{"correlation_id": "de outro %d"}' % number for number in range(3)]
+    ours = make_broker(settings, SystemClock())
+    await ours.start()
+    try:
+        await ours.publish([Outgoing(f"{prefix}resultados", body) for body in foreign])
+        async with working(settings):
+            report = await play(ours, prefix)
+        assert report.has_passed, report.verdicts
+        consumer = await ours.consume(f"{prefix}resultados", prefetch=10)
+        found: dict[bytes, int] = {}
+        while len(found) < len(foreign):
+            found |= {each.body: each.redeliveries for each in await consumer.take(10)}
+        assert sorted(found) == foreign
+        assert max(found.values()) < 6, "far from the limit of deliveries"
+    finally:
+        await ours.close()
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+async def test_commands_that_nobody_took_are_taken_back(broker: str, fleet: Fleet) -> None:
+    settings = settings_for(fleet.url(broker))
+    queue = settings.broker.prefix + QUEUE
+    ours = make_broker(settings, SystemClock())
+    await ours.start()
+    try:
+        await ours.publish([Outgoing(queue, b'{"de": "outro"}')])
+        report = await play(ours, settings.broker.prefix, timeout=0.3)
+        assert not report.has_passed
+
+        async def only_the_other() -> bool:
+            (state,) = await ours.queues([queue])
+            return (state.ready, state.dead_letters) == (1, 0)
+
+        await until(only_the_other, saying="the other's command alone")
+    finally:
+        await ours.close()
+
+
+@asynccontextmanager
+async def engine(*apps: App) -> AsyncIterator[Harness]:
+    """Once it reads its answers."""
+    async with Harness(*apps) as oraculo:
+
+        async def reads() -> bool:
+            return any(state.consumers for state in await oraculo.broker.queues(["resultados"]))
+
+        await until(reads, saying="the engine to read its answers")
+        yield oraculo
+
+
+async def test_an_engine_keeps_its_answers_and_a_worker_that_heeds_responder_em_passes() -> None:
+    async with engine(echoing(QUEUE)) as oraculo:
+        report = await play(oraculo.broker)
+        assert list(await oraculo.operations.dead_letters("resultados", limit=10)) == []
+    assert report.has_passed, report.verdicts
+    (warning,) = report.warnings
+    assert "an engine reads it" in warning
+
+
+async def test_behind_an_engine_a_worker_that_ignores_responder_em_is_told_why_it_seems_silent() -> None:
+    async with engine() as oraculo:
+        worker = Worker(echoing(QUEUE), _Deaf(oraculo.broker), oraculo.settings.worker, oraculo.clock)
+        await worker.start()
+        report = await play(oraculo.broker, timeout=1.0)
+        await worker.stop()
+        assert list(await oraculo.operations.dead_letters("resultados", limit=10)) == [], (
+            "the check's own are discarded"
+        )
+    detail = report.verdicts[0].detail
+    assert "answers there and does not look at responder_em seems silent: stop the engine" in detail
+    assert "answers of it are in resultados.dlq, where an engine put them" in detail
+
+
+class _Deaf(MemoryBroker):
+    """Sends every answer to `resultados`, wherever it was asked for."""
+
+    def __init__(self, inner: MemoryBroker) -> None:
+        self._inner = inner
+
+    def __getattribute__(self, name: str) -> Any:
+        inner = object.__getattribute__(self, "_inner")
+        return object.__getattribute__(self, name) if name == "publish" else getattr(inner, name)
+
+    async def publish(self, messages: Any) -> str:
+        inner: MemoryBroker = object.__getattribute__(self, "_inner")
+        return await inner.publish([Outgoing("resultados", message.body) for message in messages])
+
+
+# -- usage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "url", "told"),
+    [
+        ((), "redis://127.0.0.1:9", "--queue"),
+        (("--queue", QUEUE), "memory://", "memory:// lives inside one process"),
+        (("--queue", "resultados"), "redis://127.0.0.1:9", "the orchestrator's own queue"),
+        (("--queue", "com espaço"), "redis://127.0.0.1:9", "--queue: must be 1 to 128 letters"),
+        (("--queue", QUEUE, "--payload", "[1]"), "redis://127.0.0.1:9", "--payload: must be a JSON object"),
+        (("--queue", QUEUE, "--payload", "{"), "redis://127.0.0.1:9", "--payload: must be a JSON object"),
+        (("--queue", QUEUE, "--timeout", "0"), "redis://127.0.0.1:9", "--timeout"),
+        (("--queue", QUEUE), "redis://127.0.0.1:9", "mend ORACULO_BROKER_URL"),
+        (("--queue", QUEUE), "amqp://u:secret@127.0.0.1:9,nats://127.0.0.1:9", "mend ORACULO_BROKER_URL"),
+    ],
+)
+def test_bad_usage_is_one_line_and_2(
+    arguments: tuple[str, ...], url: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oraculo.telemetry.logs.configure_logging", lambda _settings: None)
+    result = CliRunner().invoke(app, ["check-worker", *arguments], env={"ORACULO_BROKER_URL": url})
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("oraculo: ")
+    assert told in line
+    assert "secret" not in line

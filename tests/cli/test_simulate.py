@@ -1,0 +1,57 @@
+"""`oraculo simulate`: a user's own pipeline, rehearsed under faults."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from oraculo.cli.app import app
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "meu-pipeline.yaml"
+
+
+def simulate(*args: str) -> Any:
+    return CliRunner().invoke(app, ["simulate", *args])
+
+
+def test_it_says_that_the_pipeline_always_ends_how_when_and_what_is_tight() -> None:
+    result = simulate(str(EXAMPLE), "--seeds", "10", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert sum(told["statuses"].values()) == 10
+    assert told["always_ends"] is True
+
+
+def test_one_seed_is_told_the_same_each_time() -> None:
+    first, second = (simulate(str(EXAMPLE), "--seed", "7", "--fault", "drop=0.2").stdout for _ in range(2))
+    assert first == second
+    assert first
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["no-such.yaml"], "there is no such file"),
+        ([str(EXAMPLE), "--fault", "dorp=0.1"], "drop"),
+        ([str(EXAMPLE), "--fault", "drop=many"], "drop"),
+        ([str(EXAMPLE), "--fault", "drop=2"], "drop"),
+        ([str(EXAMPLE), "--latency", "NOBODY=1"], "has no step 'NOBODY'"),
+        ([str(EXAMPLE), "--latency", "VIRAL_COPY=0"], "more than 0 seconds"),
+        ([str(EXAMPLE), "--failure", "VIRAL_COPY=1.5"], "a share from 0 to 1"),
+        ([str(EXAMPLE), "--seeds", "0"], "--seeds"),
+    ],
+)
+def test_bad_usage_is_one_line_and_2(args: list[str], told: str) -> None:
+    result = simulate(*args)
+    assert result.exit_code == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert told in result.stderr
+
+
+def test_people_are_told_in_a_few_lines() -> None:
+    told = simulate(str(EXAMPLE), "--seeds", "5", "--latency", "VIRAL_COPY=500").stdout
+    assert "always ends: yes" in told
+    assert "longest path: VIRAL_COPY → PROMOTIONAL_VIDEO" in told
+    assert "too tight: the deadline of VIRAL_COPY" in told
