@@ -72,12 +72,14 @@ def test_a_worker_with_the_sdk_passes(broker: str, fleet: Fleet, tmp_path: Path)
 # -- workers that are bad --------------------------------------------------------------------------------------------
 
 PLAIN_WORKER = """
-import json, sys
+import contextlib, json, sys
 import redis
 
-url, queue, answers, how = sys.argv[1:]
+url, prefix, how = sys.argv[1:]
+queue, answers = prefix + "executador_x", prefix + "resultados"
 client = redis.Redis.from_url(url, protocol=2)
-client.xgroup_create(queue, queue, id="0", mkstream=True)
+with contextlib.suppress(redis.ResponseError):  # it is there already
+    client.xgroup_create(queue, queue, id="0", mkstream=True)
 seen = set()
 
 
@@ -105,7 +107,7 @@ def answer_to(body):
     elif how == "mute at no payload":
         assert command["payload"]
     elif how == "dies at unicode":
-        print(command["payload"].get("texto", "").encode("ascii" if len(command["payload"]) == 3 else "utf-8"))
+        command["payload"].get("texto", "").encode("ascii")
     seen.add(command["correlation_id"])
     return answer, command["responder_em"]
 
@@ -181,26 +183,37 @@ def outcomes(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     url, script = fleet.url("redis"), tmp_path_factory.mktemp("plain") / "worker.py"
     script.write_text(PLAIN_WORKER)
 
+    each = {how: settings_for(url) for how in WORKERS}
+    workers = [
+        subprocess.Popen([sys.executable, str(script), url, settings.broker.prefix, how], stderr=subprocess.DEVNULL)
+        for how, settings in each.items()
+    ]
+
     async def all_of_them() -> list[Outcome]:
-        return await asyncio.gather(*(checked(how, url, script) for how in WORKERS))
+        return await asyncio.gather(*map(checked, each.values()))
 
-    return dict(zip(WORKERS, asyncio.run(all_of_them()), strict=True))
+    try:
+        return dict(zip(each, asyncio.run(all_of_them()), strict=True))
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait(30)
 
 
-async def checked(how: str, url: str, script: Path) -> Outcome:
-    settings = settings_for(url)
+async def checked(settings: Settings) -> Outcome:
     prefix = settings.broker.prefix
-    queue, answers, own = (prefix + name for name in (QUEUE, "resultados", f"verificacao.{QUEUE}"))
-    command = [sys.executable, str(script), url, queue, answers, how]
-    worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    queues = [prefix + name for name in (QUEUE, "resultados", f"verificacao.{QUEUE}")]
     broker = make_broker(settings, SystemClock())
+
+    async def worker_reads() -> bool:
+        return any(state.consumers for state in await broker.queues(queues[:1]))
+
     try:
         await broker.start()
+        await until(worker_reads, within=60, saying="the worker to read its queue")
         report = await play(broker, prefix, timeout=WAITED, payload={"a": 1})
-        left = {state.queue: state.ready + state.dead_letters for state in await broker.queues([queue, answers, own])}
+        left = {state.queue: state.ready + state.dead_letters for state in await broker.queues(queues)}
     finally:
-        worker.kill()
-        worker.wait(30)
         await broker.close()
     return Outcome(report, left)
 

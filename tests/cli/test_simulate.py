@@ -54,4 +54,4 @@ def test_people_are_told_in_a_few_lines() -> None:
     told = simulate(str(EXAMPLE), "--seeds", "5", "--latency", "VIRAL_COPY=500").stdout
     assert "always ends: yes" in told
     assert "longest path: VIRAL_COPY → PROMOTIONAL_VIDEO" in told
-    assert "too tight: the deadline of VIRAL_COPY" in told
+    assert "too tight: the deadline of step VIRAL_COPY" in told

@@ -105,7 +105,7 @@ def _tell(definition: "Definition", found: "Rehearsal") -> None:
     path = " → ".join(found.longest_path)
     output.print_line(f"longest path: {path}, {found.longest_path_seconds:.1f} s when nothing goes wrong")
     for one in found.tight:
-        told = f"95 % end within {one.p95:.1f} s, {one.met} of {found.seeds} ran into it"
+        told = f"95 % of what ended well took at most {one.p95:.1f} s, {one.met} of {found.seeds} ran into it"
         output.print_line(f"too tight: the deadline of {one.of}, {one.seconds:g} s ({told})")
     if not found.tight:
         output.print_line("no deadline is too tight")
