@@ -4,6 +4,7 @@ import pytest
 
 from oraculo import __version__
 from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
+from oraculo.ports.broker import Link
 
 from .service import Service, assert_problem
 
@@ -85,3 +86,20 @@ async def test_trouble_inside_is_a_problem_without_its_internals(
     if status == 500:
         assert "secret" not in reply.text
         assert "GET /orquestracoes failed" in caplog.text
+
+
+async def test_one_broker_of_several_that_is_away_is_told_and_work_goes_on(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = [Link("rabbitmq", "refused"), Link("redis", None)]
+    monkeypatch.setattr(service.broker, "links", lambda: links)
+    reply = await service.client.get("/health/ready")
+    assert reply.status_code == 200
+    assert reply.json()["status"] == "degradado"
+    assert reply.json()["partes"]["broker rabbitmq"] == {"ok": False, "problema": "refused"}
+    assert reply.json()["partes"]["broker redis"] == {"ok": True, "problema": None}
+    told = (await service.client.get("/filas")).json()["brokers"]
+    assert told[0] == {"nome": "rabbitmq", "ok": False, "problema": "refused", "filas_surdas": []}
+    metrics = (await service.client.get("/metrics")).text
+    assert 'oraculo_broker_up{broker="rabbitmq"} 0.0' in metrics
+    assert 'oraculo_broker_up{broker="redis"} 1.0' in metrics

@@ -88,6 +88,7 @@ async def test_without_a_key_only_health_is_open(tmp_path: Path, headers: dict[A
 
 
 CALLS = {
+    ("get", "/asyncapi.json"),
     ("get", "/orquestracoes"),
     ("post", "/orquestracoes"),
     ("get", "/orquestracoes/{correlation_id}"),

@@ -68,22 +68,27 @@ def test_dead_letters_are_sent_again_only_when_the_memory_was_lost() -> None:
     driver = three()
     driver.fail_for_good("escavador_a")
     sent_by(driver, "escavador_a", "rabbitmq")
-    driver.ok("escavador_c")
     driver.dead_letters.clear()
-    assert driver.apply(BrokerLost("rabbitmq")) is Verdict.NOTHING
+    assert driver.apply(BrokerLost("rabbitmq")) is Verdict.APPLIED
+    assert (driver.commands, driver.dead_letters) == ([(2, 1)], [])
+    driver.commands.clear()
+    sent_by(driver, "escavador_c", "rabbitmq")
     assert driver.apply(BrokerLost("rabbitmq", dead_letters=True)) is Verdict.APPLIED
-    assert driver.dead_letters == [(0, 1)]
+    assert (driver.commands, driver.dead_letters) == ([], [(0, 1)]), "the command was sent anew a moment ago"
 
 
-def test_commands_and_dead_letters_are_told_together_and_all_of_them_are_written() -> None:
+def test_all_that_is_sent_again_is_written_and_counted_in_the_history() -> None:
     driver = three()
-    driver.fail_for_good("escavador_a")
-    sent_by(driver, "escavador_a", "rabbitmq")
-    driver.apply(BrokerLost("rabbitmq", dead_letters=True))
-    assert (driver.changes.commands, driver.changes.dead_letters) == ([(2, 1)], [(0, 1)])
+    driver.apply(BrokerLost("rabbitmq"))
     assert set(driver.changes.tasks) == {0, 2}
-    assert driver.task("escavador_a").unsent
     assert driver.history[-1].detail == "rabbitmq: 2 of its messages are sent again"
+    other = three()
+    other.fail_for_good("escavador_a")
+    sent_by(other, "escavador_a", "rabbitmq")
+    other.apply(BrokerLost("rabbitmq", dead_letters=True))
+    assert set(other.changes.tasks) == {0}
+    assert other.task("escavador_a").unsent
+    assert other.history[-1].detail == "rabbitmq: 1 of its messages are sent again"
 
 
 def test_what_was_decided_before_in_the_same_batch_is_kept() -> None:
@@ -94,4 +99,5 @@ def test_what_was_decided_before_in_the_same_batch_is_kept() -> None:
     changes = driver.changes
     changes.commands.append((1, 2))
     machine.apply(driver.run, BrokerLost("rabbitmq", dead_letters=True), driver.now, changes)
+    machine.apply(driver.run, BrokerLost("rabbitmq"), driver.now, changes)
     assert (changes.commands, changes.dead_letters) == ([(1, 2), (2, 1)], [(1, 1), (0, 1)])

@@ -20,7 +20,7 @@ class Sent(Event, frozen=True, gc=False):
 
 
 class BrokerLost(Event, frozen=True, gc=False):
-    """What this broker took may never arrive: commands in work are sent again. With `dead_letters` they too, because
+    """What this broker took may never arrive: commands in work are sent again or, with `dead_letters`, those, because
     it lost its memory and not just its connection."""
 
     via: str | None

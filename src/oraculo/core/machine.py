@@ -160,7 +160,7 @@ def _sent(run: Run, event: Sent, now: float, changes: Changes) -> Verdict:
 def _broker_lost(run: Run, event: BrokerLost, now: float, changes: Changes) -> Verdict:
     """Under the same identity: a worker that has such a command already knows it for a repeat."""
     lost = [task for task in run.tasks if task.via == event.via and not task.unsent]
-    commands = [task for task in lost if task.status is TaskStatus.RUNNING]
+    commands = [task for task in lost if task.status is TaskStatus.RUNNING and not event.dead_letters]
     letters = [task for task in lost if task.dead_letter and event.dead_letters]
     if not commands and not letters:
         return Verdict.NOTHING

@@ -1,0 +1,44 @@
+"""The queues and messages as an AsyncAPI document, made from the pipelines that there are when it is asked for."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from oraculo import __version__
+from oraculo.api.context import Shared
+from oraculo.api.openapi import reply
+from oraculo.api.replies import json_reply
+from oraculo.api.schemas import COMPONENTS
+from oraculo.core.asyncapi import asyncapi_document
+from oraculo.core.pipeline import Definition
+from oraculo.settings import Settings
+
+router = APIRouter(tags=["filas"], default_response_class=Response)
+
+# What a message asks for and what a run answers are the same as over HTTP; the last is part of the second.
+_SCHEMAS = ("Pedido", "Agregado", "Resumo")
+
+
+@router.get(
+    "/asyncapi.json",
+    summary="The queues and messages, as AsyncAPI 3",
+    description="For workers and for tools: channels, operations and the schema of every message, as they are now.",
+    responses={200: reply("The document.", "AsyncApi")},
+)
+async def show_asyncapi(shared: Shared) -> Response:
+    definitions = [definition for definition, _ in shared.operations.pipelines()]
+    # There may be 100,000 steps, and the engine has other things to do.
+    return await asyncio.to_thread(lambda: json_reply(document_of(shared.settings, definitions)))
+
+
+def document_of(settings: Settings, definitions: Iterable[Definition]) -> dict[str, Any]:
+    return asyncapi_document(
+        version=__version__,
+        broker_urls=settings.broker.urls,
+        prefix=settings.broker.prefix,
+        routes=settings.routes,
+        pipelines=definitions,
+        schemas={name: COMPONENTS[name] for name in _SCHEMAS},
+    )

@@ -1,0 +1,43 @@
+"""`oraculo asyncapi`: the queues and messages as an AsyncAPI document, from a server or from the settings alone."""
+
+from typing import Annotated, Any
+
+import typer
+
+from oraculo.cli import output
+from oraculo.cli.client import Server
+from oraculo.cli.options import ApiKey
+
+GivenUrl = Annotated[
+    str | None,
+    typer.Option("--url", envvar="ORACULO_URL", show_envvar=True, help="Ask this server, which knows all pipelines."),
+]
+AlwaysJson = Annotated[bool, typer.Option("--json", help="It is JSON in any case.")]
+
+
+def asyncapi(url: GivenUrl = None, api_key: ApiKey = None, _as_json: AlwaysJson = False) -> None:
+    """Print the AsyncAPI 3 document of the queues and messages.
+
+    Without --url it is made here, of the routes in the settings, the built-in pipelines and those of the pipelines
+    folder.
+    """
+    output.print_json(_asked(url, api_key) if url else _made_here())
+
+
+def _asked(url: str, api_key: str | None) -> Any:
+    with Server(url, api_key) as server:
+        return server.get("/asyncapi.json")
+
+
+def _made_here() -> dict[str, Any]:
+    """Raises InvalidSettings and InvalidPipeline."""
+    from oraculo.api.asyncapi import document_of
+    from oraculo.core.retry import DEFAULT_RETRY
+    from oraculo.engine.catalogue import Catalogue, built_in_pipelines
+    from oraculo.settings import load_settings
+
+    settings = load_settings()
+    of_folder = Catalogue(settings.routes, settings.pipelines, DEFAULT_RETRY)
+    of_folder.refresh_folder()
+    known = {**built_in_pipelines(DEFAULT_RETRY), **of_folder.pipelines}
+    return document_of(settings, known.values())

@@ -1,0 +1,317 @@
+"""The AsyncAPI 3 document: the queues, the messages on them, and what ORÁCULO does with each.
+
+Made anew from the pipelines and routes that there are, so that it tells of the system as it is now. What a run asks for
+and what it answers are the API's own schemas, which the caller hands in.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from oraculo.core import naming
+from oraculo.core.asyncapi_messages import DEAD_LETTER, Object, components, ref
+from oraculo.core.naming import QueueNames
+from oraculo.core.pipeline import Definition, Step
+
+SPECIFICATION = "3.0.0"
+
+MAX_USES = 50  # of one queue that its description names: a pipeline may have 100,000 steps
+MAX_CONFIG = 200  # characters of a step's config that it shows
+
+_AMQP_BINDING = {"bindingVersion": "0.3.0"}
+_ANSWERS = (naming.COLLECTED, naming.EXECUTED, naming.PROGRESS)
+_REPLY_CHANNEL = "resposta"
+_DESCRIPTION = """\
+Orchestrates work that many services do together, over plain JSON messages. Every message is one JSON object with the
+same envelope; `tipo_evento` tells which it is, and `correlation_id` which run it belongs to.
+
+To take part, a worker in any language reads the queue of its name, does what the command's `payload` asks, and
+publishes to `{answers}` with the same `correlation_id`, and `tarefa` where it can. A message leaves its queue only
+after it was handled; one that cannot be is never dropped: it goes to `<queue>.dlq`, with the reason.
+
+Operations are told from ORÁCULO's side: it receives requests and answers, and sends commands and aggregates."""
+
+
+def asyncapi_document(
+    *,
+    version: str,
+    broker_urls: Iterable[str],
+    prefix: str,
+    routes: Mapping[str, Sequence[str]],
+    pipelines: Iterable[Definition],
+    schemas: Mapping[str, Object],
+) -> Object:
+    """`schemas`: `Pedido` and `Agregado`, and those that they refer to as `#/components/schemas/…`."""
+    names, brokers = QueueNames(prefix), _read_brokers(broker_urls)
+    destinations = _destinations(routes, pipelines)
+    writer = _Writer(names, brokers, _free_name(_REPLY_CHANNEL, destinations))
+    servers = {"servers": {broker.name: _server(broker) for broker in brokers}} if brokers else {}
+    return {
+        "asyncapi": SPECIFICATION,
+        "info": {"title": "ORÁCULO", "version": version, "description": _DESCRIPTION.format(answers=names.answers)},
+        **servers,
+        "defaultContentType": "application/json",
+        "channels": writer.channels(destinations),
+        "operations": writer.operations(destinations),
+        "components": components(schemas),
+    }
+
+
+# -- brokers ----------------------------------------------------------------------------------------------------------
+
+
+class _BrokerKind(NamedTuple):
+    """What it is called, and how a queue lies on it."""
+
+    name: str
+    protocol: str
+    layout: str
+
+
+_AMQP = "amqp"
+_RABBITMQ = _BrokerKind(
+    "rabbitmq",
+    _AMQP,
+    "RabbitMQ. A channel is a durable queue of that name on the default exchange: publish with the name as the routing "
+    "key, persistently, with publisher confirms. A plain client may declare it passively.",
+)
+_REDIS = _BrokerKind(
+    "redis",
+    "redis",
+    "Redis Streams. A channel is a stream whose key is the address, with the JSON in the field `body`; its consumer "
+    "group has the same name.",
+)
+_NATS = _BrokerKind(
+    "nats",
+    "nats",
+    "NATS JetStream. A channel is a subject, kept by a file-backed stream of its own; messages are acked explicitly.",
+)
+_BROKER_KINDS = {
+    "amqp": _RABBITMQ,
+    "amqps": _RABBITMQ._replace(protocol="amqps"),
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "nats": _NATS,
+    "tls": _NATS,
+}
+_TLS_SCHEMES = frozenset({"amqps", "rediss", "tls"})
+
+
+class _Broker(NamedTuple):
+    name: str
+    kind: _BrokerKind
+    host: str
+    path: str  # percent-encoded, without the leading slash
+    is_secure: bool
+    has_password: bool
+
+
+def _read_brokers(urls: Iterable[str]) -> list[_Broker]:
+    """Those that others can reach: `memory://` is inside one process. Each has the name that `GET /filas` tells."""
+    found: list[_Broker] = []
+    for parts in map(urlsplit, urls):
+        if kind := _BROKER_KINDS.get(parts.scheme):
+            count = 1 + sum(broker.kind.name == kind.name for broker in found)
+            found.append(_read_broker(kind.name if count == 1 else f"{kind.name}-{count}", kind, parts))
+    return found
+
+
+def _read_broker(name: str, kind: _BrokerKind, parts: SplitResult) -> _Broker:
+    """Nothing of the user, the password and the query: they are not for those who read the document. An `@` behind the
+    host means that a password was not percent-encoded, and a part of it stands where port and path should."""
+    is_odd = "@" in parts.path + parts.query + parts.fragment
+    port, path = (None, "") if is_odd else (parts.port, parts.path.removeprefix("/"))
+    host = parts.hostname or "localhost"
+    host = f"[{host}]" if ":" in host else host
+    return _Broker(
+        name,
+        kind,
+        host if port is None else f"{host}:{port}",
+        path,
+        is_secure=parts.scheme in _TLS_SCHEMES,
+        has_password=parts.password is not None,
+    )
+
+
+def _server(broker: _Broker) -> Object:
+    server = {
+        "host": broker.host,
+        "protocol": broker.kind.protocol,
+        "description": broker.kind.layout + (" Over TLS." if broker.is_secure else ""),
+    }
+    if broker.path:
+        server["pathname"] = "/" + quote(broker.path, safe="/%")  # braces would be taken for a variable
+    return server | ({"security": [{"type": "userPassword"}]} if broker.has_password else {})
+
+
+# -- who uses a queue -------------------------------------------------------------------------------------------------
+
+
+class _Uses:
+    """The routes and steps that send to one queue, in words; past a number of them only how many more."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._more = 0
+
+    def add_route(self, route: str) -> None:
+        self._add(lambda: f"- route {_code(route)}")
+
+    def add_step(self, pipeline: str, step: Step) -> None:
+        self._add(lambda: f"- pipeline {_code(pipeline)}, step {_code(step.id)}{_config(step)}")
+
+    def _add(self, line: Callable[[], str]) -> None:
+        if len(self._lines) < MAX_USES:
+            self._lines.append(line())
+        else:
+            self._more += 1
+
+    def __str__(self) -> str:
+        more = [f"- and {self._more} more"] if self._more else []
+        return "\n".join(["Used by:", "", *self._lines, *more])
+
+
+def _destinations(routes: Mapping[str, Sequence[str]], pipelines: Iterable[Definition]) -> dict[str, _Uses]:
+    found: dict[str, _Uses] = {}
+    for route, queues in sorted(routes.items()):
+        for queue in queues:
+            found.setdefault(queue, _Uses()).add_route(route)
+    for definition in sorted(pipelines, key=lambda definition: definition.name):
+        for step in definition.steps:
+            found.setdefault(step.queue, _Uses()).add_step(definition.name, step)
+    return dict(sorted(found.items()))
+
+
+def _config(step: Step) -> str:
+    """Its text as it is: a number that Python cannot hold is shown too."""
+    text = bytes(step.config).decode()
+    if not text:
+        return ""
+    return f", config {_code(text if len(text) <= MAX_CONFIG else text[: MAX_CONFIG - 1] + '…')}"
+
+
+def _code(text: str) -> str:
+    """In CommonMark, whatever is in it."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
+
+
+def _free_name(wish: str, taken: Mapping[str, object]) -> str:
+    while wish in taken:
+        wish += "_"
+    return wish
+
+
+# -- channels and operations ------------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Channels are called by the queues' logical names, so that a reference stays what it is under another prefix."""
+
+    def __init__(self, names: QueueNames, brokers: Sequence[_Broker], reply_channel: str) -> None:
+        self._names = names
+        self._reply_channel = reply_channel
+        self._vhosts = {unquote(broker.path) or "/" for broker in brokers if broker.kind.name == _RABBITMQ.name}
+
+    def channels(self, destinations: Mapping[str, _Uses]) -> Object:
+        own = {
+            naming.REQUESTS: self._queue(naming.REQUESTS, [naming.START_RUN], "Requests: whoever wants a run."),
+            naming.ANSWERS: self._queue(naming.ANSWERS, _ANSWERS, "Answers and progress, from every worker."),
+        }
+        commands = {
+            queue: self._queue(queue, [naming.command_event(queue)], f"Commands for {_code(queue)}. {uses}")
+            for queue, uses in destinations.items()
+        }
+        quarantines = {
+            naming.dlq_of(queue): self._queue(naming.dlq_of(queue), [DEAD_LETTER], f"The quarantine of {_code(queue)}.")
+            for queue in own | commands
+        }
+        return own | commands | quarantines | {self._reply_channel: self._reply_queue()}
+
+    def _queue(self, queue: str, messages: Iterable[str], description: str) -> Object:
+        address = self._names.physical(queue)
+        channel = {"address": address, "description": description, "messages": _channel_messages(messages)}
+        if self._vhosts:
+            channel["bindings"] = {_AMQP: {"is": "queue", "queue": self._amqp_queue(address), **_AMQP_BINDING}}
+        return channel
+
+    def _amqp_queue(self, address: str) -> Object:
+        queue: Object = {"name": address, "durable": True, "exclusive": False, "autoDelete": False}
+        return queue | ({"vhost": next(iter(self._vhosts))} if len(self._vhosts) == 1 else {})
+
+    def _reply_queue(self) -> Object:
+        prefixed = f", behind the prefix {_code(self._names.prefix)}" if self._names.prefix else ""
+        return {
+            "address": None,
+            "title": "responder_em",
+            "description": f"The queue that a request names in `responder_em`{prefixed}: where its aggregate is sent.",
+            "messages": _channel_messages([naming.RUN_ENDED]),
+        }
+
+    def operations(self, destinations: Iterable[str]) -> Object:
+        queues = [naming.REQUESTS, naming.ANSWERS, *destinations]
+        own = {
+            "receber_pedidos": self._receive(naming.REQUESTS, [naming.START_RUN], "Takes requests for runs.")
+            | {"reply": self._aggregate_reply()},
+            "receber_resultados": self._receive(
+                naming.ANSWERS, _ANSWERS, "Takes what workers answer, and the signs of life that they give."
+            ),
+            "entregar_agregado": self._send(
+                self._reply_channel,
+                [naming.RUN_ENDED],
+                "Brings the aggregate of an ended run to whoever asked; again, under the next `versao`, when a late "
+                "answer amends it.",
+            ),
+        }
+        commands = {f"comandar.{queue}": self._command(queue) for queue in destinations}
+        quarantines = {f"isolar.{queue}": self._quarantine(queue) for queue in (naming.REQUESTS, naming.ANSWERS)}
+        return own | commands | quarantines | {f"reenviar.{queue}": self._redrive(queue) for queue in queues}
+
+    def _command(self, queue: str) -> Object:
+        """The answer's queue is a fixed one: `responder_em` in the command names it."""
+        answers = _message_refs(naming.ANSWERS, [naming.answer_event(queue), naming.PROGRESS])
+        reply = {"channel": ref("channels", naming.ANSWERS), "messages": answers}
+        told = f"Asks {_code(queue)} for one subtask of a run, and awaits the answer until `prazo`."
+        return self._send(queue, [naming.command_event(queue)], told) | {"reply": reply}
+
+    def _aggregate_reply(self) -> Object:
+        where = "A logical name: the prefix is put before it." if self._names.prefix else "None given: no reply."
+        return {
+            "address": {"location": "$message.payload#/payload/responder_em", "description": where},
+            "channel": ref("channels", self._reply_channel),
+            "messages": _message_refs(self._reply_channel, [naming.RUN_ENDED]),
+        }
+
+    def _quarantine(self, queue: str) -> Object:
+        told = f"Sets apart what came on {_code(queue)} and could not be handled, with the reason."
+        return self._send(naming.dlq_of(queue), [DEAD_LETTER], told)
+
+    def _redrive(self, queue: str) -> Object:
+        told = f"Takes dead letters out, back to {_code(queue)} or away, when `POST /filas/{queue}/dlq/reenviar` asks."
+        return self._receive(naming.dlq_of(queue), [DEAD_LETTER], told)
+
+    def _send(self, channel: str, messages: Iterable[str], summary: str) -> Object:
+        return self._operation("send", channel, messages, summary, {"deliveryMode": 2})
+
+    def _receive(self, channel: str, messages: Iterable[str], summary: str) -> Object:
+        return self._operation("receive", channel, messages, summary, {"ack": True})
+
+    def _operation(self, action: str, channel: str, messages: Iterable[str], summary: str, amqp: Object) -> Object:
+        bindings = {"bindings": {_AMQP: {**amqp, **_AMQP_BINDING}}} if self._vhosts else {}
+        return {
+            "action": action,
+            "channel": ref("channels", channel),
+            "summary": summary,
+            "messages": _message_refs(channel, messages),
+            **bindings,
+        }
+
+
+def _channel_messages(events: Iterable[str]) -> Object:
+    return {event: ref("components", "messages", event) for event in events}
+
+
+def _message_refs(channel: str, events: Iterable[str]) -> list[Object]:
+    """Through the channel: an operation may use none that its channel has not."""
+    return [ref("channels", channel, "messages", event) for event in events]

@@ -1,0 +1,212 @@
+"""What the engine does about its brokers: losses, leases, messages that cannot be settled, one that is away at the
+start."""
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from oraculo.brokers.failover import FailoverBroker
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.engine import links
+from oraculo.errors import BrokerUnavailable
+from oraculo.ports.broker import Capabilities, Consumer, Delivery, Link
+from oraculo.ports.clock import SystemClock
+from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack, LoopFailed, Record
+from oraculo.settings import BrokerSettings, EngineSettings, RunSettings, Settings
+from oraculo.stores.sqlite import MEMORY, SqliteStore
+from oraculo.testing.harness import Harness
+from oraculo.worker import App, Worker
+from tests.brokers.test_failover import Named
+from tests.engine.test_bounds import MoodyStore
+from tests.engine.workers import Journal, answer, recording_app
+from tests.waiting import until
+
+QUICK = Settings(engine=EngineSettings(poll=0.02), runs=RunSettings(backoff=0.01))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "GRACE", 0.05)
+    for name in ("PROBE_PAUSE", "LONGEST_PROBE_PAUSE", "PULSE", "RESUBSCRIBE_PAUSE"):
+        monkeypatch.setattr(f"oraculo.brokers.failover.{name}", 0.02)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def emit(self, record: Record) -> None:
+        self.records.append(record)
+
+    def of(self, kind: type[Record]) -> list[Record]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+class Durable(Named):
+    """As a real broker: the engine does not forget at its start what it has sent through it."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(durable=True, shared=True, priorities=True, counts_consumers=True)
+
+
+async def worker_on(broker: Durable, app: App) -> Worker:
+    worker = Worker(app, broker, QUICK.worker, SystemClock())
+    await broker.start()
+    await worker.start()
+    return worker
+
+
+async def test_what_a_lost_broker_took_is_sent_again_over_the_next_under_the_same_identity() -> None:
+    first, second, told, journal = Durable("first"), Durable("second"), Told(), Journal()
+    both = FailoverBroker([first, second])
+    async with Harness(settings=QUICK, broker=both, telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a", "executador_b"], "payload": {}})
+        await until(lambda: _sent_by(oraculo, run_id, ["first", "first"]), saying="both to be sent by the first")
+        await oraculo.publish("resultados", answer(run_id, tarefa="executador_b", tipo_evento="resultado_execucao"))
+        await until(lambda: _one_ended(oraculo, run_id), saying="the answer to be taken")
+        await first.leave()
+        worker = await worker_on(second, recording_app(journal, ("executador_a", "executador_b")))
+        aggregate = await oraculo.ended(run_id)
+        await worker.stop()
+    assert aggregate["status"] == "concluida"
+    assert [(context.tarefa, context.tentativa) for context in journal.seen] == [("executador_a", 1)]
+    assert told.of(BrokerChanged)[0] == BrokerChanged("first", "pulled out")
+    assert told.of(CommandsTakenBack) == [CommandsTakenBack("first", 1)]
+
+
+async def _one_ended(oraculo: Harness, run_id: str) -> bool:
+    return (await oraculo.store.heads([run_id]))[run_id].succeeded == 1
+
+
+async def _sent_by(oraculo: Harness, run_id: str, brokers: list[str]) -> bool:
+    snapshot = (await oraculo.store.load([run_id]))[run_id]
+    return [task.via for task in snapshot.tasks] == brokers
+
+
+async def test_a_connection_that_breaks_for_a_moment_sends_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "GRACE", 30.0)
+    first, second, told = Durable("first"), Durable("second"), Told()
+    async with Harness(settings=QUICK, broker=FailoverBroker([first, second]), telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: _sent_by(oraculo, run_id, ["first"]))
+        await first.leave()
+        await until(lambda: told.of(BrokerChanged), saying="the loss to be told")
+        first.come_back()
+        await until(lambda: len(told.of(BrokerChanged)) == 2, saying="the return to be told")
+        assert told.of(CommandsTakenBack) == []
+        assert [state.ready for state in await second.queues(["executador_a"])] in ([], [0])
+
+
+async def test_a_broker_that_came_back_without_its_memory_gets_everything_again() -> None:
+    broker = Durable("redis")
+    settings = Settings(engine=QUICK.engine, runs=RunSettings(max_attempts=1))
+    async with Harness(settings=settings, broker=broker) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a", "executador_b"], "payload": {}, "timeout": 30})
+        failure = answer(
+            run_id, tarefa="executador_b", tipo_evento="resultado_execucao", payload={"status": "erro", "erros": ["x"]}
+        )
+        await oraculo.publish("resultados", failure)
+        await until(lambda: oraculo.operations.dead_letters("executador_b", limit=1))
+        await until(lambda: _sent_by(oraculo, run_id, ["redis", "redis"]))
+        assert broker._depot is not None
+        for queue in ("executador_a", "executador_b.dlq"):
+            broker._depot.queues.pop(queue)
+        broker.losses += 1
+        await until(lambda: oraculo.operations.dead_letters("executador_b", limit=1), saying="the dead letter again")
+        [state] = await until(lambda: broker.queues(["executador_a"]), saying="the command again")
+        assert state.ready == 1
+
+
+async def test_what_went_to_a_broker_that_is_no_longer_configured_is_sent_again(tmp_path: Path) -> None:
+    path, journal = str(tmp_path / "x.db"), Journal()
+    async with Harness(settings=QUICK, broker=Durable("nats"), store=SqliteStore(path)) as before:
+        run_id = await before.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: _sent_by(before, run_id, ["nats"]))
+    app = recording_app(journal, ("executador_a",))
+    async with Harness(app, settings=QUICK, broker=Durable("rabbitmq"), store=SqliteStore(path)) as after:
+        assert (await after.ended(run_id))["status"] == "concluida"
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT via FROM tasks").fetchall() == [("rabbitmq",)]
+
+
+async def test_an_engine_starts_while_its_broker_is_away() -> None:
+    broker, told = Durable("rabbitmq"), Told()
+    broker.away = "not there yet"
+    async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        health = await oraculo.operations.health()
+        assert (health.is_ready, health.parts["broker rabbitmq"]) == (False, "not there yet")
+        assert any(record.duty == "broker" for record in told.of(LoopFailed))  # type: ignore[attr-defined]
+        broker.come_back()
+        worker = await worker_on(broker, recording_app(Journal(), ("executador_a",)))
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+        assert (await oraculo.operations.health()).is_ready
+        await worker.stop()
+
+
+async def test_messages_that_wait_for_the_store_keep_their_lease() -> None:
+    """Else each would be delivered again and again, and quarantined at the delivery limit."""
+    settings = Settings(engine=QUICK.engine, broker=BrokerSettings(lease=0.15))
+    broker = MemoryBroker(SystemClock(), lease=0.15, delivery_limit=2)
+    store = MoodyStore(MEMORY)
+    async with Harness(settings=settings, broker=broker, store=store) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"], "payload": {}})
+        await until(lambda: broker.queues(["escavador_a"]))
+        store.away = True
+        await oraculo.publish("resultados", answer(run_id))
+        await asyncio.sleep(1.0)  # the length of the trouble: more than six leases
+        store.away = False
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+        [state] = await broker.queues(["resultados"])
+        assert (state.ready, state.dead_letters) == (0, 0)
+        history = [entry.what.value for entry in await oraculo.operations.history(run_id)]
+        assert "resposta_repetida" not in history
+
+
+class Unsettled(MemoryBroker):
+    """The first ack of an answer fails, though the consumer lives on."""
+
+    failures = 1
+
+    async def consume(self, queue: str, *, prefetch: int) -> Consumer:  # type: ignore[override]
+        consumer = await super().consume(queue, prefetch=prefetch)
+        acknowledge = consumer.ack
+
+        async def ack(deliveries: Sequence[Delivery]) -> None:
+            if queue == "resultados" and self.failures:
+                self.failures -= 1
+                raise BrokerUnavailable("the ack was lost")
+            await acknowledge(deliveries)
+
+        consumer.ack = ack  # type: ignore[method-assign]
+        return consumer
+
+
+async def test_an_answer_whose_ack_fails_does_not_stay_in_the_prefetch_for_ever() -> None:
+    broker = Unsettled(SystemClock())
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"], "payload": {}})
+        await until(lambda: broker.queues(["escavador_a"]))
+        await oraculo.publish("resultados", answer(run_id))
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+
+        async def settled() -> bool:
+            [state] = await broker.queues(["resultados"])
+            return state.ready + state.unacked == 0
+
+        await until(settled, saying="the answer to be settled by the next consumer")
+
+
+async def test_a_deaf_consumer_turns_readiness_red() -> None:
+    class Deaf(Durable):
+        def links(self) -> Sequence[Link]:
+            return [Link("rabbitmq", None, 0, ("resultados",))]
+
+    async with Harness(settings=QUICK, broker=Deaf("rabbitmq")) as oraculo:
+        health = await oraculo.operations.health()
+        assert not health.is_ready
+        assert "heard nothing on resultados" in (health.parts["broker rabbitmq"] or "")
