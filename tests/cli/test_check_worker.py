@@ -129,6 +129,9 @@ while True:
                 if how != "drops garbage":
                     client.xadd(queue + ".dlq", {"body": fields[b"body"], "reason": str(error)})
                 continue
+            if how == "tells its progress":
+                progress = answer | {"tipo_evento": "progresso", "payload": {"percentual": 50}}
+                client.xadd(target, {"body": json.dumps(progress)})
             body = "{not JSON" if how == "not JSON" else json.dumps(answer)
             client.xadd(answers if how == "answers on resultados" else target, {"body": body})
 """
@@ -141,12 +144,13 @@ def all_from(case: str, state: str = "ignorada") -> dict[str, str]:
 
 # For each kind of worker: the cases that are not simply `ok`, and what the first of those must say.
 WORKERS: dict[str, tuple[dict[str, str], str]] = {
+    "tells its progress": ({}, ""),
     "drops garbage": (DROPPED, "was dropped, or is still held: it belongs into"),
     "answers on resultados": ({"responder_em": "aviso"}, "which the contract allows"),
     "no tarefa": ({"tarefa": "aviso"}, "known by its correlation_id alone"),
     "fails always": ({"command": "aviso"}, "o banco caiu"),
     "wrong event": ({"tipo_evento": "erro"}, "answers with resultado_execucao"),
-    "fails at a repeat": ({"repeated": "erro"}, "answered with ok and erro"),
+    "fails at a repeat": ({"repeated": "erro"}, "answered first ok, then erro: ['chave duplicada']"),
     "mute at no payload": ({"empty payload": "erro"}, "no answer in"),
     "dies at unicode": (
         {"unicode": "erro"} | all_from("unicode"),
@@ -223,7 +227,7 @@ def test_a_plain_worker_fails_exactly_where_it_is_bad(how: str, outcomes: dict[s
     outcome, (odd, told) = outcomes[how], WORKERS[how]
     assert outcome.states == dict.fromkeys(CASE_NAMES, "ok") | odd, outcome.report
     assert outcome.report.has_passed is not bool({"erro", "ignorada"} & set(odd.values()))
-    assert told in outcome.detail(next(name for name in CASE_NAMES if name in odd))
+    assert told in outcome.detail(next((name for name in CASE_NAMES if name in odd), "command"))
 
 
 def test_what_was_not_played_names_the_case_to_mend(outcomes: dict[str, Outcome]) -> None:
@@ -295,8 +299,9 @@ async def test_answers_of_others_are_given_back(broker: str, fleet: Fleet) -> No
         assert report.has_passed, report.verdicts
         consumer = await ours.consume(f"{prefix}resultados", prefetch=10)
         found: dict[bytes, int] = {}
-        while len(found) < len(foreign):
-            found |= {each.body: each.redeliveries for each in await consumer.take(10)}
+        async with asyncio.timeout(30):
+            while len(found) < len(foreign):
+                found |= {each.body: each.redeliveries for each in await consumer.take(10)}
         assert sorted(found) == foreign
         assert max(found.values()) < 6, "far from the limit of deliveries"
     finally:
@@ -344,12 +349,28 @@ async def test_an_engine_keeps_its_answers_and_a_worker_that_heeds_responder_em_
     assert "an engine reads it" in warning
 
 
+@asynccontextmanager
+async def answering_on_resultados(broker: Broker, **changes: str) -> AsyncIterator[None]:
+    """A worker that does not look at responder_em, with its answers changed as told."""
+    consumer = await broker.consume(QUEUE, prefetch=1)
+
+    async def work() -> None:
+        while taken := await consumer.take(1):
+            command = json.loads(taken[0].body)
+            answer = {key: command[key] for key in ("correlation_id", "timestamp")} | changes
+            answer |= {"tipo_evento": "resultado_execucao", "payload": {}}
+            await broker.publish([Outgoing("resultados", json.dumps(answer).encode())])
+            await consumer.ack(taken)
+
+    working = asyncio.create_task(work())
+    yield
+    await consumer.close()
+    await working
+
+
 async def test_behind_an_engine_a_worker_that_ignores_responder_em_is_told_why_it_seems_silent() -> None:
-    async with engine() as oraculo:
-        worker = Worker(echoing(QUEUE), _Deaf(oraculo.broker), oraculo.settings.worker, oraculo.clock)
-        await worker.start()
+    async with engine() as oraculo, answering_on_resultados(oraculo.broker):
         report = await play(oraculo.broker, timeout=1.0)
-        await worker.stop()
         assert list(await oraculo.operations.dead_letters("resultados", limit=10)) == [], (
             "the check's own are discarded"
         )
@@ -358,19 +379,46 @@ async def test_behind_an_engine_a_worker_that_ignores_responder_em_is_told_why_i
     assert "answers of it are in resultados.dlq, where an engine put them" in detail
 
 
-class _Deaf(MemoryBroker):
-    """Sends every answer to `resultados`, wherever it was asked for."""
+@pytest.fixture
+async def memory() -> AsyncIterator[MemoryBroker]:
+    broker = MemoryBroker(SystemClock())
+    await broker.start()
+    yield broker
+    await broker.close()
 
-    def __init__(self, inner: MemoryBroker) -> None:
-        self._inner = inner
 
-    def __getattribute__(self, name: str) -> Any:
-        inner = object.__getattribute__(self, "_inner")
-        return object.__getattribute__(self, name) if name == "publish" else getattr(inner, name)
+async def test_an_answer_on_resultados_that_is_of_nobody_is_a_clue(memory: MemoryBroker) -> None:
+    async with answering_on_resultados(memory, correlation_id="outro"):
+        report = await play(memory, timeout=0.5)
+    assert "messages that are not of this check (correlation_id 'outro')" in report.verdicts[0].detail
+    (state,) = await memory.queues(["resultados"])
+    assert state.ready == 1, "it is not the check's to take away"
 
-    async def publish(self, messages: Any) -> str:
-        inner: MemoryBroker = object.__getattribute__(self, "_inner")
-        return await inner.publish([Outgoing("resultados", message.body) for message in messages])
+
+async def test_what_an_earlier_check_left_is_not_taken_for_an_answer(memory: MemoryBroker) -> None:
+    left = {"correlation_id": f"verificacao-{uuid.uuid4()}-3-vivo", "tipo_evento": "resultado_execucao"}
+    left |= {"payload": {}, "timestamp": "2026-01-01T00:00:00Z"}  # type: ignore[dict-item]
+    await memory.publish([Outgoing(f"verificacao.{QUEUE}", json.dumps(left).encode())])
+    report = await play(memory, timeout=0.3)
+    assert report.verdicts[0].detail == (
+        f"no answer in 0.3 s; nobody reads {QUEUE}: is the worker running, on this broker and with this prefix?"
+    )
+    (state,) = await memory.queues([f"verificacao.{QUEUE}"])
+    assert state.ready == 0
+
+
+async def test_a_check_that_is_broken_off_takes_its_command_back(memory: MemoryBroker) -> None:
+    checking = asyncio.create_task(play(memory, timeout=60))
+
+    async def waits() -> bool:
+        return any(state.ready for state in await memory.queues([QUEUE]))
+
+    await until(waits, saying="its first command")
+    checking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await checking
+    (state,) = await memory.queues([QUEUE])
+    assert state.ready == 0
 
 
 # -- usage -----------------------------------------------------------------------------------------------------------

@@ -215,7 +215,8 @@ async def _check(database: Path, accepted: set[str], begun: Begun) -> None:
     for run_id, snapshot in snapshots.items():
         assert snapshot.head.edition == 1, f"{run_id} ended {snapshot.head.edition} times"
         expected = "parcial" if int(run_id.removeprefix("carga-")) % len(REQUESTS) in PARTIAL else "concluida"
-        assert snapshot.head.status == expected, (run_id, snapshot.head)
+        failed = [(task.number, task.status, task.attempt, task.reason) for task in snapshot.tasks if task.reason]
+        assert snapshot.head.status == expected, (run_id, failed[:5], snapshot.head)
         _check_work(snapshot, begun)
     await store.close()
 

@@ -26,6 +26,7 @@ class HostBroker:
         self._host = host
         self._trouble = trouble
         self._consumers: list[Consumer] = []
+        self._losses_before = trouble.world.memory_losses  # a process knows only of those it has seen
         self.capabilities = Capabilities(durable=durable, shared=True, priorities=True, counts_consumers=True)
 
     async def start(self) -> None:
@@ -36,7 +37,7 @@ class HostBroker:
         await self._real.declare(queues)
 
     def links(self) -> Sequence[Link]:
-        return [Link(self.name, None)]
+        return [Link(self.name, None, self._trouble.world.memory_losses - self._losses_before)]
 
     async def publish(self, messages: Sequence[Outgoing]) -> str:
         trouble = self._trouble

@@ -65,6 +65,7 @@ class World:
         self.garbage: list[tuple[str, bytes]] = []
         self.letters: list[DeadLetter] = []
         self.undisturbed_since = 0.0
+        self.memory_losses = 0
         self.over = asyncio.Event()
         self._plans = Plans()
         self._laws: list[Law] = [law(self) for law in LAWS]
@@ -253,6 +254,7 @@ class World:
 
     async def _lose_memory(self) -> None:
         self.tell("the broker loses its memory")
+        self.memory_losses += 1
         self._disturbed()
         self.garbage.clear()
         await self.broker.close()
