@@ -53,6 +53,7 @@ class Server:
         environment = os.environ | {
             "ORACULO_STORE_URL": f"sqlite:///{self.database}",
             "ORACULO_RUNS_BACKOFF": "0.05",
+            "ORACULO_RUNS_TIMEOUT": "3600",  # the server is dead most of the time: no run may end by its deadline
             "ORACULO_LOG_LEVEL": "warning",
             "CRASH_JOURNAL": str(self.journal),
         }
