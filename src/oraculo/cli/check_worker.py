@@ -1,0 +1,106 @@
+"""`oraculo check-worker`: does a running worker, in whatever language, do what the contract asks."""
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from oraculo.cli import output
+from oraculo.cli.options import AsJson
+from oraculo.errors import BrokerError, Fault, InvalidInput, InvalidSettings
+
+if TYPE_CHECKING:
+    from oraculo.ports.broker import Broker
+    from oraculo.settings import Settings
+    from oraculo.testing.worker_cases import Report, WorkerCheck
+
+Queue = Annotated[str, typer.Option(metavar="NAME", help="The worker's queue, without the prefix.")]
+Timeout = Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds in which an answer must come.")]
+Payload = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON", help="Of a normal command. Without it: {}, with fonte and parametros for an escavador."
+    ),
+]
+
+
+def check_worker(queue: Queue, timeout: Timeout = 10.0, payload: Payload = None, as_json: AsJson = False) -> None:
+    """Play conformance cases against a running worker, over the broker that is set.
+
+    The worker is yours, in any language, and is running already; the cases send it commands, and garbage. Best under
+    an ORACULO_PREFIX of its own, or while no engine runs: one that reads `resultados` takes the answers which a worker
+    sends there whatever `responder_em` says. Exit status 1 when a case failed.
+    """
+    from oraculo.settings import load_settings
+    from oraculo.telemetry.logs import configure_logging
+
+    settings = load_settings()
+    wanted = _checked(settings, queue, payload)
+    configure_logging(settings.log)
+    check, report = asyncio.run(_play(settings, queue, timeout, wanted))
+    if as_json:
+        output.print_json(_document(settings, queue, check, report))
+    else:
+        for warning in report.warnings:
+            output.note(f"oraculo: {warning}")
+        rows = [(verdict.name, verdict.state, verdict.detail) for verdict in report.verdicts]
+        output.print_table(("case", "state", "detail"), rows, empty="no cases")
+    raise typer.Exit(output.SUCCEEDED if report.has_passed else output.NOT_SUCCEEDED)
+
+
+def _checked(settings: "Settings", queue: str, payload: str | None) -> dict[str, Any] | None:
+    """The payload, read. Raises InvalidInput."""
+    from oraculo.core.naming import queue_fault
+
+    if fault := queue_fault(queue):
+        raise InvalidInput(Fault("--queue", fault))
+    if all(url.startswith("memory:") for url in settings.broker.urls):
+        alone = "memory:// lives inside one process, and no worker of another can be reached over it"
+        raise InvalidSettings(Fault("ORACULO_BROKER_URL", f"{alone}; set it to the broker of the worker"))
+    if payload is None:
+        return None
+    try:
+        return msgspec.json.decode(payload, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        right = """must be a JSON object, as '{"fonte": "youtube"}'"""
+        raise InvalidInput(Fault("--payload", f"{right}: {error}")) from None
+
+
+async def _play(
+    settings: "Settings", queue: str, timeout: float, payload: dict[str, Any] | None
+) -> "tuple[WorkerCheck, Report]":
+    from oraculo.bootstrap import make_broker
+    from oraculo.core.naming import QueueNames
+    from oraculo.ports.clock import SystemClock, SystemEntropy
+    from oraculo.ports.telemetry import Silent
+    from oraculo.testing.worker_cases import WorkerCheck
+
+    clock = SystemClock()
+    broker = make_broker(settings, clock, Silent())
+    names = QueueNames(settings.broker.prefix)
+    check = WorkerCheck(broker, names, queue, clock=clock, entropy=SystemEntropy(), timeout=timeout, payload=payload)
+    try:
+        await _reach(broker)
+        return check, await check.play()
+    finally:
+        await broker.close()
+
+
+async def _reach(broker: "Broker") -> None:
+    try:
+        await broker.start()
+        await broker.check()
+    except BrokerError as error:
+        raise BrokerError(f"{error}; start the broker, or mend ORACULO_BROKER_URL") from None
+
+
+def _document(settings: "Settings", queue: str, check: "WorkerCheck", report: "Report") -> dict[str, Any]:
+    return {
+        "fila": queue,
+        "prefixo": settings.broker.prefix,
+        "responder_em": check.reply_queue,
+        "passou": report.has_passed,
+        "avisos": list(report.warnings),
+        "casos": msgspec.to_builtins(report.verdicts),
+    }

@@ -1,0 +1,572 @@
+"""What any worker must do, in any language and with no SDK: cases played against a running one, over its broker.
+
+Every command asks by `responder_em` for an answer on a queue of the check's own, and `resultados` is read too, where a
+worker that does not look at that field answers. What is there and belongs to others is given back. When an engine reads
+`resultados` it is left to that engine: the check would take answers of real runs from it, and it those of the check.
+
+One check at a time for each queue: whatever comes to the check's own queue is taken for an answer to it.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from oraculo.core import machine, naming
+from oraculo.core.answer import has_failed, read_answer
+from oraculo.core.message import Message, decode_message
+from oraculo.core.pipeline import Definition, Kind, Step
+from oraculo.core.plan import Plan
+from oraculo.core.run import Run, RunHead, Task
+from oraculo.core.timestamps import in_words, to_iso
+from oraculo.errors import BrokerError, BrokerUnavailable, InvalidInput
+from oraculo.ports.broker import Broker, Consumer, DeadLetter, Delivery, Outgoing, QueueState
+from oraculo.ports.clock import Clock, Entropy
+
+LARGE = 500_000  # bytes
+UNICODE = 'ação, coração, ÀÉÎÕÜ; 漢字 かな; Ελληνικά; עברית; 🧭👩‍🔬; \u2028 "aspas" \\ barra'
+
+_MARK = "verificacao-"
+_CHECK_ID = re.compile(_MARK + "[0-9a-f-]{36}-[0-9]+-[a-z]+")
+
+_GRACE = 0.5  # seconds for an answer that need not come, once a later command was answered
+_BURIAL = 2.0  # seconds in which what was rejected must have come to the dead letters
+_PAUSE = 0.1
+_RENEWAL = 5.0  # seconds between renewals of what is held, less than any sensible lease
+_MOST_FOREIGN = 1_000  # messages of others that are held while a check lasts
+_MOST_LETTERS = 10_000  # dead letters that are looked through
+_BOUNCES = 3  # how often a message of others is given back at once, where an engine may be waiting for it
+
+
+class State(StrEnum):
+    PASSED = "ok"
+    NOTED = "aviso"  # passed, and there is something to know
+    FAILED = "erro"
+    SKIPPED = "ignorada"
+
+
+class Verdict(msgspec.Struct, frozen=True, rename={"name": "nome", "state": "estado", "detail": "detalhe"}):
+    name: str
+    state: State
+    detail: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    verdicts: Sequence[Verdict]
+    warnings: Sequence[str]
+
+    @property
+    def has_passed(self) -> bool:
+        return all(verdict.state in (State.PASSED, State.NOTED) for verdict in self.verdicts)
+
+
+class Answer(NamedTuple):
+    queue: str
+    message: Message
+    failure: str  # what the worker says went wrong; empty when it succeeded
+
+    @property
+    def outcome(self) -> str:
+        return f"erro: {self.failure}" if self.failure else "ok"
+
+
+class _Failed(Exception):
+    """A case was not passed; the text says what was seen and what would be right."""
+
+
+class _Silent(_Failed):
+    """A normal command got no answer, so there is nobody left to play the other cases with."""
+
+
+_Finding = tuple[State, str]
+
+
+class WorkerCheck:
+    """Plays every case against the workers of one queue. `payload` is that of a normal command."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        names: naming.QueueNames,
+        queue: str,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        timeout: float = 10.0,
+        payload: dict[str, Any] | None = None,
+    ) -> None:
+        self.reply_queue = names.physical(f"verificacao.{queue}")
+        self._broker = broker
+        self._names = names
+        self._queue = queue
+        self._physical = names.physical(queue)
+        self._clock = clock
+        self._timeout = timeout
+        self._payload = usual_payload(queue) if payload is None else payload
+        self._mark = f"{_MARK}{entropy.new_id()}"
+        self._mail = _Mailbox(broker, self._mark)
+        self._reads_answers = False  # whether `resultados` is listened to
+        self._warnings: list[str] = []
+        self._given_ids: set[str] = set()
+        self._is_owed = True  # some command may not have been answered, and wait in its queue
+        self._usual: Answer | None = None
+
+    async def play(self) -> Report:
+        """Raises BrokerError when the broker fails, which says nothing of the worker."""
+        try:
+            await self._open()
+            report = Report(await self._play_all(), self._warnings)
+            self._is_owed = not report.has_passed
+            return report
+        finally:
+            await self._mail.close()
+            with suppress(BrokerError):
+                await self._clean()
+
+    async def _play_all(self) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        silent_at: str | None = None
+        for name, case in _CASES:
+            if silent_at is not None:
+                verdicts.append(Verdict(name, State.SKIPPED, f"not played: see {silent_at}"))
+                continue
+            self._mail.forget_oddities()
+            try:
+                verdicts.append(Verdict(name, *await case(self)))
+            except _Failed as failure:
+                silent_at = name if isinstance(failure, _Silent) else None
+                verdicts.append(Verdict(name, State.FAILED, str(failure)))
+        return verdicts
+
+    # -- the cases: a normal command, and what its answer tells -----------------------------------------------------
+
+    async def normal_command(self) -> _Finding:
+        self._usual = answer = await self._expect_normal_answer("comando")
+        if answer.failure:
+            return State.NOTED, f"answered {answer.outcome}; give it a payload that it can work on with --payload"
+        return State.PASSED, f"answered on {answer.queue}"
+
+    async def event(self) -> _Finding:
+        told, right = self._usual_answer.message.tipo_evento, naming.answer_event(self._queue)
+        if told != right:
+            kind = "begins" if naming.is_collector(self._queue) else "does not begin"
+            rule = f"a destination whose name {kind} with {naming.COLLECTOR_PREFIX} answers with {right}"
+            raise _Failed(f"answered with tipo_evento {naming.shown(told)}; {rule}")
+        return State.PASSED, told
+
+    async def task(self) -> _Finding:
+        """Found as the engine finds it, among others of its kind and alone."""
+        message = self._usual_answer.message
+        if message.tarefa == self._queue:
+            return State.PASSED, "echoed"
+        if not isinstance(read_answer(_run_of(self._queue, f"{self._queue}-2"), message, 0.0), str):
+            return State.PASSED, "not echoed, and found by a name in the payload"
+        why = read_answer(_run_of(self._queue), message, 0.0)
+        if isinstance(why, str):
+            raise _Failed(f"the orchestrator would not know which task was answered: {why}; echo the command's tarefa")
+        known = "the answer is known by its correlation_id alone"
+        return State.NOTED, f"not echoed: {known}, so of each kind a run can have one destination; echo tarefa"
+
+    async def reply_to(self) -> _Finding:
+        if self._usual_answer.queue == self.reply_queue:
+            return State.PASSED, "answered where responder_em asks"
+        return State.NOTED, f"answers on {self._names.answers} whatever responder_em says, which the contract allows"
+
+    # -- the cases: commands that are out of the ordinary -----------------------------------------------------------
+
+    async def repeated(self) -> _Finding:
+        command = self._command("repetido")
+        await self._send(command, command)
+        correlation_id = command["correlation_id"]
+        first = await self._expect_answer(correlation_id)
+        await self._expect_alive("the same command twice")
+        answers = await self._mail.answers(correlation_id, 2, min(_GRACE, self._timeout))
+        if contrary := [each for each in answers if bool(each.failure) != bool(first.failure)]:
+            told = f"answered first {first.outcome}, then {contrary[0].outcome}"
+            raise _Failed(f"{told}: a repeat is the same work, so its answers must agree")
+        return State.PASSED, "both are answered, alike" if len(answers) > 1 else "answered once"
+
+    async def unknown_fields(self) -> _Finding:
+        stranger = {"campo_desconhecido": {"versao": 2, "lista": [None, 1.5, True]}}
+        return await self._answered("campos", stranger | {"payload": self._payload | stranger})
+
+    async def empty_payload(self) -> _Finding:
+        return await self._answered("vazio", {"payload": {}}, may_fail=True)
+
+    async def unicode(self) -> _Finding:
+        return await self._answered("unicode", {"payload": self._payload | {"texto": UNICODE, "chave ☕": UNICODE}})
+
+    async def large_payload(self) -> _Finding:
+        try:
+            return await self._answered("grande", {"payload": self._payload | {"texto": "x" * LARGE}})
+        except BrokerUnavailable:
+            raise
+        except BrokerError as error:
+            return State.NOTED, f"not played, the broker refuses such a message: {error}"
+
+    async def past_deadline(self) -> _Finding:
+        command = self._command("atrasado", prazo=to_iso(self._clock.now() - 60))
+        await self._send(command)
+        await self._expect_alive("a command whose prazo has passed")
+        answers = await self._mail.answers(command["correlation_id"], 1, min(_GRACE, self._timeout))
+        return State.PASSED, f"answered {answers[0].outcome}" if answers else "left unanswered, as it may be"
+
+    # -- the cases: what is no command ------------------------------------------------------------------------------
+
+    async def incomplete(self) -> _Finding:
+        return await self._garbage("JSON that is no command", b'{"verificacao": "%s"}')
+
+    async def not_an_object(self) -> _Finding:
+        return await self._garbage("JSON that is no object", b'["%s"]')
+
+    async def not_json(self) -> _Finding:
+        return await self._garbage("what is not JSON", b'{"verificacao": "%s", ')
+
+    async def not_text(self) -> _Finding:
+        return await self._garbage("what is not UTF-8", b"\xff\xfe\x00 %s")
+
+    async def _garbage(self, what: str, form: bytes) -> _Finding:
+        marked = self._new_id("lixo").encode()
+        await self._broker.publish([Outgoing(self._physical, form % marked)])
+        await self._expect_alive(what)
+        dlq = naming.dlq_of(self._physical)
+        letter = await self._resting_place(marked)
+        if letter is not None:
+            return State.PASSED, f"it lives on; the message is in {dlq} ({letter.reason})"
+        return State.NOTED, f"it lives on; the message was dropped, or is still held: it belongs into {dlq}"
+
+    async def _resting_place(self, marked: bytes) -> DeadLetter | None:
+        """Found by the mark in it: a client that reads text may have written other bytes anew."""
+        deadline = self._clock.now() + min(_BURIAL, self._timeout)
+        while True:
+            for letter in await self._letters(self._physical):
+                if marked in letter.body:
+                    return letter
+            if self._clock.now() >= deadline:
+                return None
+            await asyncio.sleep(_PAUSE)
+
+    # -- asking -----------------------------------------------------------------------------------------------------
+
+    def _new_id(self, label: str) -> str:
+        given = f"{self._mark}-{len(self._given_ids)}-{label}"
+        self._given_ids.add(given)
+        return given
+
+    def _command(self, label: str, **fields: Any) -> dict[str, Any]:
+        now = self._clock.now()
+        return {
+            "correlation_id": self._new_id(label),
+            "tipo_evento": naming.command_event(self._queue),
+            "payload": self._payload,
+            "timestamp": to_iso(now),
+            "tarefa": self._queue,
+            "tentativa": 1,
+            "responder_em": self.reply_queue,
+            "prazo": to_iso(now + self._timeout),
+        } | fields
+
+    async def _send(self, *commands: dict[str, Any]) -> None:
+        await self._broker.publish([Outgoing(self._physical, msgspec.json.encode(command)) for command in commands])
+
+    async def _answered(self, label: str, fields: dict[str, Any], *, may_fail: bool = False) -> _Finding:
+        """A command that differs from a normal one must be answered like it, and the next one too."""
+        command = self._command(label, **fields)
+        await self._send(command)
+        try:
+            answer = await self._expect_answer(command["correlation_id"])
+        except _Failed as failure:
+            await self._expect_alive(f"this ({failure})")
+            raise
+        await self._expect_alive("this command")
+        if answer.failure and not may_fail and not self._usual_answer.failure:
+            return State.NOTED, f"answered {answer.outcome}; a normal command succeeds"
+        return State.PASSED, f"answered {answer.outcome}"
+
+    async def _expect_alive(self, after_what: str) -> None:
+        try:
+            await self._expect_normal_answer("vivo")
+        except _Failed as failure:
+            raise _Silent(f"after {after_what} a normal command is not answered any more: {failure}") from None
+
+    async def _expect_normal_answer(self, label: str) -> Answer:
+        command = self._command(label)
+        await self._send(command)
+        try:
+            return await self._expect_answer(command["correlation_id"])
+        except _Failed as failure:
+            raise _Silent(str(failure)) from None
+
+    async def _expect_answer(self, correlation_id: str) -> Answer:
+        answers = await self._mail.answers(correlation_id, 1, self._timeout)
+        if not answers:
+            raise _Failed(await self._why_none())
+        return answers[0]
+
+    @property
+    def _usual_answer(self) -> Answer:
+        assert self._usual is not None, "no case is played after a first one without an answer"
+        return self._usual
+
+    # -- why there is no answer -------------------------------------------------------------------------------------
+
+    async def _why_none(self) -> str:
+        waited = f"no answer in {in_words(self._timeout)}"
+        if self._mail.malformed:
+            return f"{waited}, but on {'; on '.join(self._mail.malformed[:3])}"
+        if strange := self._mail.ids_beside(self._given_ids):
+            told = f"came an answer with correlation_id {naming.shown(strange[0])}"
+            return f"{waited}, but on {self.reply_queue} {told}: copy it from the command, unchanged"
+        return "; ".join([waited, *await self._clues()])
+
+    async def _clues(self) -> list[str]:
+        state = await self._state(self._physical)
+        if state is not None and state.consumers == 0:
+            return [f"nobody reads {self._physical}: is the worker running, on this broker and with this prefix?"]
+        clues = []
+        if state is not None and state.ready:
+            clues.append(f"{state.ready} waiting in {self._physical}, which the worker does not take")
+        if any(self._mark.encode() in letter.body for letter in await self._letters(self._names.answers)):
+            clues.append(f"answers of it are in {naming.dlq_of(self._names.answers)}, where an engine put them")
+        if not self._reads_answers:
+            clues.append(
+                f"{self._names.answers} was not read, so a worker that answers there and does not look at responder_em "
+                "seems silent: stop the engine, or give worker and check an ORACULO_PREFIX of their own"
+            )
+        elif state is not None and state.consumers is None:
+            clues.append(f"an engine that reads {self._names.answers} may have taken it")
+        if self._mail.foreign:
+            some = ", ".join(list(self._mail.foreign)[:3])
+            clues.append(f"on {self._names.answers} there are messages that are not of this check ({some})")
+        if self._names.prefix:
+            clues.append(f"answers are awaited on {self._names.answers}, with the prefix, or where responder_em says")
+        return clues
+
+    # -- before and after -------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        await self._broker.declare([self._physical, self._names.answers, self.reply_queue])
+        await self._mail.listen(self.reply_queue, is_own=True)
+        state = await self._state(self._names.answers)
+        why_not = _why_not_read(state) if state is not None else None
+        if why_not is None:
+            self._reads_answers = True
+            await self._mail.listen(self._names.answers, is_shared=state is None or state.consumers is None)
+        else:
+            trust = "the check relies on responder_em; a worker that does not look at it will seem silent"
+            self._warnings.append(f"{self._names.answers} is not read: {why_not}; {trust}")
+
+    async def _clean(self) -> None:
+        """Nothing of the check stays behind, as far as it can be had: what a worker holds is not in the queue."""
+        if self._is_owed:
+            await self._withdraw()
+        for queue in (self._physical, self._names.answers):
+            ours = [letter.id for letter in await self._letters(queue) if self._mark.encode() in letter.body]
+            if ours:
+                await self._broker.discard(queue, ours)
+
+    async def _withdraw(self) -> None:
+        """Takes back commands that nobody took. Those of others are given back by closing."""
+        state = await self._state(self._physical)
+        if state is None or not 0 < state.ready <= _MOST_FOREIGN:
+            return
+        consumer = await self._broker.consume(self._physical, prefetch=_MOST_FOREIGN)
+        try:
+            with suppress(TimeoutError):
+                while True:
+                    async with asyncio.timeout(_GRACE):
+                        taken = await consumer.take(_MOST_FOREIGN)
+                    await consumer.ack([each for each in taken if self._mark.encode() in each.body])
+        finally:
+            await consumer.close()
+
+    async def _state(self, queue: str) -> QueueState | None:
+        return next(iter(await self._broker.queues([queue])), None)
+
+    async def _letters(self, queue: str) -> Sequence[DeadLetter]:
+        return await self._broker.dead_letters(queue, limit=_MOST_LETTERS)
+
+
+_CASES: tuple[tuple[str, Callable[[WorkerCheck], Awaitable[_Finding]]], ...] = (
+    ("command", WorkerCheck.normal_command),
+    ("tipo_evento", WorkerCheck.event),
+    ("tarefa", WorkerCheck.task),
+    ("responder_em", WorkerCheck.reply_to),
+    ("repeated", WorkerCheck.repeated),
+    ("unknown fields", WorkerCheck.unknown_fields),
+    ("empty payload", WorkerCheck.empty_payload),
+    ("unicode", WorkerCheck.unicode),
+    ("500 kB", WorkerCheck.large_payload),
+    ("past prazo", WorkerCheck.past_deadline),
+    ("no command", WorkerCheck.incomplete),
+    ("no object", WorkerCheck.not_an_object),
+    ("not JSON", WorkerCheck.not_json),
+    ("not UTF-8", WorkerCheck.not_text),
+)
+CASE_NAMES = tuple(name for name, _ in _CASES)
+
+
+def usual_payload(queue: str) -> dict[str, Any]:
+    """Of a command that asks for nothing in particular: a collector is told its `fonte`, as in a pipeline."""
+    return {"fonte": naming.source_of(queue), "parametros": {}} if naming.is_collector(queue) else {}
+
+
+def _why_not_read(answers: QueueState) -> str | None:
+    if answers.consumers:
+        return "an engine reads it, and would take answers from the check, and the check from it"
+    if answers.ready > _MOST_FOREIGN:
+        return f"{answers.ready} messages of others wait there"
+    return None
+
+
+def _run_of(*queues: str) -> Run:
+    """A run that awaits the answers of these destinations."""
+    steps = tuple(Step(id=queue, queue=queue) for queue in queues)
+    plan = Plan(Definition(name="", steps=steps, kind=Kind.FAN_OUT))
+    head = RunHead("verificacao", "", "", 0.0, 1.0, 1.0, len(steps))
+    run = Run(head, plan, b"", b"{}", [Task(number) for number in range(len(steps))])
+    machine.start(run, 0.0)
+    return run
+
+
+class _Told(msgspec.Struct):
+    """What of an answer's payload says how it went. The rest may hold what Python cannot, as 1e999."""
+
+    status: Any = None
+    erros: Any = None
+
+
+_payload_decoder = msgspec.json.Decoder(_Told)
+
+
+def _failure(message: Message) -> str:
+    """Raises msgspec.DecodeError for a payload that cannot be read."""
+    told = _payload_decoder.decode(message.payload)
+    return naming.shown(told.erros or told.status, 200) if has_failed(told.status, told.erros) else ""
+
+
+# -- where answers come ----------------------------------------------------------------------------------------------
+
+
+class _Mailbox:
+    """Reads the queues on which answers may come, and keeps those of this check by their correlation_id."""
+
+    def __init__(self, broker: Broker, mark: str) -> None:
+        self._broker = broker
+        self._mark = mark.encode()
+        self._answers: dict[str, list[Answer]] = {}
+        self._came = asyncio.Condition()
+        self._readers: list[asyncio.Task[None]] = []
+        self.malformed: list[str] = []  # for each answer that is no message: where it came, and its fault
+        self.foreign: dict[str, None] = {}  # what is on a queue of others and not of this check, for people
+
+    async def listen(self, queue: str, *, is_own: bool = False, is_shared: bool = False) -> None:
+        """`is_own`: all that comes there is meant for the check. `is_shared`: somebody else may be waiting there."""
+        subscription = _Subscription(await self._consume(queue), is_own, is_shared)
+        self._readers.append(asyncio.create_task(self._read(queue, subscription), name=f"read {queue}"))
+
+    async def answers(self, correlation_id: str, count: int, within: float) -> list[Answer]:
+        """Those that came, at once when there are as many as that."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within), self._came:
+                await self._came.wait_for(lambda: len(self._answers.get(correlation_id, ())) >= count)
+        return list(self._answers.get(correlation_id, ()))
+
+    def ids_beside(self, given: Collection[str]) -> list[str]:
+        """The correlation_ids of answers that are none of these, nor left over from an earlier check."""
+        mark = self._mark.decode()
+        left_over = (each for each in self._answers if _CHECK_ID.fullmatch(each) and not each.startswith(mark))
+        return list(self._answers.keys() - given - set(left_over))
+
+    def forget_oddities(self) -> None:
+        self.malformed.clear()
+        self.foreign.clear()
+
+    async def close(self) -> None:
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    async def _consume(self, queue: str) -> Consumer:
+        return await self._broker.consume(queue, prefetch=2 * _MOST_FOREIGN)
+
+    async def _read(self, queue: str, subscription: "_Subscription") -> None:
+        """Until it is cancelled: a subscription that is lost is made again."""
+        while True:
+            renewing = asyncio.create_task(subscription.renew())
+            try:
+                while deliveries := await subscription.consumer.take(_MOST_FOREIGN):
+                    await self._sort(subscription, deliveries)
+            except BrokerError:
+                await asyncio.sleep(_PAUSE)
+            finally:
+                renewing.cancel()
+                with suppress(BrokerError):
+                    await subscription.consumer.close()
+            subscription = _Subscription(await self._consume_again(queue), subscription.is_own, subscription.is_shared)
+
+    async def _consume_again(self, queue: str) -> Consumer:
+        while True:
+            with suppress(BrokerError):
+                return await self._consume(queue)
+            await asyncio.sleep(_PAUSE)
+
+    async def _sort(self, subscription: "_Subscription", deliveries: Iterable[Delivery]) -> None:
+        ours = []
+        for delivery in deliveries:
+            if subscription.is_own or self._mark in delivery.body:
+                self._keep(delivery)
+                ours.append(delivery)
+            else:
+                self.foreign[_described(delivery.body)] = None
+                await subscription.give_back(delivery)
+        await subscription.consumer.ack(ours)
+        async with self._came:
+            self._came.notify_all()
+
+    def _keep(self, delivery: Delivery) -> None:
+        try:
+            message = decode_message(delivery.body)
+            failure = _failure(message)
+        except (InvalidInput, msgspec.DecodeError) as error:
+            shown = naming.shown(delivery.body.decode(errors="replace"))
+            self.malformed.append(f"{delivery.queue} came an answer that is no valid message: {error}; it is {shown}")
+            return
+        if message.tipo_evento != naming.PROGRESS:
+            self._answers.setdefault(message.correlation_id, []).append(Answer(delivery.queue, message, failure))
+
+
+class _Subscription:
+    """One life of a consumer, with the messages of others that it holds until it is closed."""
+
+    def __init__(self, consumer: Consumer, is_own: bool, is_shared: bool) -> None:
+        self.consumer = consumer
+        self.is_own = is_own
+        self.is_shared = is_shared
+        self._held: list[Delivery] = []
+
+    async def give_back(self, delivery: Delivery) -> None:
+        """At once where somebody may be waiting for it. Elsewhere, or when it comes again and again, it is held until
+        the end: each delivery counts, and too many would make a dead letter of it."""
+        if self.is_shared and delivery.redeliveries < _BOUNCES:
+            await self.consumer.retry(delivery, 0.0, "taken by `oraculo check-worker`, whose answer it is not")
+        else:
+            self._held.append(delivery)
+
+    async def renew(self) -> None:
+        while True:
+            await asyncio.sleep(_RENEWAL)
+            if self._held:
+                with suppress(BrokerError):
+                    await self.consumer.extend(self._held)
+
+
+def _described(body: bytes) -> str:
+    try:
+        return f"correlation_id {naming.shown(decode_message(body).correlation_id)}"
+    except InvalidInput as error:
+        return str(error)

@@ -1,0 +1,133 @@
+"""The workers of examples/plain_workers, as processes of their own on real brokers: each passes every case of
+`oraculo check-worker`, and the engine gathers their answers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oraculo.testing.worker_cases import CASE_NAMES
+from tests.cli.processes import run
+from tests.end_to_end.stage import Stage, settings_for
+from tests.servers.fleet import BROKERS, Fleet
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PLAIN = EXAMPLES / "plain_workers"
+BROKER_OF = {
+    "pika_worker.py": "rabbitmq",
+    "node_amqplib": "rabbitmq",
+    "redis_worker.py": "redis",
+    "node_ioredis": "redis",
+    "nats_worker.py": "nats",
+}
+OURS = [name for name in os.listdir(PLAIN) if not name.startswith(("_", "."))]
+
+
+class PlainWorker:
+    """`command URL QUEUE` as a process, which writes into a file."""
+
+    def __init__(self, command: list[str], url: str, queue: str, log: Path) -> None:
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen([*command, url, queue], stdout=output, stderr=output)
+
+    def expect_alive(self) -> None:
+        assert self._process.poll() is None, f"it ended:\n{self.tail()}"
+
+    def tail(self) -> str:
+        return self._log.read_text(errors="replace")[-3000:]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(30)
+
+
+Start = Callable[[str, str, str], PlainWorker]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, fleet: Fleet) -> Callable[[str], Path]:
+    """A copy of a Node worker's folder with what it needs; the examples stay as they are."""
+    folders: dict[str, Path] = {}
+
+    def install(name: str) -> Path:
+        _expect_node(fleet)
+        if name not in folders:
+            folder = tmp_path_factory.mktemp(name)
+            for file in ("package.json", "worker.mjs"):
+                shutil.copy(PLAIN / name / file, folder)
+            command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+            if done.returncode:
+                pytest.fail(f"npm install failed; ORACULO_TEST_SKIP=node goes without:\n{done.stderr}", pytrace=False)
+            folders[name] = folder
+        return folders[name]
+
+    return install
+
+
+def _expect_node(fleet: Fleet) -> None:
+    if "node" in os.environ.get("ORACULO_TEST_SKIP", "").split(","):
+        fleet.skipped.add("node")
+        pytest.skip("node is named in ORACULO_TEST_SKIP")
+    if missing := [name for name in ("node", "npm") if shutil.which(name) is None]:
+        told = f"{' and '.join(missing)} cannot be found: install Node.js 18 or newer, with npm"
+        pytest.fail(f"{told}; ORACULO_TEST_SKIP=node goes without it.", pytrace=False)
+
+
+@pytest.fixture
+def start(tmp_path: Path, installed: Callable[[str], Path]) -> Iterator[Start]:
+    """Starts a worker by its name in the folder; all end with the test."""
+    workers: list[PlainWorker] = []
+
+    def started(name: str, url: str, queue: str) -> PlainWorker:
+        script = PLAIN / name
+        command = [sys.executable, str(script)] if script.is_file() else ["node", str(installed(name) / "worker.mjs")]
+        workers.append(PlainWorker(command, url, queue, tmp_path / f"{name}.log"))
+        return workers[-1]
+
+    yield started
+    for worker in workers:
+        worker.kill()
+
+
+def test_every_plain_worker_is_tested_and_told_of() -> None:
+    assert sorted(OURS) == sorted(BROKER_OF)
+    told = (EXAMPLES / "README.md").read_text()
+    assert [name for name in OURS if f"plain_workers/{name}" not in told] == []
+
+
+@pytest.mark.parametrize("name", BROKER_OF)
+def test_a_plain_worker_passes_every_case(name: str, fleet: Fleet, start: Start, tmp_path: Path) -> None:
+    queue = "escavador_plano" if name.endswith(".py") else "executador_plano"
+    url, prefix = fleet.url(BROKER_OF[name]), f"t{uuid.uuid4().hex[:10]}."
+    worker = start(name, url, prefix + queue)
+    env = {"ORACULO_BROKER_URL": url, "ORACULO_PREFIX": prefix}
+    done = run("check-worker", "--queue", queue, "--json", cwd=tmp_path, env=env)
+    worker.expect_alive()
+    assert done.returncode == 0, (done.stdout, done.stderr, worker.tail())
+    cases: list[dict[str, Any]] = json.loads(done.stdout)["casos"]
+    assert [case["nome"] for case in cases] == list(CASE_NAMES)
+    assert [case for case in cases if case["estado"] != "ok"] == []
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+async def test_the_engine_gathers_what_plain_workers_answer(broker: str, fleet: Fleet, start: Start) -> None:
+    url = fleet.url(broker)
+    settings = settings_for(url)
+    names = [name for name in BROKER_OF if BROKER_OF[name] == broker]
+    queues = {f"{kind}_{number}": name for number, name in enumerate(names) for kind in ("escavador", "executador")}
+    workers = [start(name, url, settings.broker.prefix + queue) for queue, name in queues.items()]
+    async with Stage(settings) as oraculo:
+        request = {"destinos": list(queues), "payload": {"texto": "coração"}, "timeout": 30}
+        aggregate = await oraculo.run(request, wait=40)
+    assert aggregate["status"] == "concluida", (aggregate, [worker.tail() for worker in workers])
+    expected = {"status": "ok", "resultado": {"recebido": {"texto": "coração"}}}
+    assert aggregate["resultados"] == dict.fromkeys(queues, expected)
