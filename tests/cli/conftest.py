@@ -12,7 +12,7 @@ QUICK = {"ORACULO_RUNS_BACKOFF": "0.01", "ORACULO_RUNS_MAX_BACKOFF": "0.05", "OR
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No settings but those of the test, and no files but its own."""
-    for name in [name for name in os.environ if name.startswith("ORACULO_")]:
+    for name in [name for name in os.environ if name.startswith("ORACULO_") and not name.startswith("ORACULO_TEST_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 

@@ -37,7 +37,20 @@ def test_version_as_text_and_as_json() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["dev", "serve", "worker", "submit", "runs list", "runs watch", "dlq redrive", "pipelines validate", "doctor"],
+    [
+        "dev",
+        "serve",
+        "worker",
+        "submit",
+        "runs list",
+        "runs watch",
+        "dlq redrive",
+        "pipelines validate",
+        "doctor",
+        "asyncapi",
+        "check-worker",
+        "simulate",
+    ],
 )
 def test_every_command_has_help(command: str) -> None:
     result = invoke(*command.split(), "--help")
