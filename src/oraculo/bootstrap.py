@@ -69,21 +69,13 @@ def make_broker(
 ) -> Broker:
     """One for each URL, watched over, and behind one face when there are several. `own_queues`: those that nobody but
     the caller reads. Raises InvalidSettings."""
-    urls, names = settings.broker.urls, _broker_names(settings.broker.urls)
-    if "memory" in map(_scheme, urls):
-        if len(urls) > 1:
-            fault = "has memory:// in a list of brokers; it lives in one process, and takes over from no other"
-            raise InvalidSettings(Fault("ORACULO_BROKER_URL", fault))
-        return MemoryBroker(clock, delivery_limit=settings.broker.delivery_limit)
+    adapters = [broker for _, broker in make_adapters(settings, clock)]
+    if not adapters[0].capabilities.shared:
+        return adapters[0]
+    telemetry = telemetry or Hub(LogSubscriber())
+    silence = settings.broker.silence
     watched: list[Broker] = [
-        VigilantBroker(
-            _make_adapter(url, name, settings.broker, clock),
-            clock,
-            telemetry or Hub(LogSubscriber()),
-            own_queues=own_queues,
-            silence=settings.broker.silence,
-        )
-        for url, name in zip(urls, names, strict=True)
+        VigilantBroker(adapter, clock, telemetry, own_queues=own_queues, silence=silence) for adapter in adapters
     ]
     return watched[0] if len(watched) == 1 else FailoverBroker(watched)
 
@@ -91,6 +83,9 @@ def make_broker(
 def make_adapters(settings: Settings, clock: Clock) -> list[tuple[str, Broker]]:
     """Each broker by itself, with its URL, for whoever wants to know how each is doing. Raises InvalidSettings."""
     urls, names = settings.broker.urls, _broker_names(settings.broker.urls)
+    if len(urls) > 1 and "memory" in map(_scheme, urls):
+        fault = "has memory:// in a list of brokers; it lives in one process, and takes over from no other"
+        raise InvalidSettings(Fault("ORACULO_BROKER_URL", fault))
     return [(url, _make_adapter(url, name, settings.broker, clock)) for url, name in zip(urls, names, strict=True)]
 
 

@@ -136,6 +136,8 @@ class Stage:
 
     async def left(self, queue: str) -> tuple[int, int, int]:
         """Messages ready, unacked and dead. The broker forgets a queue with none, which nobody consumes."""
+        for _ in range(5):  # an ack follows its answer by a turn of the loop or two
+            await asyncio.sleep(0)
         for state in await self.broker.queues([queue]):
             return state.ready, state.unacked, state.dead_letters
         return 0, 0, 0

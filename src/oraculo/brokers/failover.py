@@ -18,6 +18,7 @@ PROBE_PAUSE = 1.0  # seconds between two looks at a broker that is down
 LONGEST_PROBE_PAUSE = 5.0
 PULSE = 3.0  # seconds between two looks at one that is up: a frozen one says nothing by itself
 PROBE_PATIENCE = 4.0  # seconds after which a broker that does not answer a probe counts as down
+CHECK_PATIENCE = 1.5  # seconds for each of them when somebody asks whether all is well
 RESUBSCRIBE_PAUSE = 0.2
 _SEPARATOR = ":"  # between a broker's name and the id of a dead letter in it
 
@@ -31,6 +32,7 @@ class _Branch:
         self.broker = broker
         self.name = broker.name
         self.trouble: str | None = "not connected yet"
+        self.unheard: dict[str, None] = {}  # queues that it does not let us read
         self.usable = asyncio.Event()
 
     @property
@@ -47,7 +49,8 @@ class _Branch:
 
     def link(self) -> Link:
         [seen] = self.broker.links()
-        return Link(self.name, self.trouble, seen.losses, seen.deaf if self.is_up else ())
+        deaf = tuple(dict.fromkeys((*seen.deaf, *self.unheard)))
+        return Link(self.name, self.trouble, seen.losses, deaf if self.is_up else ())
 
     async def attempt(self, call: Awaitable[T]) -> T:
         """A call that fails because the broker cannot be reached takes it out of use."""
@@ -65,6 +68,7 @@ class FailoverBroker:
         self._branches = [_Branch(broker) for broker in brokers]
         self._declared: dict[str, None] = {}
         self._probes: list[asyncio.Task[None]] = []
+        self._turn = asyncio.Lock()  # of starting and closing
         self._consumers: WeakSet[FailoverConsumer] = WeakSet()
 
     @property
@@ -89,13 +93,14 @@ class FailoverBroker:
 
     async def start(self) -> None:
         """Content with one of them; the others are tried again and again."""
-        if self._probes:
-            return
-        await asyncio.gather(*(self._start(branch) for branch in self._branches))
-        if not any(branch.is_up for branch in self._branches):
-            await asyncio.gather(*(branch.broker.close() for branch in self._branches))
-            raise self._none_works()
-        self._probes = [asyncio.create_task(self._keep_probing(branch)) for branch in self._branches]
+        async with self._turn:
+            if self._probes:
+                return
+            await asyncio.gather(*(self._start(branch) for branch in self._branches))
+            if not any(branch.is_up for branch in self._branches):
+                await asyncio.gather(*(branch.broker.close() for branch in self._branches))
+                raise self._none_works()
+            self._probes = [asyncio.create_task(self._keep_probing(branch)) for branch in self._branches]
 
     async def _start(self, branch: _Branch) -> None:
         """One whose settings are wrong, so that it says no, is as bad as one that is away: the others serve."""
@@ -126,25 +131,28 @@ class FailoverBroker:
         return True
 
     async def close(self) -> None:
-        probes, self._probes = self._probes, []
-        for probe in probes:
-            probe.cancel()
-        await asyncio.gather(*probes, return_exceptions=True)
-        await asyncio.gather(*(consumer.close() for consumer in self._consumers))
-        self._consumers.clear()
-        await asyncio.gather(*(branch.broker.close() for branch in self._branches))
-        for branch in self._branches:
-            branch.fail("closed")
+        async with self._turn:
+            probes, self._probes = self._probes, []
+            for probe in probes:
+                probe.cancel()
+            await asyncio.gather(*probes, return_exceptions=True)
+            await asyncio.gather(*(consumer.close() for consumer in self._consumers))
+            self._consumers.clear()
+            await asyncio.gather(*(branch.broker.close() for branch in self._branches))
+            for branch in self._branches:
+                branch.fail("closed")
 
     async def check(self) -> str:
-        versions = [await self._version(branch) for branch in self._up()]
-        if not any(branch.is_up for branch in self._branches):
+        """Content with one that answers, and soon: a frozen one is the probes' business."""
+        versions = await asyncio.gather(*(self._version(branch) for branch in self._up()))
+        if not any(versions):
             raise self._none_works()
         return "; ".join(filter(None, versions))
 
     async def _version(self, branch: _Branch) -> str | None:
-        with suppress(BrokerUnavailable):
-            return await branch.attempt(branch.broker.check())
+        with suppress(BrokerError, TimeoutError):
+            async with asyncio.timeout(CHECK_PATIENCE):
+                return await branch.attempt(branch.broker.check())
         return None
 
     def _up(self) -> list[_Branch]:
@@ -155,13 +163,18 @@ class FailoverBroker:
         return BrokerUnavailable(f"no broker works: {told}")
 
     async def _with_each(self, call: Callable[[Broker], Awaitable[T]]) -> list[tuple[_Branch, T]]:
-        """What each of those that work answers; raises when there is none."""
+        """What each of those that work answers; one that says no does not keep the others. Raises when none answers."""
         answers: list[tuple[_Branch, T]] = []
+        refusal: BrokerError | None = None
         for branch in self._up():
-            with suppress(BrokerUnavailable):
+            try:
                 answers.append((branch, await branch.attempt(call(branch.broker))))
+            except BrokerUnavailable:
+                continue
+            except BrokerError as error:
+                refusal = error
         if not answers:
-            raise self._none_works()
+            raise refusal or self._none_works()
         return answers
 
     # -- messages -------------------------------------------------------------------------------------------------
@@ -171,10 +184,25 @@ class FailoverBroker:
         await self._with_each(lambda broker: broker.declare(queues))
 
     async def publish(self, messages: Sequence[Outgoing]) -> str:
-        for branch in self._up():
-            with suppress(BrokerUnavailable):
+        """An answer goes back by the broker that brought its command, while that one works: whoever waits for it can be
+        reached there. Returns the name of the broker that took the last of them."""
+        name = ""
+        for preferred, group in _by_preference(messages).items():
+            name = await self._publish(group, preferred)
+        return name or next((branch.name for branch in self._up()), "")
+
+    async def _publish(self, messages: Sequence[Outgoing], preferred: str | None) -> str:
+        refusal: BrokerError | None = None
+        for branch in sorted(self._up(), key=lambda branch: branch.name != preferred):
+            try:
                 return await branch.attempt(branch.broker.publish(messages))
-        raise self._none_works()
+            except BrokerUnavailable:
+                continue
+            except BrokerError as error:
+                if len(messages) > 1:
+                    raise  # which of them it does not want will be found out one by one
+                refusal = error
+        raise refusal or self._none_works()
 
     async def consume(self, queue: str, *, prefetch: int) -> "FailoverConsumer":
         if not self._probes:
@@ -252,15 +280,20 @@ class FailoverConsumer:
         """Subscribes where it can at once, so that a caller knows it is heard; the rest follows."""
         subscribed = [await self._subscribe(branch) for branch in self._branches if branch.is_up]
         if not any(subscribed):
-            raise BrokerUnavailable(f"no broker works that could be asked for {self._queue}")
+            raise BrokerUnavailable(f"no broker works that could be asked for {self._queue}")  # nothing was opened
         self._feeds = [asyncio.create_task(self._feed(branch)) for branch in self._branches]
 
     async def _subscribe(self, branch: _Branch) -> bool:
+        """One that says no is told as deaf on this queue, and asked again and again."""
         try:
             consuming = branch.broker.consume(self._queue, prefetch=self._prefetch)
             self._inner[branch] = await branch.attempt(consuming)
         except BrokerUnavailable:
             return False
+        except BrokerError:
+            branch.unheard[self._queue] = None
+            return False
+        branch.unheard.pop(self._queue, None)
         return True
 
     async def _feed(self, branch: _Branch) -> None:
@@ -273,33 +306,33 @@ class FailoverConsumer:
                     await asyncio.sleep(PROBE_PAUSE)
                 continue
             try:
-                await self._bring(consumer)
-            except BrokerError:
+                await self._bring(branch, consumer)
+            except Exception:  # noqa: BLE001 - whatever an adapter raises, a feed that ends would end in silence
                 # No reason to give up the whole broker: it may be this consumer alone. A publish or a probe will tell.
                 await self._drop(branch, consumer)
                 await asyncio.sleep(RESUBSCRIBE_PAUSE)
             else:
                 await self._drop(branch, consumer)
 
-    async def _bring(self, consumer: Consumer) -> None:
+    async def _bring(self, branch: _Branch, consumer: Consumer) -> None:
         while not self._closed:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._closed or self._room > 0)
             if self._closed or not (deliveries := await consumer.take(max(1, self._room))):
                 return
             async with self._changed:
-                self._waiting += [self._adopt(consumer, delivery) for delivery in deliveries]
+                self._waiting += [self._adopt(branch.name, consumer, delivery) for delivery in deliveries]
                 self._changed.notify_all()
 
     @property
     def _room(self) -> int:
         return self._prefetch - len(self._out)
 
-    def _adopt(self, consumer: Consumer, delivery: Delivery) -> Delivery:
+    def _adopt(self, via: str, consumer: Consumer, delivery: Delivery) -> Delivery:
         """Under a token of ours: two brokers, or two lives of one consumer, may give the same."""
         self._tokens += 1
         self._out[self._tokens] = (consumer, delivery)
-        return Delivery(delivery.queue, delivery.body, self._tokens, delivery.redeliveries)
+        return Delivery(delivery.queue, delivery.body, self._tokens, delivery.redeliveries, via)
 
     async def _drop(self, branch: _Branch, consumer: Consumer) -> None:
         """A consumer that is lost takes with it what was not settled: the broker will deliver it again."""
@@ -344,7 +377,9 @@ class FailoverConsumer:
         await self._made_room()
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
-        for consumer, own in _by_owner(self._out.get(delivery.token) for delivery in deliveries):
+        """And what waits here, which nobody else knows of."""
+        held = dict.fromkeys(delivery.token for delivery in (*deliveries, *self._waiting))
+        for consumer, own in _by_owner(self._out.get(token) for token in held):
             with suppress(BrokerUnavailable):
                 await consumer.extend(own)
 
@@ -378,6 +413,13 @@ class FailoverConsumer:
         self._inner.clear()
         self._out.clear()
         self._waiting.clear()
+
+
+def _by_preference(messages: Sequence[Outgoing]) -> dict[str | None, list[Outgoing]]:
+    groups: dict[str | None, list[Outgoing]] = {}
+    for message in messages:
+        groups.setdefault(message.prefer, []).append(message)
+    return groups
 
 
 def _by_owner(

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import Broker, Capabilities, Consumer, DeadLetter, Delivery, Link, Outgoing, QueueState
 from oraculo.ports.clock import Clock
 from oraculo.ports.telemetry import ConsumerRebuilt, Telemetry
@@ -104,11 +104,12 @@ class VigilantBroker:
         """Returns when the consumer is to be made again."""
         unproven = 0
         while True:
-            await consumer.silent_for(self._silence)
+            if await consumer.silent_for(self._silence):
+                unproven = 0
             try:
                 verdict = await self._prove(consumer)
-            except BrokerError:
-                continue  # the broker is away: that is told elsewhere, and is not deafness
+            except Exception:  # noqa: BLE001 - the broker is away: that is told elsewhere, and is not deafness
+                continue
             if verdict is None:
                 unproven = 0
             elif verdict:
@@ -130,7 +131,7 @@ class VigilantBroker:
         if await consumer.hears_within(self._patience):
             return None
         waiting = await self._waits_in(consumer.queue)
-        if consumer.has_heard:
+        if consumer.has_heard or not consumer.has_listened:
             return None
         return f"heard nothing in {self._patience:g} s while {waiting} messages wait" if waiting else ""
 
@@ -152,12 +153,14 @@ class VigilantConsumer:
         self._prefetch = prefetch
         self._out = 0  # handed out and not settled
         self._heard = asyncio.Event()
+        self._takers = 0
+        self._was_away = False  # nobody waited in `take` for a moment: then silence proves nothing
         self._is_deaf = False
         self._watching = asyncio.create_task(self._watch(), name=f"vigil over {queue}")
 
     async def take(self, limit: int) -> Sequence[Delivery]:
         while True:
-            deliveries = await self._inner.take(limit)
+            deliveries = await self._wait_for(limit)
             if self._is_deaf:
                 raise BrokerUnavailable(f"the consumer of {self.queue} heard nothing and is made again")
             if deliveries:
@@ -171,6 +174,14 @@ class VigilantConsumer:
             if rest := [delivery for delivery in deliveries if delivery.body != CANARY]:
                 self._out += len(rest)
                 return rest
+
+    async def _wait_for(self, limit: int) -> Sequence[Delivery]:
+        self._takers += 1
+        try:
+            return await self._inner.take(limit)
+        finally:
+            self._takers -= 1
+            self._was_away = self._was_away or not self._takers
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         self._out = max(0, self._out - len(deliveries))
@@ -202,17 +213,26 @@ class VigilantConsumer:
         self._is_deaf = True
         await self._inner.close()  # which ends the take that waits
 
-    async def silent_for(self, seconds: float) -> None:
-        """Returns after that long without a message, while there was room for one."""
+    async def silent_for(self, seconds: float) -> bool:
+        """Returns after that long without a message, while somebody waited for one and there was room for it. Whether
+        it had heard something before."""
+        had_heard = False
         while True:
             self.listen()
             await asyncio.sleep(seconds)
-            if not self.has_heard and self._out < self._prefetch:
-                return
+            if not self.has_heard and self.has_listened and self._out < self._prefetch:
+                return had_heard
+            had_heard = had_heard or self.has_heard
 
     def listen(self) -> None:
         """From now on."""
         self._heard.clear()
+        self._was_away = not self._takers
+
+    @property
+    def has_listened(self) -> bool:
+        """Somebody waited all the time."""
+        return not self._was_away
 
     @property
     def has_heard(self) -> bool:

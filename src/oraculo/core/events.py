@@ -17,6 +17,7 @@ class Sent(Event, frozen=True, gc=False):
     attempt: int
     dead_letter: bool = False
     via: str | None = None  # the broker that took it
+    at: float | None = None  # when it did
 
 
 class BrokerLost(Event, frozen=True, gc=False):
@@ -25,6 +26,7 @@ class BrokerLost(Event, frozen=True, gc=False):
 
     via: str | None
     dead_letters: bool = False
+    before: float | None = None  # only what it took until then: what came later was sent anew already
 
 
 class Answered(Event, frozen=True, gc=False):

@@ -150,7 +150,7 @@ def _sent(run: Run, event: Sent, now: float, changes: Changes) -> Verdict:
     changes.touch(task)
     if event.dead_letter:
         return Verdict.APPLIED
-    task.sent_at = now
+    task.sent_at = now if event.at is None else event.at
     if task.status is TaskStatus.PENDING:
         _move(run, task, Trigger.SEND)
     changes.tell(now, Happened.SENT, task.number, task.attempt)
@@ -159,7 +159,12 @@ def _sent(run: Run, event: Sent, now: float, changes: Changes) -> Verdict:
 
 def _broker_lost(run: Run, event: BrokerLost, now: float, changes: Changes) -> Verdict:
     """Under the same identity: a worker that has such a command already knows it for a repeat."""
-    lost = [task for task in run.tasks if task.via == event.via and not task.unsent]
+    until = event.before
+    lost = [
+        task
+        for task in run.tasks
+        if task.via == event.via and not task.unsent and (until is None or (task.sent_at or 0.0) <= until)
+    ]
     commands = [task for task in lost if task.status is TaskStatus.RUNNING and not event.dead_letters]
     letters = [task for task in lost if task.dead_letter and event.dead_letters]
     if not commands and not letters:

@@ -28,6 +28,7 @@ from oraculo.ports.store import Committed, Created, Creation, Outcome, Store
 from oraculo.ports.telemetry import AnswerTaken, BatchCommitted, DeadLettered, LoopFailed, Telemetry
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_MOST_SETTLING = 16  # batches that are being settled at the same time
 
 
 class Aftermath(Protocol):
@@ -93,6 +94,7 @@ class Intake:
         self._idle = asyncio.Event()
         self._stopping = False
         self._at_work: Sequence[Input] = ()
+        self._settling: set[asyncio.Task[None]] = set()
         self.stopped = False
         self.trouble: str | None = None  # why nothing is decided now
 
@@ -108,6 +110,7 @@ class Intake:
                 self._at_work = inputs
                 await self._process_surely(inputs, notes)
                 self._at_work = ()
+        await self._settled()
         self.stopped = True
 
     def stop(self) -> None:
@@ -129,6 +132,11 @@ class Intake:
         while len(self._inbox) or not self._idle.is_set():
             await self._idle.wait()
             await asyncio.sleep(0)
+        await self._settled()
+
+    async def _settled(self) -> None:
+        if self._settling:
+            await asyncio.wait(self._settling)
 
     async def _process_surely(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
         """Waits for a store that cannot be reached; sets apart an input that breaks the engine."""
@@ -191,7 +199,7 @@ class Intake:
             runs += len(decisions) - len(committed.conflicts)
             conflicts += len(committed.conflicts)
             created, by_run = [], {run_id: by_run[run_id] for run_id in by_run if run_id in committed.conflicts}
-        await self._settle(batch)
+        await self._settle_soon(batch)
         self._telemetry.emit(
             BatchCommitted(
                 inputs=len(inputs),
@@ -359,6 +367,16 @@ class Intake:
             self._aftermath.noted(run_id, item.event)
         elif not item.done.done():
             item.done.set_result(verdict)
+
+    async def _settle_soon(self, batch: Batch) -> None:
+        """Beside the next batch: telling the broker takes a round trip, and a frozen one many seconds."""
+        if not batch.handled and not batch.refused:
+            return
+        task = asyncio.create_task(self._settle(batch), name="settle")
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+        if len(self._settling) > _MOST_SETTLING:
+            await asyncio.wait(self._settling, return_when=asyncio.FIRST_COMPLETED)
 
     async def _settle(self, batch: Batch) -> None:
         """Only now may the broker forget the messages. If it cannot be told, they come again and change nothing."""

@@ -8,6 +8,7 @@ one that is no longer among those configured.
 import asyncio
 
 from oraculo.core.events import BrokerLost
+from oraculo.core.machine import Verdict
 from oraculo.engine.inputs import Inbox, Wish
 from oraculo.ports.broker import Broker, Link
 from oraculo.ports.clock import Clock
@@ -16,11 +17,12 @@ from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack, Telemetry
 
 GRACE = 2.0  # seconds that a broker must have been away
 LONGEST_PAUSE = 30.0  # between two looks for what a lost broker took: notes of it may still be on their way
-_PAGE = 500
+LOOKS_AFTER_A_LOSS = 3
+_PAGE = 50
 
 
 class _Absence:
-    """How long a broker has been away, and when to look again for what it took."""
+    """When to look, and look again, for what a broker took that is away."""
 
     def __init__(self, now: float) -> None:
         self.next_look = now + GRACE
@@ -29,6 +31,15 @@ class _Absence:
     def look_later(self, now: float) -> None:
         self.next_look = now + self._pause
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
+
+
+class _Loss(_Absence):
+    """A broker came back without its memory. Notes of what it had confirmed may still be on their way."""
+
+    def __init__(self, now: float) -> None:
+        super().__init__(now)
+        self.at = self.next_look = now
+        self.looks_left = LOOKS_AFTER_A_LOSS
 
 
 class LinkWatch:
@@ -43,6 +54,7 @@ class LinkWatch:
         self._poll = poll
         self._known: dict[str, Link] = {}
         self._absences: dict[str, _Absence] = {}
+        self._losses: dict[str, _Loss] = {}
 
     async def run(self) -> None:
         await self._take_back_from_strangers()
@@ -56,12 +68,28 @@ class LinkWatch:
         for link in links:
             self._tell(link)
             if link.losses > self._losses_of(link.name):
-                await self._take_back(link.name, dead_letters=True)
+                self._losses[link.name] = _Loss(self._clock.now())
+            await self._look_after_loss(link.name)
             if link.trouble is None:
                 self._absences.pop(link.name, None)
             elif some_work:
                 await self._missed(link)
             self._known[link.name] = link
+
+    def memory_was_lost(self) -> None:
+        """Whatever the brokers took before now may be gone."""
+        for link in self._broker.links():
+            self._losses[link.name] = _Loss(self._clock.now())
+
+    async def _look_after_loss(self, name: str) -> None:
+        loss, now = self._losses.get(name), self._clock.now()
+        if loss is None or now < loss.next_look:
+            return
+        await self._take_back(name, before=loss.at)
+        loss.look_later(now)
+        loss.looks_left -= 1
+        if not loss.looks_left:
+            del self._losses[name]
 
     def _losses_of(self, name: str) -> int:
         return self._known[name].losses if name in self._known else 0
@@ -76,7 +104,7 @@ class LinkWatch:
         now = self._clock.now()
         absence = self._absences.setdefault(link.name, _Absence(now))
         if now >= absence.next_look:
-            await self._take_back(link.name, dead_letters=False)
+            await self._take_back(link.name)
             absence.look_later(now)
 
     async def _take_back_from_strangers(self) -> None:
@@ -84,23 +112,24 @@ class LinkWatch:
         ours = {link.name for link in self._broker.links()}
         for via in await self._store.brokers_in_use():
             if via not in ours:
-                await self._take_back(via, dead_letters=False)
+                await self._take_back(via)
 
-    async def _take_back(self, via: str | None, *, dead_letters: bool) -> None:
-        count = await self._decide(via, dead_letters=False)
-        if dead_letters:
-            count += await self._decide(via, dead_letters=True)
+    async def _take_back(self, via: str | None, before: float | None = None) -> None:
+        """`before`: the memory was lost then, and the dead letters with it."""
+        count = await self._decide(BrokerLost(via, before=before))
+        if before is not None:
+            count += await self._decide(BrokerLost(via, dead_letters=True, before=before))
         if count:
             self._telemetry.emit(CommandsTakenBack(via or "unknown", count))
 
-    async def _decide(self, via: str | None, *, dead_letters: bool) -> int:
-        """A page of runs at a time, each decided and committed like anything else that happens to a run."""
+    async def _decide(self, event: BrokerLost) -> int:
+        """A page of runs at a time, each decided and committed like anything else that happens to a run. Returns how
+        many had something to send again."""
         count, after = 0, ""
         loop = asyncio.get_running_loop()
-        while page := await self._store.held_by(via, _PAGE, after, dead_letters=dead_letters):
-            event = BrokerLost(via, dead_letters)
+        while page := await self._store.held_by(event.via, _PAGE, after, dead_letters=event.dead_letters):
             wishes = [Wish(run_id, event, loop.create_future()) for run_id in page]
             self._inbox.put(wishes)
-            await asyncio.gather(*(wish.done for wish in wishes), return_exceptions=True)
-            count, after = count + len(page), page[-1]
+            verdicts = await asyncio.gather(*(wish.done for wish in wishes), return_exceptions=True)
+            count, after = count + verdicts.count(Verdict.APPLIED), page[-1]
         return count

@@ -83,10 +83,13 @@ class Outbox:
     # -- publishing -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        await asyncio.gather(self._commands.run(), self._dead_letters.run())
+        async with asyncio.TaskGroup() as lines:  # one that fails stops the other: both are taken up again
+            lines.create_task(self._commands.run())
+            lines.create_task(self._dead_letters.run())
 
     def _confirmed(self, keys: Sequence[Key], via: str) -> None:
-        self._inbox.note(Note(key[0], Sent(key[1], key[2], key[3], via)) for key in keys)
+        now = self._clock.now()
+        self._inbox.note(Note(key[0], Sent(key[1], key[2], key[3], via, now)) for key in keys)
 
     def _refused(self, keys: Sequence[Key]) -> None:
         """Left unsent: the sweep tries again, until the task's deadline says that it was never taken."""

@@ -28,7 +28,7 @@ from oraculo.engine.requests import RunMaker
 from oraculo.engine.retention import Retention
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Lookout, Watchers
-from oraculo.errors import BrokerUnavailable, InvalidPipeline, OraculoError
+from oraculo.errors import BrokerError, BrokerUnavailable, InvalidPipeline, OraculoError
 from oraculo.ports.broker import Broker, Consumer, Link
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Store
@@ -126,8 +126,8 @@ class Engine:
             return
         await self.store.start()
         await self.catalogue.load(self.store)
-        await self._connect()
-        if not self.broker.capabilities.durable:
+        self._connected = await self._connects()
+        if self._connected and not self.broker.capabilities.durable:
             await self.store.forget_sent()
         self._deciding = asyncio.create_task(self._decide(), name="intake")
         self._duties = [
@@ -140,26 +140,35 @@ class Engine:
             self._duty("retention", self._retention.run),
             self._duty("pipelines", self._watch_pipelines),
         ]
-        self._pumps = [
-            self._duty(f"consume {queue}", lambda queue=queue: self._pump(queue))  # type: ignore[misc]
-            for queue in (self.names.answers, self.names.requests)
-        ]
+        for queue in self._own_queues:
+            if self._connected:
+                with suppress(BrokerError):  # the pump tries again
+                    await self._subscribe(queue)
+            self._pumps.append(self._duty(f"consume {queue}", lambda queue=queue: self._pump(queue)))  # type: ignore[misc]
         self.accepting = True
 
-    async def _connect(self) -> None:
+    @property
+    def _own_queues(self) -> tuple[str, str]:
+        return self.names.answers, self.names.requests
+
+    async def _connects(self) -> bool:
         """A broker that is away is no reason not to start: runs are accepted and wait for it, and readiness says so.
         One that says no is a matter of settings, and is told at once."""
         try:
             await self.broker.start()
             await self.declare_queues()
-            self._connected = True
         except BrokerUnavailable as error:
             self.telemetry.emit(LoopFailed("broker", str(error)))
+            return False
+        return True
 
     async def _watch_links(self) -> None:
-        while not self._connected:
-            await asyncio.sleep(self.settings.engine.poll)
-            await self._connect()
+        if not self._connected:
+            while not await self._connects():  # noqa: ASYNC110 - it is the world that is waited for
+                await asyncio.sleep(self.settings.engine.poll)
+            self._connected = True
+            if not self.broker.capabilities.durable:  # as at the start, but work is under way
+                self._links.memory_was_lost()
         await self._links.run()
 
     async def declare_queues(self) -> None:
@@ -189,13 +198,25 @@ class Engine:
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
 
     async def _pump(self, queue: str) -> None:
+        """Until the consumer is lost. When cancelled it leaves it open, for what was taken to be settled on."""
+        consumer = self._consumers.get(queue) or await self._subscribe(queue)
+        try:
+            while deliveries := await consumer.take(self.settings.engine.batch):
+                self.inbox.put([Arrived(delivery, consumer) for delivery in deliveries])
+        except Exception:
+            await self._drop_consumer(queue)
+            raise
+        await self._drop_consumer(queue)
+
+    async def _subscribe(self, queue: str) -> Consumer:
+        consumer = await self.broker.consume(queue, prefetch=self.settings.engine.prefetch)
+        self._consumers[queue] = consumer
+        return consumer
+
+    async def _drop_consumer(self, queue: str) -> None:
         if (lost := self._consumers.pop(queue, None)) is not None:
             with suppress(OraculoError):
                 await lost.close()
-        consumer = await self.broker.consume(queue, prefetch=self.settings.engine.prefetch)
-        self._consumers[queue] = consumer
-        while deliveries := await consumer.take(self.settings.engine.batch):
-            self.inbox.put(Arrived(delivery, consumer) for delivery in deliveries)
 
     async def _renew_leases(self) -> None:
         while True:
@@ -272,6 +293,8 @@ class Engine:
         parts |= {f"broker {link.name}": _trouble_of(link) for link in links}
         if len(links) == 1:
             parts[f"broker {links[0].name}"] = broken or _trouble_of(links[0])
+        unread = [queue for queue in self._own_queues if queue not in self._consumers]
+        parts["consumers"] = f"nobody reads {', '.join(unread)}: a consumer is being made" if unread else None
         parts[f"store {self.store.name}"] = await _fault_of(self.store.check)
         others = [fault for part, fault in parts.items() if not part.startswith("broker ")]
         is_heard = not any(link.deaf for link in links)

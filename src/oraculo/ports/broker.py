@@ -32,6 +32,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
     reason: str | None = None
     expires_at: float | None = None
+    prefer: str | None = None  # of several brokers, the one that should carry it if it can
 
 
 class Delivery(msgspec.Struct, gc=False):
@@ -41,6 +42,7 @@ class Delivery(msgspec.Struct, gc=False):
     body: bytes
     token: int | str  # the adapter's own handle
     redeliveries: int = 0  # how often it was delivered before
+    via: str | None = None  # of several brokers, the one that brought it
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from oraculo.worker.jobs import Job, Receipt
 from oraculo.worker.remembered import RememberedAnswers, identity_of
 
 MAX_BATCH = 500
+MOST_SETTLING = 16  # batches whose commands are being acked at the same time
 PROGRESS_INTERVAL = 0.2  # seconds between two progress messages of one command
 
 _log = structlog.get_logger("oraculo.worker")
@@ -53,6 +54,7 @@ class Outbox:
         self._reported_at: dict[Job, float] = {}
         self._wake = asyncio.Event()
         self._backoff = Backoff(entropy)
+        self._settling: set[asyncio.Task[None]] = set()
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -101,6 +103,8 @@ class Outbox:
             self._wake.clear()
             while self._replies or self._reports:
                 await self._send_batch()
+        if self._settling:
+            await asyncio.wait(self._settling)
 
     async def _send_batch(self) -> None:
         jobs, self._reports = list(self._reports), {}
@@ -111,8 +115,19 @@ class Outbox:
             await (self._send_singly(batch) if _is_refusal(error) else self._put_back(batch, error))
         else:
             self._backoff.reset()
-            await self._settle(batch)
-            await self._renew(jobs)
+            await self._settle_soon(batch, jobs)
+
+    async def _settle_soon(self, batch: list[_Reply], jobs: list[Job]) -> None:
+        """Beside the next batch: an answer need not wait until the broker has heard that another's command is done."""
+        task = asyncio.create_task(self._settle_and_renew(batch, jobs), name="oraculo-settle")
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+        if len(self._settling) > MOST_SETTLING:
+            await asyncio.wait(self._settling, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _settle_and_renew(self, batch: list[_Reply], jobs: list[Job]) -> None:
+        await self._settle(batch)
+        await self._renew(jobs)
 
     async def _put_back(self, batch: list[_Reply], error: Exception) -> None:
         _log.warning("answers could not be published; trying again", reason=str(error), count=len(batch))
@@ -168,7 +183,7 @@ class Outbox:
         return Outgoing(self._writer.reply_queue(job.command), body)
 
     def _reply_message(self, reply: _Reply) -> Outgoing:
-        return Outgoing(self._writer.reply_queue(reply.receipt.command), reply.body)
+        return Outgoing(self._writer.reply_queue(reply.receipt.command), reply.body, prefer=reply.receipt.delivery.via)
 
 
 def _is_refusal(error: Exception) -> bool:
