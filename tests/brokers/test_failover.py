@@ -17,9 +17,10 @@ from tests.waiting import until
 class Named(MemoryBroker):
     """A broker that can be pulled out and put back. It forgets nothing meanwhile, as a durable one would."""
 
-    def __init__(self, name: str, delivery_limit: int = 20) -> None:
-        super().__init__(SystemClock(), delivery_limit=delivery_limit)
+    def __init__(self, name: str, delivery_limit: int = 20, lease: float | None = None) -> None:
+        super().__init__(SystemClock(), delivery_limit=delivery_limit, lease=lease)
         self._name = name
+        self.starts = 0
         self.away: str | None = None
         self.losses = 0
 
@@ -31,6 +32,7 @@ class Named(MemoryBroker):
         return [Link(self._name, self.away, self.losses)]
 
     async def start(self) -> None:
+        self.starts += 1
         self._expect_here()
         await super().start()
 
@@ -230,3 +232,113 @@ async def test_losses_are_passed_on(two: Two) -> None:
     both, first, _ = two
     first.losses = 3
     assert [link.losses for link in both.links()] == [3, 0]
+
+
+# -- refusals, preferences, leases ------------------------------------------------------------------------------------
+
+
+class Refusing(Named):
+    """Says no to whatever is about these queues, while it can be reached."""
+
+    refused: frozenset[str] = frozenset()
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
+        self._refuse(*(message.queue for message in messages))
+        return await super().publish(messages)
+
+    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+        self._refuse(queue)
+        return await super().consume(queue, prefetch=prefetch)
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        self._refuse(*queues)
+        await super().declare(queues)
+
+    def _refuse(self, *queues: str) -> None:
+        if self.refused & set(queues):
+            raise BrokerError("not allowed")
+
+
+@pytest.fixture
+async def refusing() -> AsyncIterator[tuple[FailoverBroker, Refusing, Named]]:
+    first, second = Refusing("first"), Named("second")
+    first.refused = frozenset({"q"})
+    both = FailoverBroker([first, second])
+    await both.start()
+    yield both, first, second
+    await both.close()
+
+
+async def test_one_that_refuses_a_queue_does_not_keep_the_others_and_is_told_as_deaf_on_it(
+    refusing: tuple[FailoverBroker, Refusing, Named],
+) -> None:
+    both, first, second = refusing
+    await both.declare(["q"])
+    consumer = await both.consume("q", prefetch=5)
+    assert [link.deaf for link in both.links()] == [("q",), ()]
+    assert await both.publish([Outgoing("q", b"over the second")]) == "second"
+    assert [delivery.body for delivery in await consumer.take(5)] == [b"over the second"]
+    first.refused = frozenset()
+    await until(lambda: both.links()[0].deaf == (), saying="the first to be asked again")
+    await first.publish([Outgoing("q", b"over the first")])
+    async with asyncio.timeout(10):
+        assert [delivery.body for delivery in await consumer.take(5)] == [b"over the first"]
+    assert [state.consumers for state in await second.queues(["q"])] == [1]
+
+
+async def test_what_all_of_them_refuse_is_refused(refusing: tuple[FailoverBroker, Refusing, Named]) -> None:
+    both, _, second = refusing
+    await second.leave()
+    with pytest.raises(BrokerError, match="not allowed"):
+        await both.publish([Outgoing("q", b"")])
+
+
+async def test_an_answer_goes_back_by_the_broker_that_brought_its_command(two: Two) -> None:
+    both, first, second = two
+    consumer = await both.consume("commands", prefetch=5)
+    await second.publish([Outgoing("commands", b"do it")])
+    [command] = await consumer.take(5)
+    assert command.via == "second"
+    await both.publish([Outgoing("answers", b"done", prefer=command.via), Outgoing("answers", b"unasked")])
+    assert [state.ready for state in await second.queues(["answers"])] == [1]
+    assert [state.ready for state in await first.queues(["answers"])] == [1]
+    await second.leave()
+    await both.publish([Outgoing("answers", b"done again", prefer="second")])
+    assert [state.ready for state in await first.queues(["answers"])] == [2]
+
+
+async def test_starting_at_once_from_many_sides_leaves_nothing_behind_after_the_close(two: Two) -> None:
+    both, first, _ = two
+    await both.close()
+    await asyncio.gather(*(both.start() for _ in range(5)))
+    await both.close()
+    started = first.starts
+    await asyncio.sleep(0.2)  # ten times the pause of a probe: one that was left behind would show
+    assert first.starts == started
+    assert all(link.trouble for link in both.links())
+
+
+async def test_what_waits_for_room_keeps_its_lease() -> None:
+    first, second = Named("first", lease=0.3), Named("second", lease=0.3)
+    both = FailoverBroker([first, second])
+    await both.start()
+    consumer = await both.consume("q", prefetch=1)
+    await asyncio.gather(first.publish([Outgoing("q", b"a")]), second.publish([Outgoing("q", b"b")]))
+    [held] = await consumer.take(1)
+    await until(lambda: len(consumer._out) == 2, saying="both to be here")
+    for _ in range(8):
+        await asyncio.sleep(0.1)  # the passing of the lease
+        await consumer.extend([held])
+    states = [*await first.queues(["q"]), *await second.queues(["q"])]
+    assert [(state.ready, state.unacked) for state in states] == [(0, 1), (0, 1)]
+    await both.close()
+
+
+async def test_a_check_is_content_with_one_and_does_not_wait_for_a_frozen_one(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, first, _ = two
+    monkeypatch.setattr("oraculo.brokers.failover.CHECK_PATIENCE", 0.05)
+    monkeypatch.setattr(first, "check", asyncio.Event().wait)
+    async with asyncio.timeout(2):
+        assert "memory" in await both.check()

@@ -196,3 +196,14 @@ async def test_a_broker_that_is_away_is_not_deafness() -> None:
         assert not told.records
         taking.cancel()
         await asyncio.gather(taking, return_exceptions=True)
+
+
+async def test_a_consumer_that_nobody_listens_to_is_not_called_deaf() -> None:
+    """As when a worker is busy with what another broker brought: silence proves nothing then."""
+    async with watched() as (broker, memory, told):
+        consumer = await broker.consume("q", prefetch=10)
+        await broker.publish([Outgoing("q", b"waits")])
+        await asyncio.sleep(0.5)  # many times the silence and the patience
+        assert not told.records
+        assert memory.made == 1
+        assert [delivery.body for delivery in await consumer.take(10)] == [b"waits"]

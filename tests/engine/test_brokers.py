@@ -10,7 +10,10 @@ import pytest
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
+from oraculo.core.events import BrokerLost
 from oraculo.engine import links
+from oraculo.engine.outbox import Outbox
+from oraculo.engine.publishing import Key
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import Capabilities, Consumer, Delivery, Link
 from oraculo.ports.clock import SystemClock
@@ -210,3 +213,104 @@ async def test_a_deaf_consumer_turns_readiness_red() -> None:
         health = await oraculo.operations.health()
         assert not health.is_ready
         assert "heard nothing on resultados" in (health.parts["broker rabbitmq"] or "")
+
+
+async def test_a_note_that_comes_after_the_loss_was_looked_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command was confirmed before the memory was lost, and noted only after the first look for such."""
+    broker, looked = Durable("redis"), asyncio.Event()
+    confirmed, decide = Outbox._confirmed, links.LinkWatch._decide
+    late: list[asyncio.Task[None]] = []
+
+    async def note_later(outbox: Outbox, keys: Sequence[Key], via: str, at: float) -> None:
+        await looked.wait()
+        with monkeypatch.context() as then:
+            then.setattr(outbox._clock, "now", lambda: at)
+            confirmed(outbox, keys, via)
+
+    def delayed(outbox: Outbox, keys: Sequence[Key], via: str) -> None:
+        if looked.is_set():
+            confirmed(outbox, keys, via)
+        else:
+            late.append(asyncio.create_task(note_later(outbox, keys, via, outbox._clock.now())))
+
+    async def look(watch: links.LinkWatch, event: BrokerLost) -> int:
+        found = await decide(watch, event)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(Outbox, "_confirmed", delayed)
+    monkeypatch.setattr(links.LinkWatch, "_decide", look)
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 30})
+        await until(lambda: late, saying="the command to be confirmed")
+        assert broker._depot is not None
+        broker._depot.queues.pop("executador_a")
+        broker.losses += 1
+        [state] = await until(lambda: broker.queues(["executador_a"]), saying="the command again")
+        assert state.ready == 1
+        await until(lambda: _sent_by(oraculo, run_id, ["redis"]))
+
+
+async def test_nobody_who_reads_our_queues_is_told_by_readiness() -> None:
+    class Closed(Durable):
+        is_closed = True
+
+        async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+            if self.is_closed:
+                raise BrokerUnavailable("no more consumers")
+            return await super().consume(queue, prefetch=prefetch)
+
+    broker = Closed("rabbitmq")
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        health = await oraculo.operations.health()
+        assert not health.is_ready
+        assert "nobody reads resultados, orquestrador" in (health.parts["consumers"] or "")
+        broker.is_closed = False
+
+        async def is_ready() -> bool:
+            return (await oraculo.operations.health()).is_ready
+
+        await until(is_ready, saying="readiness")
+
+
+async def test_a_broker_that_does_not_take_acks_stops_neither_accepting_nor_progress() -> None:
+    class Frozen(Durable):
+        is_frozen = False
+
+        async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+            consumer = await super().consume(queue, prefetch=prefetch)
+            acknowledge = consumer.ack
+
+            async def ack(deliveries: Sequence[Delivery]) -> None:
+                if self.is_frozen:
+                    await asyncio.sleep(5)
+                await acknowledge(deliveries)
+
+            consumer.ack = ack
+            return consumer
+
+    broker = Frozen("rabbitmq")
+    async with Harness(recording_app(Journal(), ("executador_a",)), settings=QUICK, broker=broker) as oraculo:
+        broker.is_frozen = True
+        async with asyncio.timeout(4):
+            for _ in range(3):
+                assert (await oraculo.run({"destinos": ["executador_a"], "payload": {}}))["status"] == "concluida"
+        broker.is_frozen = False
+
+
+async def test_one_that_keeps_nothing_and_was_away_at_the_start_gets_its_commands_again(tmp_path: Path) -> None:
+    class Forgetful(Durable):
+        @property
+        def capabilities(self) -> Capabilities:
+            return Capabilities(durable=False, shared=True, priorities=True, counts_consumers=True)
+
+    path = str(tmp_path / "x.db")
+    async with Harness(settings=QUICK, broker=Forgetful("redis"), store=SqliteStore(path)) as before:
+        run_id = await before.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: _sent_by(before, run_id, ["redis"]))
+    broker = Forgetful("redis")
+    broker.away = "still booting"
+    app = recording_app(Journal(), ("executador_a",))
+    async with Harness(app, settings=QUICK, broker=broker, store=SqliteStore(path)) as after:
+        broker.come_back()
+        assert (await after.ended(run_id))["status"] == "concluida"
