@@ -6,6 +6,7 @@ consumer that all its workers share. Stream and consumer have the queue's name, 
 
 import asyncio
 import json
+import re
 import sys
 from datetime import UTC, datetime
 
@@ -13,9 +14,10 @@ import nats
 from nats.errors import TimeoutError as NothingCame
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType
-from nats.js.errors import NotFoundError
+from nats.js.errors import NoStreamResponseError, NotFoundError
 
 MOST_DELIVERIES = 20
+QUEUE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 async def make_queue(jetstream: JetStreamContext, queue: str) -> None:
@@ -58,11 +60,26 @@ def answer_to(command: dict) -> dict:
     return echoed | {"tipo_evento": event, "payload": payload, "timestamp": datetime.now(UTC).isoformat()}
 
 
+def answer_queue(command: dict) -> str:
+    target = command.get("responder_em") or "resultados"
+    if not QUEUE.fullmatch(target):
+        raise ValueError(f"responder_em must be the name of a queue, got {target!r}")
+    return target
+
+
+async def publish(jetstream: JetStreamContext, queue: str, body: bytes) -> None:
+    """The orchestrator has made the queue of its answers; where it has not, this does."""
+    try:
+        await jetstream.publish(queue, body)
+    except NoStreamResponseError:
+        await make_queue(jetstream, queue)
+        await jetstream.publish(queue, body)
+
+
 async def main(url: str, queue: str) -> None:
     client = await nats.connect(url)
     jetstream = client.jetstream()
     await make_queue(jetstream, queue)
-    await make_queue(jetstream, "resultados")
     name = queue.replace(".", "=")
     subscription = await jetstream.pull_subscribe_bind(consumer=name, stream=name)
     print(f"waiting for work on {queue}", flush=True)
@@ -76,8 +93,8 @@ async def main(url: str, queue: str) -> None:
                 if message.metadata.num_delivered > MOST_DELIVERIES:
                     raise ValueError(f"delivered {message.metadata.num_delivered} times")
                 command = json.loads(message.data)
-                answer = answer_to(command)
-                await jetstream.publish(command.get("responder_em", "resultados"), json.dumps(answer).encode())
+                answer = json.dumps(answer_to(command)).encode()
+                await publish(jetstream, answer_queue(command), answer)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 reason = {"Oraculo-Reason": f"not a command: {error!r} in the JSON".replace("%", "%25")}
                 await jetstream.publish(f"{queue}.dlq", message.data, headers=reason)

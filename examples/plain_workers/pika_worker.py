@@ -1,7 +1,8 @@
 """A worker with no SDK: pika and nothing else. `python pika_worker.py amqp://localhost executador_relatorio`
 
 ORÁCULO makes the queues, so this one only names them (`passive=True`) and waits until they are there. A command leaves
-its queue when its answer is confirmed; one that cannot be read is rejected, and RabbitMQ moves it to `<queue>.dlq`.
+its queue when its answer is confirmed; one that cannot be read leaves it when it is confirmed in `<queue>.dlq`. To
+reject it would do where ORÁCULO made the queue; a queue that somebody made without dead letters would drop it.
 """
 
 import json
@@ -11,8 +12,10 @@ import time
 from datetime import UTC, datetime
 
 import pika
-from pika.exceptions import AMQPError
+from pika.exceptions import AMQPError, ChannelClosedByBroker
 
+NOT_FOUND = 404
+DEAD_LETTERS = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000_000}  # as ORÁCULO makes it
 PERSISTENT = pika.BasicProperties(delivery_mode=2, content_type="application/json")
 
 
@@ -31,25 +34,53 @@ def answer_to(command: dict) -> dict:
     return echoed | {"tipo_evento": event, "payload": payload, "timestamp": datetime.now(UTC).isoformat()}
 
 
-def on_message(channel, method, _properties, body: bytes) -> None:
+def answer_queue_of(command: dict) -> str:
+    name = command.get("responder_em")
+    if name is None:
+        return "resultados"
+    if not isinstance(name, str) or not 0 < len(name.encode()) <= 255:
+        raise ValueError(f"responder_em is not the name of a queue: {name!r}")
+    return name
+
+
+def on_message(channel, queue: str, tag: int, body: bytes) -> None:
     try:
         command = json.loads(body)
-        answer, answer_queue = answer_to(command), command.get("responder_em", "resultados")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        answer_queue = answer_queue_of(command)
+        answer = json.dumps(answer_to(command)).encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         print(f"not a command, so it goes to the dead letters: {error!r}", flush=True)
-        channel.basic_reject(method.delivery_tag, requeue=False)
-        return
-    channel.basic_publish("", answer_queue, json.dumps(answer).encode(), PERSISTENT, mandatory=True)
-    channel.basic_ack(method.delivery_tag)  # only now: the server has confirmed the answer
+        channel.basic_publish("", f"{queue}.dlq", body, dead_letter(f"not a command: {error!r}"), mandatory=True)
+    else:
+        channel.basic_publish("", answer_queue, answer, PERSISTENT, mandatory=True)
+    channel.basic_ack(tag)  # only now: the server has confirmed what was published
+
+
+def dead_letter(reason: str) -> pika.BasicProperties:
+    told = {"x-oraculo-reason": reason[:1000]}
+    return pika.BasicProperties(delivery_mode=2, timestamp=int(time.time()), headers=told)
+
+
+def ensure_dead_letters(connection: pika.BlockingConnection, name: str) -> None:
+    """On channels of its own: the server closes one on which a queue was named that is not there."""
+    try:
+        with connection.channel() as channel:
+            channel.queue_declare(name, passive=True)
+    except ChannelClosedByBroker as error:
+        if error.reply_code != NOT_FOUND:
+            raise
+        with connection.channel() as channel:
+            channel.queue_declare(name, durable=True, arguments=DEAD_LETTERS)
 
 
 def work(url: str, queue: str) -> None:
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         channel = connection.channel()
         channel.queue_declare(queue, passive=True)
+        ensure_dead_letters(connection, f"{queue}.dlq")
         channel.confirm_delivery()
         channel.basic_qos(prefetch_count=10)
-        channel.basic_consume(queue, on_message)
+        channel.basic_consume(queue, lambda ch, method, _, body: on_message(ch, queue, method.delivery_tag, body))
         print(f"waiting for work on {queue}", flush=True)
         channel.start_consuming()  # returns when the server cancels it: the queue was deleted
 

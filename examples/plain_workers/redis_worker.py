@@ -35,6 +35,13 @@ def answer_to(command: dict) -> dict:
     )
 
 
+def answer_queue(command: dict) -> str:
+    target = command.get("responder_em") or "resultados"
+    if not isinstance(target, str):
+        raise TypeError(f"responder_em must be a string, got {target!r}")
+    return target
+
+
 def make_queue(client: redis.Redis, queue: str) -> None:
     """From id 0: what was published before the first worker came is for it too."""
     try:
@@ -59,10 +66,11 @@ def work(client: redis.Redis, queue: str, entry: bytes, fields: dict, deliveries
             raise ValueError(f"delivered {deliveries} times")
         command = json.loads(fields.get(b"body", b""))
         answer = json.dumps(answer_to(command))
+        target = answer_queue(command)
     except (ValueError, KeyError, TypeError) as error:  # no command that anybody could answer: never dropped
         settle(client, queue, entry, f"{queue}.dlq", {**fields, "reason": f"{type(error).__name__}: {error}"})
     else:
-        settle(client, queue, entry, command.get("responder_em", "resultados"), {"body": answer})
+        settle(client, queue, entry, target, {"body": answer})
 
 
 def read(client: redis.Redis, queue: str, name: str, after: str) -> list:
@@ -75,8 +83,8 @@ def main(url: str, queue: str, name: str = f"plain-{socket.gethostname()}") -> N
     make_queue(client, queue)
     while unfinished := read(client, queue, name, "0"):  # what this worker had taken before it stopped
         for entry, fields in unfinished:
-            (about,) = client.xpending_range(queue, queue, entry, entry, 1)
-            work(client, queue, entry, fields or {}, about["times_delivered"])
+            for about in client.xpending_range(queue, queue, entry, entry, 1, consumername=name):
+                work(client, queue, entry, fields or {}, about["times_delivered"])  # else another has claimed it
     print(f"waiting for work on {queue}", flush=True)
     while True:
         for entry, fields in read(client, queue, name, ">"):

@@ -19,11 +19,13 @@ import pytest
 from nats.js.api import ConsumerConfig
 
 from oraculo.brokers.nats import NatsBroker
-from oraculo.brokers.nats.broker import WINDOW
+from oraculo.brokers.nats.broker import WINDOW, _GivenBack
+from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import NO_REASON, header_block, letter_headers, reason_in
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import Broker, Capabilities, Consumer, DeadLetter, Delivery, Link, Outgoing
+from oraculo.ports.clock import SystemClock
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.servers.fleet import Fleet
 from tests.servers.nats import Nats
@@ -558,6 +560,55 @@ async def test_a_lapsed_delivery_makes_room_for_others(url: str, queue: str) -> 
         assert {each.body for _ in range(2) for each in await take(consumer, 1)} <= {b"0", b"1"}
 
 
+async def test_a_delivery_whose_lease_ended_while_it_could_not_be_moved_is_let_go(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(url, lease=1.0, heartbeat=0.1) as broker:
+        refused = asyncio.Event()
+
+        async def bury(_: object) -> None:
+            await refused.wait()
+            raise BrokerUnavailable("JetStream is not available now")
+
+        monkeypatch.setattr(broker, "bury", bury)
+        await broker.publish([Outgoing(queue, b"bad")])
+        consumer = await broker.consume(queue, prefetch=1)
+        (stale,) = await take(consumer, 1)
+        moving = asyncio.create_task(consumer.dead_letter(stale, "why"))
+        again = await take(consumer, 1)
+        refused.set()
+        with pytest.raises(BrokerUnavailable):
+            await moving
+        await consumer.ack([stale])
+        await consumer.extend([stale])
+        await consumer.ack(again)
+        await broker.publish([Outgoing(queue, b"next")])
+        assert bodies(await take(consumer, 1, PROMPT)) == [b"next"], "its place is free again"
+
+
+async def test_a_delivery_that_is_being_moved_keeps_its_place(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(url) as broker:
+        goes_on, bury = asyncio.Event(), broker.bury
+
+        async def slow(letters: Any) -> None:
+            await goes_on.wait()
+            await bury(letters)
+
+        monkeypatch.setattr(broker, "bury", slow)
+        await broker.publish(numbered(queue, 2))
+        consumer = await broker.consume(queue, prefetch=1)
+        (delivery,) = await take(consumer, 1)
+        moving = asyncio.create_task(consumer.dead_letter(delivery, "why"))
+        await stays_quiet(consumer)
+        await consumer.ack([delivery])  # too late: it is on its way
+        goes_on.set()
+        await moving
+        assert bodies(await take(consumer, 1, PROMPT)) == [b"1"]
+        assert [letter.body for letter in await broker.dead_letters(queue, limit=2)] == [b"0"]
+
+
 async def test_deliveries_are_counted_across_consumers_and_connections(url: str, queue: str) -> None:
     async with running(url) as broker:
         await broker.publish([Outgoing(queue, b"again")])
@@ -833,6 +884,73 @@ async def test_a_server_that_came_back_empty_counts_as_one_loss(queue: str) -> N
             assert broker.links()[0].losses == 1
 
 
+async def test_of_many_queues_only_some_are_remembered(url: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("broker", "connection"):
+        monkeypatch.setattr(f"oraculo.brokers.nats.{module}.MOST_KNOWN", 10)
+    async with running(url) as broker:
+        consumer = await broker.consume(queue, prefetch=1)
+        for number in range(30):
+            name = f"{queue}.{number}"
+            await broker.publish([Outgoing(name, b"0"), Outgoing(f"{queue}.used", b"x")])
+            other = await broker.consume(name, prefetch=1)
+            await other.retry((await take(other, 1))[0], 60.0, "later")
+            await other.close()
+        assert broker._connection is not None
+        tables = (broker._connection.made, broker._born, broker._given_back._due)
+        assert [len(table) for table in tables] == [10, 10, 10]
+        assert {queue, f"{queue}=used"} <= broker._born.keys(), "what is in use is not forgotten"
+        assert broker.links()[0].losses == 0
+        await broker.publish(numbered(queue, 1))
+        assert bodies(await take(consumer, 1)) == [b"0"]
+
+
+def test_of_what_is_given_back_only_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oraculo.brokers.nats.broker.MOST_GIVEN_BACK", 10)
+    monkeypatch.setattr("oraculo.brokers.nats.broker.MOST_GIVEN_BACK_TOGETHER", 30)
+    given_back = _GivenBack(SystemClock())
+    told = {"ack_floor": {"stream_seq": 0}, "num_ack_pending": 100}
+    for number in range(5):
+        for sequence in range(1, 21):
+            given_back.note(f"q{number}", sequence, 60.0)
+    assert [given_back.count(f"q{number}", told) for number in range(5)] == [0, 0, 10, 10, 10]
+    for number in range(5):
+        given_back.forget(f"q{number}", range(1, 21))
+    assert given_back._due == {}
+    assert given_back._together == 0
+
+
+async def test_with_many_streams_a_connection_is_made_again_all_the_same(
+    queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking at all of them would take longer than a connection may."""
+    monkeypatch.setattr("oraculo.brokers.nats.broker.PAGE", 8)
+    monkeypatch.setattr("oraculo.brokers.nats.broker.LOOKING_FOR_LOSSES", 0.2)
+    names = [f"{queue}.{number}" for number in range(30)]
+    ask_many = Connection.ask_many
+
+    async def slow(self: Connection, calls: Any) -> Any:
+        several = list(calls)
+        await asyncio.sleep(0.02 * sum(verb.startswith("STREAM.INFO") for verb, _ in several))
+        return await ask_many(self, several)
+
+    with Nats() as server:
+        async with running(server.url, connect_timeout=1.0) as broker:
+            await broker.declare(names)
+            server.kill()
+            server.start()
+            await until(lambda: broker.links()[0].trouble)
+            monkeypatch.setattr(Connection, "ask_many", slow)
+            await broker.publish([Outgoing(names[0], b"x")])
+            assert broker.links() == [Link("nats", None, 0)]
+            server.kill()
+            shutil.rmtree(server.folder / "jetstream")
+            server.start()
+            await until(lambda: broker.links()[0].trouble)
+            for name in names:
+                await broker.publish([Outgoing(name, b"x")])
+            assert broker.links() == [Link("nats", None, 1)], "one loss, although not all were looked at"
+
+
 async def test_a_frozen_server_blocks_nobody_for_longer_than_the_timeouts(fleet: Fleet, queue: str) -> None:
     server = fleet.breakable("nats")
     async with running(server.url, publish_timeout=0.8, connect_timeout=0.5, heartbeat=0.2) as broker:
@@ -993,3 +1111,24 @@ async def test_the_plain_worker_of_the_examples_answers(url: str, queue: str) ->
     finally:
         worker.kill()
         await worker.wait()
+
+
+async def test_the_plain_worker_makes_no_queue_that_nobody_asked_for_and_survives_odd_commands() -> None:
+    command = {"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": {}}
+    odd = [json.dumps(command | {"responder_em": bad}).encode() for bad in (7, "a b", "*", ["x"])]
+    with Nats() as server:
+        script = "examples/plain_workers/nats_worker.py"
+        worker = await asyncio.create_subprocess_exec(sys.executable, script, server.url, "p.q")
+        try:
+            async with running(server.url) as broker, plain_client(server.url) as client:
+                await broker.publish([Outgoing("p.q", json.dumps(command | {"responder_em": "p.answers"}).encode())])
+                assert len(await take(await broker.consume("p.answers", prefetch=1), 1)) == 1
+                assert (await api(client, "STREAM.INFO.resultados"))["error"]["code"] == 404
+                last = json.dumps(command | {"responder_em": None}).encode()
+                await broker.publish([Outgoing("p.q", body) for body in (*odd, last)])
+                assert len(await take(await broker.consume("resultados", prefetch=1), 1)) == 1
+                assert [letter.body for letter in await broker.dead_letters("p.q", limit=9)] == odd
+            assert worker.returncode is None
+        finally:
+            worker.kill()
+            await worker.wait()

@@ -1,6 +1,7 @@
 """Redis Streams: the suite every broker passes, and what is its own."""
 
 import asyncio
+import importlib.util
 import json
 import os
 import signal
@@ -26,12 +27,13 @@ from tests.servers.fleet import Fleet
 from tests.servers.process import Server, free_port
 from tests.servers.proxy import Proxy
 from tests.servers.valkey import Valkey
+from tests.test_plain_workers import PLAIN, Start, installed, start  # noqa: F401 - fixtures
 from tests.waiting import until
 
 LEASE = 0.4  # where a test waits for one to run out
 PATIENCE = 15.0
 PROMPTLY = 6.0  # on a busy machine; without what is tested it would be the lease of a minute, or never
-ENDS = ("", ".dlq", ".delayed")
+ENDS = ("", ".dlq", ":delayed")
 
 
 class TestConformance(BrokerSuite):
@@ -236,6 +238,61 @@ class TestPlainClients:
             assert await broker.redrive(queue) == len(letters) - 1
             taken = await take(await broker.consume(queue, prefetch=100), len(letters))
             assert [each.body for each in taken] == [*GARBAGE, b"wrong", b""]
+
+
+class TestPlainWorkers:
+    """Those of the examples."""
+
+    @pytest.mark.parametrize("name", ["redis_worker.py", "node_ioredis"])
+    async def test_odd_commands_are_answered_or_buried_as_they_came(
+        self,
+        name: str,
+        start: Start,  # noqa: F811 - a fixture
+    ) -> None:
+        command = {"correlation_id": "c", "tipo_evento": "iniciar_coleta", "payload": {}}
+        odd = [GARBAGE[2], b'{"a": "\xff"}', json.dumps(command | {"responder_em": 7}).encode()]
+        fine = [command | {"responder_em": None}, command | {"responder_em": "other"}, command]
+        with Valkey() as server, redis.Redis.from_url(server.url) as plain:
+            for body in [*odd, *(json.dumps(each).encode() for each in fine)]:
+                plain.xadd("q", {"body": body})
+            worker = start(name, server.url, "q")
+
+            def is_done() -> bool:
+                worker.expect_alive()
+                return bool(plain.exists("q")) and plain.xlen("q") == 0
+
+            await until(is_done, within=PATIENCE)
+            assert [fields[b"body"] for _, fields in plain.xrange("q.dlq")] == odd
+            assert (plain.xlen("resultados"), plain.xlen("other")) == (2, 1)
+
+    @pytest.mark.parametrize("settled", [True, False])
+    def test_what_another_has_claimed_is_passed_over(self, url: str, plain: Any, queue: str, settled: bool) -> None:
+        spec = importlib.util.spec_from_file_location("redis_worker", PLAIN / "redis_worker.py")
+        assert spec is not None
+        assert spec.loader is not None
+        worker = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(worker)
+        plain.xgroup_create(queue, queue, "0", mkstream=True)
+        plain.xadd(queue, {"body": b"{}"})
+        plain.xreadgroup(queue, "me", {queue: ">"})
+        read = worker.read
+
+        def read_slowly(client: Any, queue: str, name: str, after: str) -> Any:
+            if after == ">":
+                raise EOFError
+            found = read(client, queue, name, after)
+            for entry, _ in found:
+                plain.xclaim(queue, queue, "another", 0, [entry])
+                if settled:
+                    plain.xack(queue, queue, entry)
+                    plain.xdel(queue, entry)
+            return found
+
+        worker.read = read_slowly  # type: ignore[attr-defined]
+        with pytest.raises(EOFError):
+            worker.main(url, queue, "me")
+        assert plain.xlen(queue + ".dlq") == 0
+        assert plain.xpending(queue, queue)["pending"] == (0 if settled else 1)
 
 
 def read_plain(plain: Any, queue: str, *, count: int = 10) -> Any:
@@ -924,6 +981,15 @@ class TestSharing:
                 if redeliveries % 2:
                     await consumer.retry(delivery, 0.0, "again")
 
+    async def test_a_queue_that_is_named_like_something_of_another_is_no_trouble(self, url: str, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.declare([f"{queue}.delayed"])
+            await broker.publish([Outgoing(queue, b"0"), Outgoing(f"{queue}.delayed", b"1")])
+            consumer = await broker.consume(queue, prefetch=1)
+            await consumer.retry((await take(consumer, 1))[0], 0.05, "later")
+            assert bodies(await take(consumer, 1)) == [0]
+            assert bodies(await take(await broker.consume(f"{queue}.delayed", prefetch=1), 1)) == [1]
+
     async def test_only_queues_are_told(self, url: str, plain: Any, queue: str) -> None:
         others = {f"{queue}-{kind}": kind for kind in ("string", "stream", "group")}
         plain.set(f"{queue}-string", "x")
@@ -945,6 +1011,13 @@ class TestSharing:
                 await broker.publish([Outgoing(bad, b"0"), *messages(queue, 2)])
             assert (await state(broker, queue)).ready == 2
         plain.delete(bad)
+
+
+class WithoutAuth(Valkey):
+    """Answers `ERR unknown command 'AUTH', with args beginning with: …`, as a proxy or an old server does."""
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--rename-command", "AUTH", ""]
 
 
 class TestAccess:
@@ -985,6 +1058,14 @@ class TestAccess:
                 assert not isinstance(caught.value, BrokerUnavailable)
                 assert "p@ss" not in str(caught.value)
                 await stranger.close()
+
+    async def test_a_server_that_repeats_what_it_was_told_makes_no_password_known(self) -> None:
+        with WithoutAuth() as server:
+            broker = RedisStreamsBroker(f"redis://ana:s3cr3t@127.0.0.1:{server.port}/0")
+            with pytest.raises(BrokerError, match="refused the user or the password") as caught:
+                await broker.start()
+            assert "s3cr3t" not in f"{caught.value} {broker.links()}"
+            await broker.close()
 
     async def test_a_password_that_changes_later_gives_no_message_up(self) -> None:
         with Valkey(password="old") as server, redis.Redis(port=server.port, password="old") as plain:
@@ -1028,6 +1109,15 @@ class TestAccess:
     def test_a_url_with_a_fault_is_refused_at_once(self, end: str) -> None:
         with pytest.raises(InvalidSettings, match="redis://localhost"):
             RedisStreamsBroker(f"redis://localhost{end}")
+
+    @pytest.mark.parametrize(
+        "login", ["u:hid/den@h", "u:1hid/den@h", ":12/hidden@h", "u:12#hidden@h", "u:12?hidden@h", ":hid[den@h"]
+    )
+    def test_a_password_that_was_not_encoded_is_not_told(self, login: str) -> None:
+        with pytest.raises(InvalidSettings, match="percent-encoded") as caught:
+            RedisStreamsBroker(f"redis://{login}")
+        assert "hid" not in str(caught.value)
+        assert caught.value.__context__ is None or caught.value.__suppress_context__
 
     async def test_something_that_is_no_redis_is_told(self) -> None:
         async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -9,6 +9,8 @@ import pytest
 import redis.asyncio
 
 from oraculo.brokers.nats.layout import stream_of
+from oraculo.brokers.vigil import VigilantBroker, VigilantConsumer
+from oraculo.ports.broker import Consumer, Delivery
 from tests.end_to_end.stage import Stage, settings_for
 from tests.engine.workers import Journal, recording_app
 from tests.servers.fleet import BROKERS, Fleet
@@ -59,3 +61,42 @@ async def test_a_consumer_made_deaf_on_the_server_works_again(name: str, fleet: 
             return (await oraculo.operations.health()).is_ready
 
         await until(is_ready, saying="readiness")
+
+
+@pytest.mark.parametrize("name", BROKERS)
+async def test_a_consumer_that_gets_nothing_for_no_reason_anybody_knows_is_found_out(
+    name: str, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is delivered to it is swallowed on the way: no client can notice that."""
+    settings = settings_for(fleet.url(name), silence=0.5)
+    async with Stage(settings, recording_app(Journal(), ("executador_x",))) as oraculo:
+        vigil = oraculo.broker
+        assert isinstance(vigil, VigilantBroker)
+        monkeypatch.setattr(vigil, "_patience", 1.0)
+        await swallow(oraculo.engine._consumers[oraculo.engine.names.answers], monkeypatch)
+
+        async def has_status(ready: bool) -> bool:
+            return (await oraculo.operations.health()).is_ready is ready
+
+        run_id = await oraculo.submit({"destinos": ["executador_x"], "payload": {}, "timeout": 60})
+        await until(lambda: has_status(False), within=30, saying="readiness to turn red")
+        assert (await oraculo.ended(run_id, wait=45))["status"] == "concluida"
+        await until(lambda: has_status(True), within=30, saying="readiness to turn green")
+
+
+async def swallow(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on nothing that the server delivers reaches whoever takes; the consumer itself lives."""
+    assert isinstance(consumer, VigilantConsumer)
+    inner, closed = consumer._inner, asyncio.Event()
+    close = inner.close
+
+    async def take(_limit: int) -> list[Delivery]:
+        await closed.wait()
+        return []
+
+    async def close_both() -> None:
+        closed.set()
+        await close()
+
+    monkeypatch.setattr(inner, "take", take)
+    monkeypatch.setattr(inner, "close", close_both)

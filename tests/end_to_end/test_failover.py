@@ -24,13 +24,14 @@ class Traffic:
         self.accepted = [time.monotonic()]
         self.ended = [time.monotonic()]
         self.statuses: list[str] = []
+        self.asked: list[str] = []
 
     async def run(self) -> None:
         await asyncio.gather(self._accept(), *(self._run_to_the_end() for _ in range(4)))
 
     async def _accept(self) -> None:
         while True:
-            await self._cluster.submit(1)
+            self.asked.append(await self._cluster.submit(1))
             self.accepted.append(time.monotonic())
             await asyncio.sleep(0.05)
 
@@ -40,6 +41,11 @@ class Traffic:
             found = await self._cluster.ended(run_id, within=60)
             self.ended.append(time.monotonic())
             self.statuses.append(found["status"])
+
+    async def finish(self) -> None:
+        """What was accepted last ends too."""
+        for run_id in self.asked:
+            self.statuses.append((await self._cluster.ended(run_id, within=60))["status"])
 
     @staticmethod
     def longest_pause(moments: list[float]) -> float:
@@ -92,6 +98,8 @@ async def test_runs_go_on_over_the_next_broker(fleet: Fleet, tmp_path: Path, cap
         assert not running.done(), running.exception()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await traffic.finish()
+    assert len(traffic.statuses) > 100
     assert set(traffic.statuses) == {"concluida"}
     accepting, progress = traffic.longest_pause(traffic.accepted), traffic.longest_pause(traffic.ended)
     with capfd.disabled():

@@ -27,6 +27,7 @@ async def test_a_broker_that_is_killed_and_started_again(server: Server, tmp_pat
         run_id = await cluster.submit(TASKS)
         await cluster.reached(run_id, TASKS // 4)
         await asyncio.to_thread(server.kill)
+        assert (await cluster.summary(run_id))["status"] == "em_execucao"
         await asyncio.to_thread(server.start)
         await cluster.check(run_id, TASKS)
 
@@ -41,6 +42,7 @@ async def test_a_broker_that_freezes(fleet: Fleet, tmp_path: Path) -> None:
             run_id = await cluster.submit(TASKS)
             await cluster.reached(run_id, TASKS // 4)
             server.freeze()
+            assert (await cluster.summary(run_id))["status"] == "em_execucao"
             try:
                 await asyncio.sleep(FROZEN)  # the length of the trouble, not a wait for something
             finally:
@@ -55,14 +57,17 @@ async def test_connections_that_are_cut_every_second(server: Server, tmp_path: P
         async with Cluster(tmp_path, proxy.url, WORK_SECONDS="0.05") as cluster:
             run_id = await cluster.submit(TASKS)
 
+            cuts: list[int] = []
+
             async def cut() -> None:
                 while True:
                     await asyncio.sleep(1.0)
-                    await asyncio.to_thread(proxy.cut)
+                    cuts.append(await asyncio.to_thread(proxy.cut))
 
             cutting = asyncio.create_task(cut())
             await cluster.ended(run_id)
             cutting.cancel()
+            assert len([halves for halves in cuts if halves]) >= 2, "it ended before it was cut"
             await cluster.check(run_id, TASKS)
 
 
@@ -71,6 +76,7 @@ async def test_an_engine_that_is_killed_and_started_again(server: Server, tmp_pa
         run_id = await cluster.submit(TASKS)
         for part in (1, 2, 3):
             await cluster.reached(run_id, TASKS * part // 4)
+            assert (await cluster.summary(run_id))["status"] == "em_execucao"
             cluster.engine.kill()
             cluster.engine.start()
             await cluster.answers()
@@ -82,6 +88,7 @@ async def test_a_worker_that_is_killed_and_started_again(server: Server, tmp_pat
         run_id = await cluster.submit(TASKS)
         for part in (1, 2):
             await cluster.reached(run_id, TASKS * part // 4)
+            assert (await cluster.summary(run_id))["status"] == "em_execucao"
             cluster.workers[0].kill()
             cluster.workers[0].start()
         await cluster.check(run_id, TASKS)

@@ -2,7 +2,8 @@
 // `node worker.mjs amqp://localhost executador_relatorio`
 //
 // ORÁCULO makes the queues, so this one only checks for them and waits until they are there. A command leaves its queue
-// when its answer is confirmed; one that cannot be read is rejected, and RabbitMQ moves it to `<queue>.dlq`.
+// when its answer is confirmed; one that cannot be read leaves it when it is confirmed in `<queue>.dlq`. To reject it
+// would do where ORÁCULO made the queue; a queue that somebody made without dead letters would drop it.
 
 import { setTimeout as sleep } from "node:timers/promises";
 import amqp from "amqplib";
@@ -25,7 +26,16 @@ async function answerTo(command) {
 function readCommand(message) {
   const command = JSON.parse(message.content.toString());
   if (!command?.correlation_id || !command.tipo_evento) throw new Error("correlation_id or tipo_evento is missing");
+  command.responder_em ??= "resultados";
+  const size = typeof command.responder_em === "string" ? Buffer.byteLength(command.responder_em) : 0;
+  if (size < 1 || size > 255) throw new Error("responder_em is not the name of a queue");
   return command;
+}
+
+async function publish(channel, target, content, options) {
+  channel.sendToQueue(target, content, { persistent: true, mandatory: true, ...options });
+  await channel.waitForConfirms();
+  if (channel.returned) throw new Error(`a queue does not exist: ${target}, or another that was published to`);
 }
 
 async function onMessage(channel, message) {
@@ -34,14 +44,30 @@ async function onMessage(channel, message) {
     command = readCommand(message);
   } catch (error) {
     console.log(`not a command, so it goes to the dead letters: ${error.message}`);
-    channel.reject(message, false);
+    const headers = { "x-oraculo-reason": `not a command: ${error.message}`.slice(0, 1000) };
+    await publish(channel, `${queue}.dlq`, message.content, { headers, timestamp: Math.floor(Date.now() / 1000) });
+    channel.ack(message);
     return;
   }
-  const answer = Buffer.from(JSON.stringify(await answerTo(command)));
-  channel.sendToQueue(command.responder_em ?? "resultados", answer, { persistent: true, mandatory: true });
-  await channel.waitForConfirms();
-  if (channel.returned) throw new Error("the queue for the answer does not exist");
+  await publish(channel, command.responder_em, Buffer.from(JSON.stringify(await answerTo(command))));
   channel.ack(message); // only now: the server has confirmed the answer
+}
+
+/** On channels of its own: the server closes one on which a queue was named that is not there. */
+async function ensureDeadLetters(connection, name) {
+  const looking = await connection.createChannel();
+  looking.on("error", () => {}); // told by the call itself
+  try {
+    await looking.checkQueue(name);
+    await looking.close();
+  } catch (error) {
+    if (error.code !== 404) throw error;
+    const making = await connection.createChannel();
+    making.on("error", () => {});
+    // As ORÁCULO makes it.
+    await making.assertQueue(name, { arguments: { "x-queue-type": "quorum", "x-delivery-limit": 1_000_000_000 } });
+    await making.close();
+  }
 }
 
 async function work() {
@@ -51,6 +77,7 @@ async function work() {
     channel.on("return", () => (channel.returned = true));
     for (const each of [connection, channel]) each.on("error", (error) => console.log(error.message));
     await channel.checkQueue(queue);
+    await ensureDeadLetters(connection, `${queue}.dlq`);
     await channel.prefetch(10);
     await new Promise((resolve, reject) => {
       channel.on("close", resolve);

@@ -10,6 +10,7 @@ import { hostname } from "node:os";
 import Redis from "ioredis";
 
 const MOST_DELIVERIES = 20;
+const utf8 = new TextDecoder("utf-8", { fatal: true });
 const [url, queue, name = `plain-${hostname()}`] = process.argv.slice(2);
 if (!queue) {
   console.error("usage: node worker.mjs redis://host:port/0 queue [consumer]");
@@ -54,22 +55,26 @@ async function settle(entry, target, fields) {
 }
 
 async function work(entry, fields, deliveries = 1) {
-  const at = fields.findIndex((field, index) => index % 2 === 0 && field === "body");
-  let command, answer;
+  const at = fields.findIndex((field, index) => index % 2 === 0 && field.toString() === "body");
+  let target, answer;
   try {
     if (deliveries > MOST_DELIVERIES) throw new Error(`delivered ${deliveries} times`);
     if (at < 0) throw new Error("there is no field 'body'");
-    command = JSON.parse(fields[at + 1]);
+    const command = JSON.parse(utf8.decode(fields[at + 1]));
     answer = JSON.stringify(await answerTo(command));
+    target = command.responder_em ?? "resultados";
+    if (typeof target !== "string") throw new Error("responder_em must be a string");
   } catch (error) {
     // No command that anybody could answer: never dropped.
     return settle(entry, `${queue}.dlq`, [...fields, "reason", String(error)]);
   }
-  return settle(entry, command.responder_em ?? "resultados", ["body", answer]);
+  return settle(entry, target, ["body", answer]);
 }
 
+// As bytes: what is no text must come to the dead letters as it was.
 async function read(after) {
-  const found = await redis.xreadgroup("GROUP", queue, name, "COUNT", 10, "BLOCK", 2000, "STREAMS", queue, after);
+  const taking = ["GROUP", queue, name, "COUNT", 10, "BLOCK", 2000, "STREAMS", queue, after];
+  const found = await redis.xreadgroupBuffer(...taking);
   return found ? found[0][1] : [];
 }
 
@@ -77,8 +82,8 @@ await makeQueue();
 for (let unfinished; (unfinished = await read("0")).length > 0; ) {
   // What this worker had taken before it stopped.
   for (const [entry, fields] of unfinished) {
-    const [[, , , deliveries]] = await redis.xpending(queue, queue, entry, entry, 1);
-    await work(entry, fields ?? [], deliveries);
+    const [about] = await redis.xpending(queue, queue, entry, entry, 1, name);
+    if (about) await work(entry, fields ?? [], about[3]); // else another has claimed it
   }
 }
 console.log(`waiting for work on ${queue}`);

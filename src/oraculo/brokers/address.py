@@ -32,10 +32,13 @@ class Address(NamedTuple):
 
 def read_address(url: str, *, port: int, known: frozenset[str] = frozenset()) -> Address:
     """`port` where the URL has none; `known`: the parameters that the adapter understands. Raises InvalidSettings."""
-    parts = urlsplit(url)
+    parts, number = _split(url)
     parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
     tls = {name: parameters.pop(name) for name in _TLS_PARAMETERS if name in parameters}
-    if unknown := sorted(parameters.keys() - known):
+    unknown = sorted(parameters.keys() - known)
+    if "@" not in parts.netloc and ("@" in parts.path + parts.fragment or (unknown and "@" in parts.query)):
+        raise _unreadable(url)  # what looks like a host, a path or a parameter is a password that was not encoded
+    if unknown:
         right = ", ".join(sorted(known | _TLS_PARAMETERS))
         raise _fault(parts, f"has the unknown parameter '{unknown[0]}'; known: {right}")
     if tls and parts.scheme not in _TLS_SCHEMES:
@@ -43,13 +46,30 @@ def read_address(url: str, *, port: int, known: frozenset[str] = frozenset()) ->
     return Address(
         parts.scheme,
         parts.hostname or "localhost",
-        parts.port or port,
+        number or port,
         unquote(parts.username) if parts.username is not None else None,
         unquote(parts.password) if parts.password is not None else None,
         parts.path.removeprefix("/"),
         parameters,
         _context(parts, tls) if parts.scheme in _TLS_SCHEMES else None,
     )
+
+
+def _split(url: str) -> tuple[SplitResult, int | None]:
+    """Its parts and its port. Python's own errors quote what they stumbled over, which may be half a password."""
+    try:
+        parts = urlsplit(url)
+        return parts, parts.port
+    except ValueError:
+        raise _unreadable(url) from None
+
+
+def _unreadable(url: str) -> InvalidSettings:
+    """Nothing of the URL is told but how it begins."""
+    scheme = url.partition("://")[0] if "://" in url else ""
+    odd = "the user or the password has a '/', '?', '#' or '[' that is not percent-encoded"
+    problem = f"the {scheme}:// URL cannot be read: its port is not a number up to 65535, or {odd}"
+    return InvalidSettings(Fault("ORACULO_BROKER_URL", problem))
 
 
 def _context(parts: SplitResult, tls: dict[str, str]) -> ssl.SSLContext:

@@ -215,6 +215,16 @@ class BrokerSuite:
             (letter,) = await self.letters(broker, queue, 1)
             assert (letter.body.decode(), letter.reason) == (ORACLE, ORACLE)
 
+    async def test_half_a_character_in_a_reason_keeps_no_letter_out(self) -> None:
+        """A reason quotes what was wrong, which may be no text that could be written."""
+        async with self.running() as (broker, queue):
+            await broker.publish([Outgoing(queue, b"one"), Outgoing(queue, b"two", reason="half \ud800 left")])
+            consumer = await broker.consume(queue, prefetch=1)
+            await consumer.dead_letter(await self.take_one(consumer), "half \udc80 left")
+            letters = await self.letters(broker, queue, 2)
+            assert {letter.body for letter in letters} == {b"one", b"two"}
+            assert {(letter.reason[:5], letter.reason[-5:]) for letter in letters} == {("half ", " left")}
+
     async def test_a_large_message_comes_whole(self) -> None:
         async with self.running() as (broker, queue):
             body = bytes(range(256)) * (LARGE // 256)

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from oraculo.brokers.address import read_address
-from oraculo.brokers.nats.connection import NOBODY, ApiError, Connection, Request, read_confirm
+from oraculo.brokers.nats.connection import MOST_KNOWN, NOBODY, ApiError, Connection, Request, read_confirm
 from oraculo.brokers.nats.consumer import FAREWELL, PULL_EXPIRES, Letter, NatsConsumer, Terms, give_back
 from oraculo.brokers.nats.layout import (
     ID_HEADER,
@@ -47,9 +47,11 @@ DEFAULT_PORT = 4222
 WINDOW = 1000  # messages that wait for their confirm at a time; JetStream refuses when ten thousand do
 WINDOW_BYTES = 4 * 1024 * 1024
 MADE_TOGETHER = 32  # queues
-PAGE = 128  # dead letters that are looked at together
+PAGE = 128  # dead letters, or streams, that are looked at together
 MOST_ORPHANS = 100_000  # about as many deliveries are given back after a break; more wait for the end of their lease
 MOST_GIVEN_BACK = 10_000  # for each queue; more are counted as unacked
+MOST_GIVEN_BACK_TOGETHER = 100_000  # then those of the queue that was first given something back count as unacked
+LOOKING_FOR_LOSSES = 1.0  # seconds after which no more streams are looked at before a new connection is used
 _CLOSED = "the NATS broker is closed: call start() first"
 _NAME_IN_USE = 10058
 _NOTHING_TO_DELETE = frozenset(
@@ -64,18 +66,28 @@ class _GivenBack:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._due: dict[str, dict[int, float]] = {}  # when each is due, by queue and sequence
+        self._due: dict[str, dict[int, float]] = {}  # when each is due, by queue and sequence; no queue has none
+        self._together = 0
 
     def note(self, queue: str, sequence: int, delay: float) -> None:
         waiting = self._due.setdefault(queue, {})
-        if len(waiting) < MOST_GIVEN_BACK:
+        before = len(waiting)
+        if before < MOST_GIVEN_BACK:
             waiting[sequence] = self._clock.now() + delay
+            self._together += len(waiting) - before
+        while len(self._due) > MOST_KNOWN or self._together > MOST_GIVEN_BACK_TOGETHER:
+            self._together -= len(self._due.pop(next(iter(self._due))))
 
     def forget(self, queue: str, sequences: Iterable[int]) -> None:
         waiting = self._due.get(queue)
-        if waiting:
-            for sequence in sequences:
-                waiting.pop(sequence, None)
+        if waiting is None:
+            return
+        before = len(waiting)
+        for sequence in sequences:
+            waiting.pop(sequence, None)
+        self._together -= before - len(waiting)
+        if not waiting:
+            del self._due[queue]
 
     def count(self, queue: str, consumer: dict[str, Any]) -> int:
         """One that is due is thought to be taken as soon as anybody pulls."""
@@ -123,7 +135,7 @@ class NatsBroker:
         self._consumers: set[NatsConsumer] = set()
         self._retiring: set[asyncio.Task[None]] = set()
         self._orphans: dict[str, float] = {}  # what was held when a connection broke, and when each lease ends
-        self._born: dict[str, str] = {}  # when each stream that was used here was made, as the server says
+        self._born: dict[str, str] = {}  # when each stream was made, as the server says; what was used last comes last
         self._given_back = _GivenBack(clock)
         self._trouble: str | None = _CLOSED
         self._losses = 0
@@ -235,7 +247,7 @@ class NatsBroker:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await connection.open(self._connect_timeout)
-                await self._look_for_losses(connection)
+            await self._look_for_losses(connection)
             if connection.lost:
                 raise BrokerUnavailable(connection.lost)
         except BaseException as error:
@@ -257,16 +269,38 @@ class NatsBroker:
                 consumer.lose(connection.lost)
 
     async def _look_for_losses(self, connection: Connection) -> None:
-        known = list(self._born.items())
+        """At those used last first, and for a limited time: with thousands of streams no connection would ever be made.
+        One that was not looked at is compared when it is next used; but one loss is not to be counted again with each.
+        """
+        unseen = list(reversed(self._born.items()))
+        lost: list[str] = []
+        clock = asyncio.get_running_loop().time
+        ends = clock() + LOOKING_FOR_LOSSES
+        while unseen and clock() < ends:
+            async with asyncio.timeout(self._connect_timeout):
+                lost += await self._lost_among(connection, unseen[:PAGE])
+            del unseen[:PAGE]
+        if lost:
+            for stream in [*lost, *(stream for stream, _ in unseen)]:
+                self._born.pop(stream, None)  # made again when it is next used
+            self._losses += 1
+
+    async def _lost_among(self, connection: Connection, known: Sequence[tuple[str, str]]) -> list[str]:
         answers = await connection.ask_many((f"STREAM.INFO.{stream}", None) for stream, _ in known)
-        lost = [
+        return [
             stream
             for (stream, born), answer in zip(known, answers, strict=True)
             if (answer.is_missing if isinstance(answer, ApiError) else answer["created"] != born)
         ]
-        for stream in lost:
-            del self._born[stream]  # made again when it is next used
-        self._losses += bool(lost)
+
+    def _note_born(self, stream: str, born: str) -> None:
+        """Forgets what was not used for longest, but no queue that is consumed: reply queues come and go, it stays."""
+        self._born.pop(stream, None)
+        self._born[stream] = born
+        if len(self._born) > MOST_KNOWN:
+            consumed = {stream_of(consumer.queue) for consumer in self._consumers}
+            oldest = next((each for each in self._born if each not in consumed), stream)
+            del self._born[oldest]
 
     # -- what consumers tell --------------------------------------------------------------------------------------
 
@@ -313,7 +347,7 @@ class NatsBroker:
         reborn = [await self._note_stream(connection, *made) for made in zip(names, answers, strict=True)]
         self._losses += any(reborn)
         await self._make_consumers(connection, sources)
-        connection.made.update(sources)
+        connection.note_made(sources)
 
     async def _note_stream(self, connection: Connection, queue: str, made: dict[str, Any] | ApiError) -> bool:
         """Whether it was there before and is another now. One that others made otherwise is taken if it can serve."""
@@ -324,7 +358,8 @@ class NatsBroker:
             made = await connection.ask(f"STREAM.INFO.{stream}")
             if fault := stream_fault(queue, made["config"]):
                 raise BrokerError(f"the stream {stream} at {connection.place} cannot be the queue {queue}: it {fault}")
-        before, self._born[stream] = self._born.get(stream), made["created"]
+        before = self._born.get(stream)
+        self._note_born(stream, made["created"])
         return before is not None and before != made["created"]
 
     async def _make_consumers(self, connection: Connection, queues: Sequence[str]) -> None:
@@ -437,14 +472,20 @@ class NatsBroker:
         for window in _windows(requests):
             homeless = await self._send_window(connection, window, faults)
             if homeless:  # their stream was deleted, so they are nowhere: sending them again makes no duplicate
-                connection.made.difference_update(source_of(request.subject) for request in homeless)
+                connection.forget_made(source_of(request.subject) for request in homeless)
                 await self._make_missing(connection, homeless)
                 if await self._send_window(connection, homeless, faults):
                     raise BrokerUnavailable(f"the stream of {homeless[0].subject} at {connection.place} is gone again")
 
     async def _make_missing(self, connection: Connection, requests: Sequence[Request]) -> None:
         used = {request.subject for request in requests}
-        missing = {source_of(subject) for subject in used} - connection.made
+        sources = {source_of(subject) for subject in used}
+        missing = sources - connection.made.keys()
+        if len(connection.made) > MOST_KNOWN // 4:  # some may soon be forgotten: not those in use
+            connection.note_made(sources - missing)
+            for stream in map(stream_of, used):
+                if stream in self._born:
+                    self._note_born(stream, self._born[stream])
         if missing:
             await self._make(connection, sorted(missing))
 

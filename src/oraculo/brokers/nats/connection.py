@@ -27,6 +27,7 @@ except ImportError as missing:
     raise ImportError("nats:// needs the package nats-py: pip install 'oraculo[nats]'") from missing
 
 PING_INTERVAL = 5  # seconds; a peer that leaves two pings unanswered is gone
+MOST_KNOWN = 10_000  # queues, or streams, of which something is remembered; the one not used for longest is forgotten
 NO_RESPONDERS = 503
 TOO_MANY_REQUESTS = 429
 _API = "$JS.API."
@@ -234,7 +235,7 @@ class Connection:
         self.address = address
         self.place = f"NATS at {address.host}:{address.port}"
         self.lost: str | None = None
-        self.made: set[str] = set()  # queues that are known to exist, since this connection has seen them
+        self.made: dict[str, None] = {}  # queues that are known to exist, since this connection has seen them
         self._on_lost = on_lost
         self._client = _Client(self._fail, needs_tls=address.tls is not None)
         self._inbox = b""
@@ -284,6 +285,17 @@ class Connection:
 
     def fail(self, why: str) -> None:
         self._client.fail(why)
+
+    def note_made(self, queues: Iterable[str]) -> None:
+        for queue in queues:
+            self.made.pop(queue, None)
+            self.made[queue] = None
+            if len(self.made) > MOST_KNOWN:
+                del self.made[next(iter(self.made))]
+
+    def forget_made(self, queues: Iterable[str]) -> None:
+        for queue in queues:
+            self.made.pop(queue, None)
 
     # -- sending --------------------------------------------------------------------------------------------------
 

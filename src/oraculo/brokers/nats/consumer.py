@@ -84,7 +84,7 @@ class NatsConsumer:
     def __init__(self, home: Home, connection: Connection, queue: str, terms: Terms) -> None:
         self.connection = connection
         self._home = home
-        self._queue = queue
+        self.queue = queue
         self._terms = terms
         self._pull_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream_of(queue)}.{stream_of(queue)}"
         self._inbox = ""
@@ -93,6 +93,7 @@ class NatsConsumer:
         self._condemned: list[_Arrived] = []  # delivered too often
         self._leases: dict[str, float] = {}  # when each that is here or out ends, in the loop's time
         self._out: dict[str, Origin] = {}
+        self._moving: set[str] = set()  # those out that are on their way to the quarantine
         self._requested = 0  # asked for and not yet come
         self._pulled_at = 0.0
         self._heard = True
@@ -104,7 +105,7 @@ class NatsConsumer:
 
     def open(self) -> None:
         self._inbox, self._subscription = self.connection.subscribe(self._receive)
-        self._watching = asyncio.create_task(self._watch(), name=f"heartbeats of {self._queue}")
+        self._watching = asyncio.create_task(self._watch(), name=f"heartbeats of {self.queue}")
 
     # -- taking ---------------------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class NatsConsumer:
         return []
 
     def _top_up(self) -> None:
-        held = len(self._out) + len(self._buffer) + len(self._condemned)
+        held = len(self._leases)  # those, too, that are being moved to the quarantine now
         free = self._terms.prefetch - held - self._requested
         if free <= 0 or (self._requested and free * _TOP_UP_SHARE < self._terms.prefetch):
             return
@@ -136,7 +137,7 @@ class NatsConsumer:
         self._pulled_at = asyncio.get_running_loop().time()
 
     def _hand_out(self, limit: int) -> list[Delivery]:
-        now, buffer, leases, out, queue = self._now(), self._buffer, self._leases, self._out, self._queue
+        now, buffer, leases, out, queue = self._now(), self._buffer, self._leases, self._out, self.queue
         deliveries: list[Delivery] = []
         while buffer and len(deliveries) < limit:
             token, body, origin = buffer.popleft()
@@ -152,21 +153,25 @@ class NatsConsumer:
         condemned, self._condemned = self._condemned, []
         limit = self._terms.delivery_limit
         reason = f"delivered {limit} times and never settled"
-        letters = [Letter(self._queue, body, reason, origin.delivered - 2, origin.id) for _, body, origin in condemned]
+        letters = [Letter(self.queue, body, reason, origin.delivered - 2, origin.id) for _, body, origin in condemned]
         tokens = [token for token, _, _ in condemned]
         try:
             await self._home.bury(letters)
         except BrokerError as error:
             if isinstance(error, BrokerUnavailable):
-                self._condemned = condemned + self._condemned
+                self._condemn_again(condemned)
                 raise
-            _log.warning("dead letters are refused; they wait in their queue", queue=self._queue, reason=str(error))
+            _log.warning("dead letters are refused; they wait in their queue", queue=self.queue, reason=str(error))
             self._settle_all(tokens, _nak(REFUSED_PAUSE))
         except BaseException:
-            self._condemned = condemned + self._condemned
+            self._condemn_again(condemned)
             raise
         else:
             self._settle_all(tokens, _ACK)
+
+    def _condemn_again(self, condemned: Sequence[_Arrived]) -> None:
+        """Those whose lease ended meanwhile come again by themselves."""
+        self._condemned[:0] = [each for each in condemned if each.token in self._leases]
 
     # -- settling -------------------------------------------------------------------------------------------------
 
@@ -180,18 +185,17 @@ class NatsConsumer:
                 await self.dead_letter(delivery, reason)
                 return
             self._settle_all([token], _nak(delay))
-            self._home.note_given_back(self._queue, origin.sequence, max(delay, 0.0))
+            self._home.note_given_back(self.queue, origin.sequence, max(delay, 0.0))
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
         """A delivery that cannot be moved now stays this consumer's."""
         for token in self._held([delivery]):
-            origin = self._out.pop(token)  # whoever settles it meanwhile does nothing
+            origin = self._out[token]
+            self._moving.add(token)  # whoever settles it meanwhile does nothing
             try:
-                await self._home.bury([Letter(self._queue, delivery.body, reason, origin.delivered - 1, origin.id)])
-            except BaseException:
-                if not self._closed:
-                    self._out[token] = origin
-                raise
+                await self._home.bury([Letter(self.queue, delivery.body, reason, origin.delivered - 1, origin.id)])
+            finally:
+                self._moving.discard(token)
             self._settle_all([token], _ACK)
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
@@ -202,9 +206,9 @@ class NatsConsumer:
         if self._closed:
             return []
         self._require_alive()
-        now, out, leases = self._now(), self._out, self._leases
+        now, out, moving, leases = self._now(), self._out, self._moving, self._leases
         tokens = dict.fromkeys(str(delivery.token) for delivery in deliveries)
-        return [token for token in tokens if token in out and leases[token] > now]
+        return [token for token in tokens if token in out and token not in moving and leases.get(token, 0.0) > now]
 
     def _settle_all(self, tokens: Sequence[str], how: bytes) -> None:
         out, leases = self._out, self._leases
@@ -235,7 +239,7 @@ class NatsConsumer:
         is_too_often = limit is not None and delivered > limit
         (self._condemned if is_too_often else self._buffer).append(_Arrived(token, data, origin))
         if delivered > 1:
-            self._home.note_seen(self._queue, [origin.sequence])
+            self._home.note_seen(self.queue, [origin.sequence])
         self._stirred.set()
 
     def _hear(self, headers: bytes) -> None:
@@ -249,7 +253,7 @@ class NatsConsumer:
             self._stirred.set()
         else:
             what = said if status == _CONFLICT else "its consumer is gone"
-            self.lose(f"the subscription to {self._queue} at {self.connection.place} was lost: {what} ({status})")
+            self.lose(f"the subscription to {self.queue} at {self.connection.place} was lost: {what} ({status})")
 
     # -- staying alive --------------------------------------------------------------------------------------------
 
@@ -261,7 +265,7 @@ class NatsConsumer:
             missed = 0 if self._heard or not self._requested else missed + 1
             self._heard = False
             if missed >= MISSED_HEARTBEATS:
-                self.lose(f"{self.connection.place} has stopped sending heartbeats for {self._queue}")
+                self.lose(f"{self.connection.place} has stopped sending heartbeats for {self.queue}")
                 return
             self._forget_lapsed()
             self._forget_stale_pulls()
@@ -329,7 +333,7 @@ class NatsConsumer:
     async def give_back(self) -> None:
         """Once, however often it is asked for; bounded in time."""
         if self._farewell is None:
-            self._farewell = asyncio.create_task(self._say_farewell(), name=f"giving back to {self._queue}")
+            self._farewell = asyncio.create_task(self._say_farewell(), name=f"giving back to {self.queue}")
         await asyncio.shield(self._farewell)
 
     async def _say_farewell(self) -> None:
@@ -352,7 +356,7 @@ class NatsConsumer:
         await self.connection.barrier()
         held = give_back(self.connection, self._leases)
         for token in held:
-            self._home.note_given_back(self._queue, origin_of(token).sequence, 0.0)
+            self._home.note_given_back(self.queue, origin_of(token).sequence, 0.0)
         if held:
             await self.connection.barrier()
 

@@ -165,7 +165,7 @@ def headers_size(headers: Mapping[str, str]) -> int:
 def _quoted(reason: str, limit: int) -> str:
     """Percent-encoded, as a header has no line breaks, no blanks at its ends, and is not UTF-8 to every client."""
     safe = _PLAIN if reason == reason.strip() else _PLAIN.strip()
-    text = quote(reason, safe=safe)
+    text = quote(reason, safe=safe, errors="replace")  # it quotes what was wrong, which may be half a character
     if len(text) <= limit:
         return text
     if limit < len(_ELLIPSIS):

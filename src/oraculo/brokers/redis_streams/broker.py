@@ -5,7 +5,7 @@ must know. What was handled is acked and deleted in one step, so a stream holds 
 
 - A delivery is a lease. What its consumer neither settles nor extends in time, any other one claims.
 - What is given back, by a retry or a close, is written anew at the end of the stream, with its count of deliveries: so
-  whoever waits for a message gets it at once. A delay is spent in the sorted set `<queue>.delayed`; whoever consumes
+  whoever waits for a message gets it at once. A delay is spent in the sorted set `<queue>:delayed`; whoever consumes
   the queue moves back what is due.
 - Settling asks the server whose delivery it is, so it never touches what was redelivered meanwhile.
 

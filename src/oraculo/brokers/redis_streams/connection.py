@@ -188,8 +188,9 @@ async def _log_in(connection: Connection, address: Address) -> None:
         if isinstance(reply, ReplyError) and error_code(reply) != "NOAUTH":
             if error_code(reply) in _PASSING:
                 raise translated(reply, place)
-            what = "the user or the password" if command[0] == "AUTH" else f"database {database}"
-            raise BrokerError(f"{place} refused {what}: {reply}")
+            if command[0] == "AUTH":  # only its first word, for what follows may repeat the password
+                raise BrokerError(f"{place} refused the user or the password: {error_code(reply)}")
+            raise BrokerError(f"{place} refused database {database}: {reply}")
     (pong,) = await connection.call([("PING",)])
     if isinstance(pong, ReplyError):
         if error_code(pong) == "NOAUTH":
