@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import json
 import signal
+import struct
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -17,8 +19,11 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
+from oraculo.brokers.rabbitmq.broker import RabbitMQConsumer
 from oraculo.brokers.rabbitmq.connection import BLOCKED
 from oraculo.brokers.rabbitmq.letters import carried, encoded, redeliveries_of
+from oraculo.brokers.rabbitmq.publisher import VANISHED_PAUSE, _Batch
+from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import Broker, Capabilities, Consumer, DeadLetter, Delivery, Link, Outgoing, QueueState
@@ -818,3 +823,272 @@ class TestMuch:
         (letter,) = await letters(broker, queue, 1)
         assert letter.reason.startswith("rrr")
         assert await broker.dead_letters(queue, limit=0) == []
+
+
+# -- what a review found --------------------------------------------------------------------------------------------
+
+
+def _headers(name: bytes, value: bytes) -> bytes:
+    """Properties with one header, as no client of ours would write it."""
+    field = bytes([len(name)]) + name + value
+    kind = b"\x04json"
+    flags = pika.BasicProperties.FLAG_CONTENT_TYPE | pika.BasicProperties.FLAG_HEADERS
+    return struct.pack(">H", flags) + kind + struct.pack(">I", len(field)) + field
+
+
+IN_MILLISECONDS = _headers(b"sent_at", b"T" + struct.pack(">Q", 1_700_000_000_000))
+UNREADABLE = [
+    IN_MILLISECONDS,
+    _headers(b"mine", b"?nobody knows"),
+    _headers(b"mine", b"S" + struct.pack(">I", 1000)),
+    _headers(b"\xff\xfe", b"t\x01"),  # pika reads this one, with a name of bytes
+]
+
+
+class TestUnreadable:
+    @pytest.mark.parametrize("properties", UNREADABLE)
+    def test_headers_that_pika_cannot_read_are_left_behind(self, properties: bytes) -> None:
+        assert redeliveries_of(properties, True) == 1
+        moved = pika.BasicProperties().decode(carried(properties, reason="kept"))
+        assert (moved.headers["reason"], moved.content_type) == ("kept", "json")
+
+    def test_properties_that_are_cut_off_are_read_as_none(self) -> None:
+        assert redeliveries_of(IN_MILLISECONDS[:5], False) == 0
+
+    async def test_one_such_message_disturbs_no_other(self, broker: RabbitMQBroker, queue: str) -> None:
+        await broker.declare([queue])
+        await broker._publisher.publish(
+            [Parcel(queue, b"\x00\x00", b"0"), Parcel(queue, IN_MILLISECONDS, b"odd"), Parcel(queue, b"\x00\x00", b"1")]
+        )
+        consumer = await broker.consume(queue, prefetch=10)
+        taken = await take(consumer, 3)
+        assert bodies(taken) == [b"0", b"odd", b"1"]
+        await consumer.dead_letter(taken[1], "odd")
+        await consumer.ack([taken[0], taken[2]])
+        assert [letter.reason for letter in await letters(broker, queue, 1)] == ["odd"]
+
+    async def test_such_a_letter_is_shown_and_moved(self, broker: RabbitMQBroker, queue: str) -> None:
+        await broker.declare([queue])
+        odd = [Parcel(dlq_of(queue), properties, b"%d" % n) for n, properties in enumerate(UNREADABLE[::3])]
+        await broker._publisher.publish(odd)
+        found = await letters(broker, queue, 2)
+        assert sorted(bodies(found)) == [b"0", b"1"]
+        assert await broker.discard(queue, [found[0].id]) == 1
+        assert await broker.redrive(queue) == 1
+        assert len(await take(await broker.consume(queue, prefetch=2), 1)) == 1
+
+    @pytest.mark.parametrize("died_at", ["inf", "nan", "1e300"])
+    async def test_a_time_that_is_none_is_shown(self, broker: RabbitMQBroker, queue: str, died_at: str) -> None:
+        await broker.declare([queue])
+        properties = encoded(pika.BasicProperties(headers={"x-oraculo-died-at": died_at}))
+        await broker._publisher.publish([Parcel(dlq_of(queue), properties, b"")])
+        (letter,) = await letters(broker, queue, 1)
+        assert await broker.dead_letters(queue, limit=1, after=letter.id) == []
+
+    async def test_half_a_surrogate_pair_in_a_reason_is_replaced(self, broker: RabbitMQBroker, queue: str) -> None:
+        await broker.publish([Outgoing(queue, b"", reason="bad \udc80")])
+        assert [letter.reason for letter in await letters(broker, queue, 1)] == ["bad ?"]
+
+
+class TestClosing:
+    async def test_a_publish_in_flight_opens_nothing_again(self, url: str, queue: str) -> None:
+        async with running(url) as broker:
+            await broker.publish(messages(queue, 1))
+            with plain_channel(url) as channel:
+                channel.queue_delete(queue)
+            publishing = asyncio.create_task(broker.publish(messages(queue, 1)))  # it waits before it makes it again
+            await asyncio.wait({publishing}, timeout=VANISHED_PAUSE / 2)
+            await broker.close()
+            with pytest.raises(BrokerUnavailable, match="closed"):
+                await publishing
+            await assert_nothing_is_left()
+            assert (broker._working._raw, broker._publishing._raw) == (None, None)
+            await broker.start()
+            await broker.publish(messages(queue, 1))
+
+    async def test_a_consume_in_flight_leaves_no_consumer(self, url: str, queue: str) -> None:
+        async with running(url) as witness:
+            await witness.publish(messages(queue, 1))
+            for turns in range(30):
+                broker = RabbitMQBroker(url)
+                await broker.start()
+                consuming = asyncio.create_task(broker.consume(queue, prefetch=1))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await broker.close()
+                await asyncio.wait({consuming})
+                assert consuming.exception() is None or isinstance(consuming.exception(), BrokerUnavailable)
+                assert broker._working._raw is None
+            now = await eventually(lambda: state(witness, queue), lambda found: found.consumers == 0)
+            assert now.ready + now.dead_letters == 1
+
+    async def test_one_who_subscribed_while_it_closed_is_told(
+        self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def subscribe(self: RabbitMQConsumer, prefetch: int) -> None:
+            broker._is_started = False
+
+        monkeypatch.setattr(RabbitMQConsumer, "subscribe", subscribe)
+        with pytest.raises(BrokerUnavailable, match="closed"):
+            await broker.consume(queue, prefetch=1)
+        assert broker._consumers == set()
+
+    async def test_consumers_that_ended_are_forgotten(self, url: str, queue: str) -> None:
+        with Proxy(url) as proxy:
+            async with running(proxy.url) as broker:
+                for _ in range(3):
+                    await (await broker.consume(queue, prefetch=1)).close()
+                lost = await broker.consume(queue, prefetch=1)
+                proxy.cut()
+                with pytest.raises(BrokerUnavailable):
+                    await take(lost, 1)
+                assert broker._consumers == set()
+
+    async def test_a_channel_that_opens_too_late_is_closed(self, url: str) -> None:
+        with Proxy(url) as proxy:
+            async with running(proxy.url, call_timeout=0.2) as broker:
+                proxy.swallows = True
+                with pytest.raises(BrokerUnavailable, match="did not answer"):
+                    await broker._working.channel()
+                raw = broker._working._raw
+                assert raw is not None
+                assert [channel.is_closing for channel in raw._channels.values()] == [True]
+
+    async def test_a_question_that_could_not_be_asked_waits_for_no_answer(self, broker: RabbitMQBroker) -> None:
+        channel = await broker._working.channel()
+        channel.abandon()
+        before = len(channel._waiting)
+        with pytest.raises(BrokerUnavailable):
+            await channel.call("basic_qos", prefetch_count=1)
+        with pytest.raises(BrokerUnavailable):
+            await channel.get("q")
+        assert len(channel._waiting) == before
+
+
+class TestOthersQuarantines:
+    async def test_more_letters_than_one_consumer_can_hold_are_all_shown(
+        self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With no bound at all a quorum queue hands over 2,000 at a time."""
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.letters._MOST_PREFETCH", 1000)
+        await broker.publish([Outgoing(queue, b"%d" % n, reason="r") for n in range(2500)])
+        assert len(await broker.dead_letters(queue, limit=3000)) == 2500
+        await eventually(lambda: state(broker, queue), lambda now: now.dead_letters == 2500)
+
+    @pytest.mark.parametrize("limit", [1, 3])
+    @pytest.mark.parametrize("other", [{}, {"x-overflow": "drop-head"}, {"x-max-length": 1000}])
+    async def test_looking_at_letters_does_not_wear_them_out(
+        self, broker: RabbitMQBroker, url: str, queue: str, limit: int, other: dict[str, Any]
+    ) -> None:
+        with plain_channel(url) as channel:
+            arguments = {"x-queue-type": "quorum", "x-delivery-limit": limit, **other}
+            channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
+            for _ in range(2):
+                channel.basic_publish("", dlq_of(queue), b"plain", pika.BasicProperties(message_id="m"))
+            properties = pika.BasicProperties(headers={"x-death": [{"reason": "rejected"}]}, timestamp=1_700_000_000)
+            channel.basic_publish("", dlq_of(queue), b"moved", properties)
+        await broker.publish([Outgoing(queue, b"ours", reason="kept")])
+        await broker._publisher.publish([Parcel(dlq_of(queue), IN_MILLISECONDS, b"odd")])
+        first = await letters(broker, queue, 5)
+        for _ in range(4 * limit):
+            assert await letters(broker, queue, 5) == first
+            assert await broker.discard(queue, ["0" * 14 + "-" + "0" * 14]) == 0
+        assert await broker.redrive(queue, [first[0].id]) == 1
+
+    async def test_looking_makes_no_queue(self, broker: RabbitMQBroker, queue: str) -> None:
+        assert await broker.dead_letters(queue, limit=1) == []
+        assert await broker.queues([queue]) == []
+        assert await broker.queues() == []
+
+    async def test_who_looked_once_leaves_nothing_in_memory(self, broker: RabbitMQBroker) -> None:
+        for n in range(3):
+            await broker.dead_letters(f"nobody-{n}", limit=1)
+        gc.collect()
+        assert len(broker._quarantine._turns) == 0
+
+
+class TestPublisher:
+    async def test_thousands_that_come_back_are_published_again_in_time(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        await broker.declare([queue])
+        with plain_channel(url) as channel:
+            channel.queue_delete(queue)
+        await broker.publish(messages(queue, 10_000))
+        assert (await state(broker, queue)).ready == 10_000
+
+    async def test_a_batch_that_nobody_waits_for_claims_nothing(self) -> None:
+        batch = _Batch([Parcel("q", b"", b"x")])
+        batch.fail(BrokerUnavailable("blocked"))
+        assert not batch.claims("q", b"x")
+        assert batch.done.exception() is not None
+
+    async def test_each_message_that_comes_back_is_claimed_once(self) -> None:
+        parcels = [Parcel("q", b"1", b"x"), Parcel("q", b"2", b"x"), Parcel("r", b"3", b"x")]
+        batch = _Batch(parcels)
+        assert [batch.claims("q", b"x") for _ in range(3)] == [True, True, False]
+        assert not batch.claims("q", b"y")
+        assert batch.returned == parcels[:2]
+
+    async def test_a_batch_that_cannot_be_packed_is_not_counted(self, broker: RabbitMQBroker, queue: str) -> None:
+        await broker.publish(messages(queue, 1))
+        with pytest.raises(pika.exceptions.ShortStringTooLong):
+            await broker._publisher.publish([Parcel("q" * 300, b"\x00\x00", b"")])
+        async with asyncio.timeout(2):  # its confirm must be found by the tag that the server counts
+            await broker._publisher.publish([Parcel(queue, b"\x00\x00", b"next")])
+        assert (broker._publisher._unconfirmed, broker._publisher._batches) == ({}, {})
+
+
+class TestTables:
+    async def test_names_of_queues_do_not_fill_the_memory(
+        self, broker: RabbitMQBroker, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.queues._MOST_NAMES", 4)
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.publisher._MOST_QUEUES", 2)
+        queues = [fresh_name() for _ in range(6)]
+        for queue in queues * 2:
+            await broker.publish(messages(queue, 1))
+            await broker._queues.delay(queue, 60.0)
+        assert [len(table) for table in (broker._queues._made, broker._queues._delays)] == [4, 4]
+        assert len(broker._publisher._routed) == 2
+        consumer = await broker.consume(queues[0], prefetch=2)
+        delivery, _ = await take(consumer, 2)
+        await broker.declare(queues[1:])
+        await consumer.retry(delivery, 0.0, "again")  # as a queue of ours counts it, though it was forgotten
+        assert [(each.body, each.redeliveries) for each in await take(consumer, 1)] == [(b"0", 1)]
+        with plain_channel(url) as channel:
+            channel.queue_delete(queues[1])
+        await broker.publish(messages(queues[1], 1))
+        assert (await state(broker, queues[1])).ready == 1
+        forget(url, queues)
+
+
+class TestThePlainWorkerOfTheExamples:
+    async def test_what_it_cannot_read_is_kept_though_its_queue_has_no_dead_letters(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        with plain_channel(url) as channel:
+            channel.queue_declare(queue, durable=True)
+        await broker.declare(["resultados"])
+        command = {"correlation_id": queue, "tipo_evento": "iniciar_coleta", "payload": {}}
+        sent = [b"no JSON", *[json.dumps(command | {"responder_em": name}).encode() for name in (7, "", None)]]
+        with plain_channel(url) as channel:
+            for body in sent:
+                channel.basic_publish("", queue, body)
+        worker = await asyncio.create_subprocess_exec(
+            sys.executable, "examples/plain_workers/pika_worker.py", url, queue, stdout=asyncio.subprocess.DEVNULL
+        )
+        try:
+            found = await letters(broker, queue, 3)
+            assert sorted(bodies(found)) == sorted(sent[:3])
+            assert all(letter.reason.startswith("not a command: ") and letter.at for letter in found)
+            answers = await broker.consume("resultados", prefetch=1)
+            (answer,) = await take(answers, 1)
+            assert json.loads(answer.body)["correlation_id"] == queue
+            await answers.ack([answer])
+            assert broker._queues.is_ours(dlq_of(queue))
+        finally:
+            with suppress(ProcessLookupError):  # it ended by itself, which the test tells better
+                worker.kill()
+            await worker.wait()
+            forget(url, ["resultados"])

@@ -25,7 +25,7 @@ from pika import BasicProperties
 from pika.exceptions import AMQPError
 
 from oraculo.brokers.address import read_address
-from oraculo.brokers.rabbitmq.connection import BLOCKED, Channel, Connection
+from oraculo.brokers.rabbitmq.connection import BLOCKED, CLOSED, Channel, Connection, unused
 from oraculo.brokers.rabbitmq.letters import (
     NO_REASON,
     PERSISTENT,
@@ -35,7 +35,6 @@ from oraculo.brokers.rabbitmq.letters import (
     dead,
     encoded,
     redeliveries_of,
-    unused,
 )
 from oraculo.brokers.rabbitmq.publisher import Publisher
 from oraculo.brokers.rabbitmq.queues import Queues, dlq_name, is_dlq
@@ -50,7 +49,6 @@ TLS_PORT = 5671
 HIGHEST_PRIORITY = 9
 MOST_PREFETCH = 65_535  # what AMQP can say
 FAILED_MOVE_PAUSE = 1.0  # seconds until a message comes again that could not be moved
-_CLOSED = "the RabbitMQ broker is closed: call start() first"
 _BY_PRIORITY = {
     priority: encoded(BasicProperties(delivery_mode=PERSISTENT, priority=priority or None))
     for priority in range(HIGHEST_PRIORITY + 1)
@@ -78,6 +76,7 @@ class RabbitMQConsumer:
         self._on_end = on_end
         self._channel = channel
         self._queues = queues
+        self._is_counting = queues.is_ours(queue)
         self._publish = publish
         self._clock = clock
         self._limit = None if is_dlq(queue) else delivery_limit  # a dead letter has nowhere else to go
@@ -135,7 +134,7 @@ class RabbitMQConsumer:
         deliveries = delivery.redeliveries + 1
         if self._limit is not None and deliveries >= self._limit:
             await self.dead_letter(delivery, reason)
-        elif delay <= 0 and self._queues.is_ours(self.queue):
+        elif delay <= 0 and self._is_counting:
             self._give_back(delivery.token)
         else:
             counted = carried(properties, **{REDELIVERIES: deliveries})
@@ -160,6 +159,7 @@ class RabbitMQConsumer:
     async def abandon(self) -> None:
         """Closes it without telling the server, who hears it when the channel or the connection ends."""
         self._closed = True
+        self._on_end(self)
         self._forget()
         for burial in self._burials:
             burial.cancel()
@@ -184,6 +184,7 @@ class RabbitMQConsumer:
 
     def _lose(self, fault: BrokerError) -> None:
         self._fault = fault
+        self._on_end(self)
         self._forget()
 
     def _forget(self) -> None:
@@ -276,7 +277,7 @@ class RabbitMQBroker:
         self._publishing = Connection(self._address, f"{name} publishing", self._note, **times)
         self._queues = Queues(self._working, delivery_limit, call_timeout)
         self._publisher = Publisher(self._publishing, self._queues.remake)
-        self._quarantine = Quarantine(self._working, self._send)
+        self._quarantine = Quarantine(self._working, self._queues, self._send)
         self._consumers: set[RabbitMQConsumer] = set()
         self._is_started = False
         self._trouble: str | None = None
@@ -294,14 +295,14 @@ class RabbitMQBroker:
         """Connects. If it cannot, it raises, and every later call tries again."""
         self._is_started = True
         async with self._watched():
-            await _all(self._working.opened(), self._publishing.opened())
+            await _all(self._working.start(), self._publishing.start())
 
     async def declare(self, queues: Sequence[str]) -> None:
         async with self._watched():
             await self._queues.declare(queues)
 
     def links(self) -> Sequence[Link]:
-        return [Link(self.name, (self._publishing.blocked or self._trouble) if self._is_started else _CLOSED)]
+        return [Link(self.name, (self._publishing.blocked or self._trouble) if self._is_started else CLOSED)]
 
     async def publish(self, messages: Sequence[Outgoing]) -> str:
         await self._send_watched([self._parcel(message) for message in messages])
@@ -315,8 +316,8 @@ class RabbitMQBroker:
             return await self._subscribed(queue, prefetch)
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
-        """All: those that this object declared, published to or consumed, for AMQP cannot list the others. Unacked are
-        those that its own consumers hold; of messages that wait for a delay it knows those that it delayed."""
+        """All: the last that this object declared, published to or consumed, for AMQP cannot list the others. Unacked
+        are those that its own consumers hold; of messages that wait for a delay it knows those that it delayed."""
         async with self._watched():
             wanted = self._queues.names if names is None else [name for name in names if not is_dlq(name)]
             states = [await self._state(name) for name in wanted]
@@ -352,7 +353,7 @@ class RabbitMQBroker:
     async def _watched(self) -> AsyncIterator[None]:
         """Notes how a call went, for `links`, and lets no error of pika's through."""
         if not self._is_started:
-            raise BrokerUnavailable(_CLOSED)
+            raise BrokerUnavailable(CLOSED)
         try:
             yield
         except BrokerUnavailable as error:
@@ -407,6 +408,8 @@ class RabbitMQBroker:
         self._consumers.add(consumer)
         try:
             await consumer.subscribe(prefetch)
+            if not self._is_started:  # closed meanwhile: nobody would ever close this one
+                raise BrokerUnavailable(CLOSED)
         except BaseException:
             self._consumers.discard(consumer)
             channel.abandon()

@@ -21,6 +21,7 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 HEARTBEAT = 10  # seconds: a peer that is silent for about twice as long is gone
 CLOSE_GRACE = 1.0  # seconds that a polite good-bye may take
 BLOCKED = "RabbitMQ blocks publishers: low on memory or disk"
+CLOSED = "the RabbitMQ broker is closed: call start() first"
 NOT_FOUND = 404
 _REFUSALS = {403: "refused the user", 530: "refused the vhost"}
 _LOST = re.compile(r"Stream connection lost: \w+\((?:\d+, )?['\"](.*?)['\"]\)")
@@ -48,6 +49,7 @@ class Channel:
         self.fault: BrokerError | None = None  # why it closed
         self.on_close: Callable[[BrokerError], None] | None = None
         self._waiting: set[asyncio.Future[Any]] = set()
+        self._got: asyncio.Future[Any] | None = None
         self._opened = self._promise()
         self.raw = connection.channel(on_open_callback=partial(_answer, self._opened))
         self.raw.add_on_close_callback(self._closed)
@@ -66,16 +68,21 @@ class Channel:
     async def call(self, method: str, **arguments: Any) -> Any:
         """Calls what pika names so, and returns the answer. Raises Refused, or BrokerUnavailable when it is lost."""
         answer = self._promise()
-        self._ask(partial(getattr(self.raw, method), **arguments, callback=partial(_answer, answer)))
-        return (await self._kept(answer)).method
+        question = partial(getattr(self.raw, method), **arguments, callback=partial(_answer, answer))
+        return (await self._kept(answer, question)).method
 
-    async def get(self, queue: str) -> tuple[Any, Any, bytes] | None:
-        """The next message: method, properties and body. None when there is none."""
-        answer = self._promise()
+    async def get(self, queue: str) -> int | None:
+        """Asks for the next message, which comes to the receiver: pika would read its properties, and end the whole
+        connection if it could not. Returns how many are behind it; None when there is none. Once for each channel."""
+        answer = self._got = self._promise()
         self.raw.add_callback(lambda _: _answer(answer, None), [pika.spec.Basic.GetEmpty])
-        self._ask(partial(self.raw.basic_get, queue, lambda _, *message: _answer(answer, message)))
-        found: tuple[Any, Any, bytes] | None = await self._kept(answer)
-        return found
+        behind: int | None = await self._kept(answer, partial(self.raw.basic_get, queue, unused))
+        return behind
+
+    def got(self, behind: int) -> None:
+        """The receiver has what `get` asked for."""
+        if self._got is not None:
+            _answer(self._got, behind)
 
     async def close(self) -> None:
         """Returns once the server has agreed, within a grace; what was not settled on it is then back in its queue."""
@@ -105,8 +112,10 @@ class Channel:
         self._waiting.add(promise)
         return promise
 
-    async def _kept(self, promise: asyncio.Future[Any]) -> Any:
+    async def _kept(self, promise: asyncio.Future[Any], question: Callable[[], object] | None = None) -> Any:
         try:
+            if question is not None:
+                self._ask(question)
             async with asyncio.timeout(self._timeout):
                 return await promise
         except TimeoutError:
@@ -144,11 +153,19 @@ class Connection:
         self._raw: RawConnection | None = None
         self._opening: asyncio.Task[RawConnection] | None = None
         self._gone = asyncio.Event()
+        self._is_closed = False  # then nothing opens it but `start`: a late call would leave it open for ever
         self.blocked: str | None = None  # why the server takes nothing that is published
         self.on_blocked: Callable[[str], None] | None = None
         self.version = "unknown"
 
+    async def start(self) -> None:
+        """Opens it, also after it was closed."""
+        self._is_closed = False
+        await self.opened()
+
     async def opened(self) -> RawConnection:
+        if self._is_closed:
+            raise BrokerUnavailable(CLOSED)
         if self._raw is not None and self._raw.is_open:
             return self._raw
         if self._opening is None:
@@ -159,9 +176,14 @@ class Connection:
     async def channel(self) -> Channel:
         raw = await self.opened()
         try:
-            return await Channel(raw, self._call_timeout).opened()
+            channel = Channel(raw, self._call_timeout)
         except AMQPError as error:
             raise BrokerUnavailable(f"RabbitMQ at {self._place}: {_text_of(error)}") from error
+        try:
+            return await channel.opened()
+        except BaseException:
+            channel.abandon()  # nobody else knows of it, and the server may still open it
+            raise
 
     def abort(self, reason: str) -> None:
         """Gives it up: the server does not answer."""
@@ -170,6 +192,7 @@ class Connection:
             raw.abort(reason)
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
@@ -213,6 +236,9 @@ class Connection:
             raise
         if error is not None:
             raise self._refusal(error)
+        if self._is_closed:
+            raw.abort("it was closed while it connected")
+            raise BrokerUnavailable(CLOSED)
         return self._established(raw)
 
     def _established(self, raw: RawConnection) -> RawConnection:
@@ -288,6 +314,10 @@ def _parameters(address: Address, purpose: str, timeout: float) -> Any:
         ssl_options=pika.SSLOptions(address.tls, address.host) if address.tls else None,
         client_properties={"connection_name": f"oraculo: {purpose}"},
     )
+
+
+def unused(*_: object) -> None:
+    """Messages come by the receiver; pika only wants to have somebody."""
 
 
 def _answer(promise: "asyncio.Future[Any]", value: Any) -> None:

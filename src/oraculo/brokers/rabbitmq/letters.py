@@ -15,14 +15,15 @@ from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from hashlib import blake2b
 from itertools import count
+from math import ceil, isfinite
 from typing import Any, NamedTuple
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
 from pika import BasicProperties
-from pika.exceptions import AMQPError
 
-from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, Refused
-from oraculo.brokers.rabbitmq.queues import dlq_name, source_name
+from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, Refused, unused
+from oraculo.brokers.rabbitmq.queues import NO_LIMIT, Queues, dlq_name, source_name
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import shown
 from oraculo.errors import BrokerError
@@ -51,6 +52,7 @@ _DEATHS = {
     "maxlen": "the queue was full",
 }
 _ID = re.compile(r"[0-9a-f]{14}-[0-9a-f]{14}(-[0-9]+)?")  # when it died, and what tells it from others
+_LATEST = 0xFFFFFFFFFFFFFF  # microseconds: what an id has room for
 _HAS_HEADERS = BasicProperties.FLAG_HEADERS
 
 _process = uuid4().hex[:8]
@@ -76,11 +78,11 @@ def redeliveries_of(properties: bytes, is_redelivered: bool) -> int:
 def carried(properties: bytes, **ours: str | int) -> bytes:
     """The properties of a message that goes to another queue: its own, less what belonged to the place it was in."""
     own = _decoded(properties)
-    headers = {name: value for name, value in (own.headers or {}).items() if not _NOT_CARRIED.fullmatch(name)}
+    headers = {name: value for name, value in (own.headers or {}).items() if not _stays(name)}
     own.delivery_mode = PERSISTENT
     own.expiration = own.user_id = None  # it may not vanish, and the server takes no other user's name from us
     own.headers = headers | ours or None
-    with suppress(AMQPError, AssertionError, struct.error, TypeError):  # a type that pika reads but does not write
+    with suppress(Exception):  # a type that pika reads but does not write
         if len(packed := encoded(own)) <= _LARGEST_HEADERS:
             return packed
     own.headers = dict(ours) or None
@@ -90,21 +92,38 @@ def carried(properties: bytes, **ours: str | int) -> bytes:
 def dead(properties: bytes, reason: str, at: float, redeliveries: int) -> bytes:
     """The properties of a dead letter. Its id says when it died, so that a later one is greater."""
     letter = f"{_time_part(at)}-{next(_sequence) % 0x1000000:06x}{_process}"
-    told: dict[str, str | int] = {
-        _LETTER: letter,
-        _REASON: reason[:_LONGEST_REASON],
-        _DIED_AT: repr(at),
-        REDELIVERIES: redeliveries,
-    }
-    return carried(properties, **told)
+    return carried(properties, **{_LETTER: letter}, **_told(reason, at, redeliveries))
+
+
+def _told(reason: str, at: float, redeliveries: int) -> dict[str, str | int]:
+    sendable = reason[:_LONGEST_REASON].encode(errors="replace").decode()  # half a surrogate pair is not
+    return {_REASON: sendable, _DIED_AT: repr(at), REDELIVERIES: redeliveries}
 
 
 def _time_part(at: float) -> str:
-    return f"{int(max(at, 0.0) * 1_000_000):014x}"
+    return f"{min(int(max(at, 0.0) * 1_000_000), _LATEST):014x}"
+
+
+def _stays(name: str | bytes) -> bool:
+    """Whether a header belongs to the place the message was in. pika leaves names that are not UTF-8 as bytes."""
+    return isinstance(name, str) and _NOT_CARRIED.fullmatch(name) is not None
 
 
 def _decoded(properties: bytes) -> BasicProperties:
-    return BasicProperties().decode(properties)
+    """As much as can be read: clients write headers that pika cannot (a time in milliseconds is in no year it knows),
+    and a raise in the middle of receiving would end the connection, and so every other message on it."""
+    for readable in (bytes, _without_headers):
+        with suppress(Exception):
+            return BasicProperties().decode(readable(properties))
+    return BasicProperties()
+
+
+def _without_headers(properties: bytes) -> bytes:
+    flags, start = struct.unpack_from(">H", properties)[0], 2
+    for flag in (BasicProperties.FLAG_CONTENT_TYPE, BasicProperties.FLAG_CONTENT_ENCODING):  # these stand before them
+        start += 1 + properties[start] if flags & flag else 0
+    end = start + 4 + struct.unpack_from(">I", properties, start)[0]
+    return struct.pack(">H", flags & ~_HAS_HEADERS) + properties[2:start] + properties[end:]
 
 
 def _number(value: object) -> int:
@@ -132,10 +151,8 @@ class _Reader:
         properties = _decoded(found.properties)
         headers: dict[str, Any] = properties.headers or {}
         at = _died_at(properties, headers)
-        letter = headers.get(_LETTER)
-        is_ours = isinstance(letter, str) and _ID.fullmatch(letter) is not None
         return DeadLetter(
-            str(letter) if is_ours else self._plain_id(properties, found.body, at),
+            _own_id(headers) or self._plain_id(properties, found.body, at),
             self._queue,
             found.body,
             _reason(headers),
@@ -148,6 +165,26 @@ class _Reader:
         plain = f"{_time_part(at)}-{blake2b(named + body, digest_size=7).hexdigest()}"
         self._same[plain] += 1
         return plain if self._same[plain] == 1 else f"{plain}-{self._same[plain]}"
+
+
+def _own_id(headers: dict[str, Any]) -> str | None:
+    letter = headers.get(_LETTER)
+    return letter if isinstance(letter, str) and _ID.fullmatch(letter) else None
+
+
+def _given_back(properties: bytes) -> int:
+    """How often its queue counted that. Where the count cannot be read it may be any."""
+    headers = _decoded(properties).headers
+    if headers is None and struct.unpack_from(">H", properties)[0] & _HAS_HEADERS:
+        return NO_LIMIT
+    return _number((headers or {}).get(_COUNTERS[0]))
+
+
+def _renewed(found: _Found, letter: DeadLetter) -> bytes:
+    """The same letter, whose deliveries nobody has counted yet. Its id stays: a plain one's is made of what stays."""
+    own = _own_id(_decoded(found.properties).headers or {})
+    ours: dict[str, str | int] = {_LETTER: own} if own else {}
+    return carried(found.properties, **ours, **_told(letter.reason, letter.at, letter.redeliveries))
 
 
 def _death(headers: dict[str, Any]) -> dict[str, Any]:
@@ -166,8 +203,9 @@ def _reason(headers: dict[str, Any]) -> str:
 
 def _died_at(properties: BasicProperties, headers: dict[str, Any]) -> float:
     """0 when nobody told: a plain client's letter has no time unless its client gave it one."""
-    with suppress(ValueError, TypeError):
-        return float(headers[_DIED_AT]) if _DIED_AT in headers else _told_by_server(properties, headers)
+    with suppress(ValueError, TypeError, OverflowError):
+        at = float(headers[_DIED_AT]) if _DIED_AT in headers else _told_by_server(properties, headers)
+        return at if isfinite(at) else 0.0
     return 0.0
 
 
@@ -180,15 +218,21 @@ def _told_by_server(properties: BasicProperties, headers: dict[str, Any]) -> flo
 
 
 class _Visit:
-    """The letters of one dead-letter queue, handed over in their order and held until the channel closes."""
+    """The letters of one dead-letter queue, handed over in their order and held until the channel closes.
 
-    def __init__(self, channel: Channel) -> None:
+    `limit`: how often a letter can be given back before the server drops it. None: always.
+    """
+
+    def __init__(self, channel: Channel, source: str, limit: int | None) -> None:
         self._channel = channel
+        self._reader = _Reader(source)
+        self._limit = limit
+        self._worn: dict[int, tuple[_Found, DeadLetter]] = {}  # those that come too near to the limit, by tag
         self._count = 0
         self._arrived: deque[_Found] = deque()
         self._signal = asyncio.Event()
         channel.on_close = lambda _: self._signal.set()
-        channel.listen(Deliveries(self._on_message))
+        channel.listen(Deliveries(self._on_message, channel.got))
 
     def _on_message(self, tag: int, _: bool, properties: bytes, body: bytes) -> None:
         self._arrived.append(_Found(tag, properties, body))
@@ -198,26 +242,39 @@ class _Visit:
         """Asks for the first letter alone: only that answer tells how many there are, when some were just given
         back. A count that is asked for does not wait for them."""
         try:
-            first = await self._channel.get(queue)
+            behind = await self._channel.get(queue)
         except Refused as refusal:
             if refusal.code != NOT_FOUND:
                 raise
-            first = None
-        if first is None:
-            return
-        method, properties, body = first
-        self._arrived.append(_Found(method.delivery_tag, encoded(properties), body))
-        self._count = method.message_count + 1
-        if self._count > 1:
-            prefetch = window or self._count - 1
-            await self._channel.call("basic_qos", prefetch_count=prefetch if prefetch <= _MOST_PREFETCH else 0)
+            behind = None
+        if behind is not None:
+            self._count = behind + 1
+        if behind:
+            await self._consume(queue, window or behind)
+
+    async def _consume(self, queue: str, held: int) -> None:
+        """As many consumers as it takes to hold so many: a prefetch counts for each, and has a highest value. None at
+        all would be worse: a quorum queue takes that for 2,000."""
+        await self._channel.call("basic_qos", prefetch_count=min(held, _MOST_PREFETCH))
+        for _ in range(ceil(held / _MOST_PREFETCH)):
             await self._channel.call("basic_consume", queue=queue, on_message_callback=unused)
 
-    async def leave(self) -> None:
+    def read(self, found: _Found) -> DeadLetter:
+        """Once for each."""
+        letter = self._reader.letter(found)
+        if self._limit is not None and _given_back(found.properties) >= self._limit // 2:
+            self._worn[found.tag] = found, letter
+        return letter
+
+    async def leave(self, publish: "_Publish", queue: str) -> None:
         """First no more may come: what is given back while somebody consumes is delivered to him again."""
         if self._channel.fault is None:
             for tag in self._channel.raw.consumer_tags:
                 await self._channel.call("basic_cancel", consumer_tag=tag)
+            worn = list(self._worn.values())
+            for chunk in [worn[at : at + CHUNK] for at in range(0, len(worn), CHUNK)]:
+                await publish([Parcel(queue, _renewed(found, letter), found.body) for found, letter in chunk])
+                self.settle([found for found, _ in chunk])
             self._channel.raw.basic_nack(0, multiple=True, requeue=True)
 
     async def __aiter__(self) -> AsyncIterator[_Found]:
@@ -232,6 +289,7 @@ class _Visit:
     def settle(self, letters: Sequence[_Found]) -> None:
         for found in letters:
             self._channel.raw.basic_ack(found.tag)
+            self._worn.pop(found.tag, None)
 
     async def _has_signal(self) -> bool:
         self._signal.clear()
@@ -242,21 +300,25 @@ class _Visit:
 
 
 class Quarantine:
-    """The dead letters of every queue. One at a time looks at those of a queue: two would hide them from each other."""
+    """The dead letters of every queue. One at a time looks at those of a queue: two would hide them from each other.
 
-    def __init__(self, connection: Connection, publish: Callable[[Sequence[Parcel]], Awaitable[None]]) -> None:
+    Where somebody else made the dead-letter queue, the server may drop what is given back too often. There a letter
+    that was given back half as often as it can be is published anew before it leaves.
+    """
+
+    def __init__(self, connection: Connection, queues: Queues, publish: "_Publish") -> None:
         self._connection = connection
+        self._queues = queues
         self._publish = publish
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of the queues looked at now
 
     async def peek(self, queue: str, limit: int, after: str | None) -> list[DeadLetter]:
         if after is not None and not _ID.fullmatch(after):
             raise BrokerError(f"after: not the id of a dead letter: {shown(after)}")
-        reader = _Reader(source_name(queue))
         page: list[DeadLetter] = []
         async with self._visit(queue) as letters:
             async for found in letters:
-                letter = reader.letter(found)
+                letter = letters.read(found)
                 if after is None or letter.id > after:
                     page.append(letter)
                 if len(page) > 2 * limit:  # now and then, so that no more are kept than are wanted
@@ -290,12 +352,11 @@ class Quarantine:
     async def _take_some(self, queue: str, wanted: set[str], before: "_Before") -> int:
         if not wanted:
             return 0
-        reader = _Reader(source_name(queue))
         chunk: list[_Found] = []
         taken = 0
         async with self._visit(queue) as letters:
             async for found in letters:
-                if reader.letter(found).id in wanted:
+                if letters.read(found).id in wanted:
                     chunk.append(found)
                 if len(chunk) == CHUNK:
                     taken += await _flush(letters, chunk, before)
@@ -307,17 +368,19 @@ class Quarantine:
         settled is in quarantine again at the end."""
         name = dlq_name(queue)
         async with self._turns.setdefault(name, asyncio.Lock()):
+            limit = await self._queues.letter_limit(name)
             channel = await self._connection.channel()
             try:
-                visit = _Visit(channel)
+                visit = _Visit(channel, source_name(queue), limit)
                 await visit.enter(name, window)
                 yield visit
-                await visit.leave()
+                await visit.leave(self._publish, name)
             finally:
                 await channel.close()
 
 
 _Before = Callable[[Sequence[_Found]], Awaitable[None]]
+_Publish = Callable[[Sequence[Parcel]], Awaitable[None]]
 
 
 def _oldest(letters: list[DeadLetter], limit: int) -> list[DeadLetter]:
@@ -335,7 +398,3 @@ async def _flush(letters: _Visit, chunk: list[_Found], before: _Before) -> int:
 
 async def _let_go(_: Sequence[_Found]) -> None:
     """A discarded letter just leaves."""
-
-
-def unused(*_: object) -> None:
-    """Messages come by the receiver; pika only wants to have somebody."""

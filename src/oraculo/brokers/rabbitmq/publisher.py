@@ -10,6 +10,7 @@ from oraculo.brokers.rabbitmq.connection import Channel, Connection, Refused
 from oraculo.brokers.rabbitmq.wire import Confirms, Packer, Parcel
 from oraculo.errors import BrokerError, BrokerUnavailable
 
+_MOST_QUEUES = 10_000  # of which it is remembered that they were there
 _PRECONDITION_FAILED = 406  # on a channel that only publishes: a message is too large
 
 # A queue that was deleted is not made again at once, but after so many seconds: RabbitMQ (seen on 3.10) would forget to
@@ -21,13 +22,14 @@ VANISHED_PAUSE = 0.3
 class _Batch:
     """What one call published: how many confirms are missing, and what the server could not route."""
 
-    __slots__ = ("done", "missing", "parcels", "refused", "returned")
+    __slots__ = ("_unreturned", "done", "missing", "parcels", "refused", "returned")
 
     def __init__(self, parcels: Sequence[Parcel]) -> None:
         self.parcels = parcels
         self.missing = len(parcels)
         self.refused = 0
         self.returned: list[Parcel] = []
+        self._unreturned: dict[tuple[str, bytes], list[Parcel]] | None = None  # made when the first is returned
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def confirm(self, count: int, is_taken: bool) -> None:
@@ -41,11 +43,18 @@ class _Batch:
             self.done.set_exception(error)
 
     def claims(self, queue: str, body: bytes) -> bool:
-        """Whether a returned message is one of these; of two that are equal it does not matter which it is."""
-        found = [parcel for parcel in self.parcels if parcel.queue == queue and parcel.body == body]
-        if len(found) <= sum(parcel.queue == queue and parcel.body == body for parcel in self.returned):
+        """Whether a returned message is one of these; of two that are equal it does not matter which it is. A batch
+        that nobody waits for claims nothing: it would take the message of one that is still waited for."""
+        if self.done.done():
             return False
-        self.returned.append(found[0])
+        if self._unreturned is None:
+            self._unreturned = {}
+            for parcel in reversed(self.parcels):
+                self._unreturned.setdefault((parcel.queue, parcel.body), []).append(parcel)
+        equal = self._unreturned.get((queue, body))
+        if not equal:
+            return False
+        self.returned.append(equal.pop())
         return True
 
     @property
@@ -63,9 +72,11 @@ class Publisher:
         self._channel: Channel | None = None
         self._packer = Packer(0, 0)
         self._opening = asyncio.Lock()
-        self._routed: set[str] = set()  # queues that were there once
+        self._routed: dict[str, None] = {}  # queues that were there once
+        self._has_forgotten = False  # some of these: then any that is missing may have been there
         self._last_tag = 0
         self._unconfirmed: dict[int, _Batch] = {}  # by delivery tag, the oldest first
+        self._batches: dict[_Batch, None] = {}  # those of which a confirm is missing, the oldest first
 
     async def publish(self, parcels: Sequence[Parcel]) -> None:
         """Returns once every one is confirmed. The caller bounds the time. Raises BrokerUnavailable or BrokerError."""
@@ -78,11 +89,11 @@ class Publisher:
                 raise BrokerUnavailable(f"RabbitMQ did not take {batch.refused} of {len(parcels)} messages")
             parcels = batch.returned
             missing = {parcel.queue for parcel in parcels}
-            if missing & self._routed:
+            if missing and (self._has_forgotten or not missing.isdisjoint(self._routed)):
                 await asyncio.sleep(VANISHED_PAUSE)
             if missing:
                 await self._declare(missing)
-            self._routed.update(parcel.queue for parcel in batch.parcels)
+            self._remember({parcel.queue for parcel in batch.parcels})
 
     def give_up(self, reason: str) -> None:
         """The server does not confirm: whoever waits is told, and the next to publish connects anew."""
@@ -92,6 +103,12 @@ class Publisher:
     async def ping(self) -> None:
         """A round trip on the channel that publishes."""
         await (await self._ready()).call("basic_qos", prefetch_count=0)
+
+    def _remember(self, queues: set[str]) -> None:
+        self._routed.update(dict.fromkeys(queues))
+        while len(self._routed) > _MOST_QUEUES:
+            del self._routed[next(iter(self._routed))]
+            self._has_forgotten = True
 
     async def _ready(self) -> Channel:
         if self._connection.blocked:
@@ -114,10 +131,12 @@ class Publisher:
         return channel
 
     def _send(self, channel: Channel, batch: _Batch) -> None:
+        packed = self._packer.pack(batch.parcels)  # may raise: then nothing was sent, and nothing may be counted
         first = self._last_tag + 1
         self._last_tag += len(batch.parcels)
         self._unconfirmed.update(dict.fromkeys(range(first, self._last_tag + 1), batch))
-        channel.raw.connection.emit(self._packer.pack(batch.parcels))
+        self._batches[batch] = None
+        channel.raw.connection.emit(packed)
 
     def _on_confirm(self, tag: int, is_multiple: bool, is_taken: bool) -> None:
         waiting = self._unconfirmed
@@ -125,20 +144,22 @@ class Publisher:
         for batch, count in Counter([waiting.pop(each, None) for each in tags]).items():
             if batch is not None:
                 batch.confirm(count, is_taken)
+                if batch.missing == 0:
+                    self._batches.pop(batch, None)
 
     def _on_return(self, _: object, method: Any, __: object, body: bytes) -> None:
-        for batch in dict.fromkeys(self._unconfirmed.values()):
+        for batch in self._batches:
             if batch.claims(method.routing_key, body):
                 return
 
     def _on_blocked(self, reason: str) -> None:
         """Nobody waits for it to end: that may take hours. What was sent may still be taken then."""
-        for batch in dict.fromkeys(self._unconfirmed.values()):
+        for batch in self._batches:
             batch.fail(BrokerUnavailable(reason))
 
     def _on_close(self, fault: BrokerError) -> None:
         """What is wrong with one message is told to who sent it; the others only lost their channel."""
-        batches, self._unconfirmed = list(dict.fromkeys(self._unconfirmed.values())), {}
+        batches, self._batches, self._unconfirmed = list(self._batches), {}, {}
         culprit = max(batches, key=lambda batch: batch.largest, default=None)
         for batch in batches:
             is_told = batch is culprit or not isinstance(fault, Refused) or fault.code != _PRECONDITION_FAILED

@@ -9,8 +9,9 @@ goes to the end. RabbitMQ 4 has a limit of 20 where none is set, and drops what 
 """
 
 import asyncio
+import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, Refused
 from oraculo.core.naming import DLQ_SUFFIX, dlq_of
@@ -18,8 +19,14 @@ from oraculo.errors import BrokerUnavailable
 
 NO_LIMIT = 1_000_000_000
 _STEPS = (100, 150, 200, 300, 400, 500, 600, 800)  # delays of one decade: each makes a queue, so there are few
+_MOST_NAMES = 10_000  # that are remembered in each table; a queue for each answer would fill the memory
+_LIMIT_OF_SERVER = 20  # RabbitMQ 4, where nobody set one
+_LIMIT_UNKNOWN = 2  # of a queue whose limit nobody told: as good as the lowest
 _LONGEST_NAME = 255
 _LONGEST_DELAY = 7 * 24 * 3600.0
+_LIMIT_TOLD = re.compile(r"'x-delivery-limit' .*current is (?:(none)|(?:the value )?'(\d+)')")
+
+Value = TypeVar("Value")
 
 
 class Depth(NamedTuple):
@@ -42,11 +49,12 @@ class Queues:
         self._channel: Channel | None = None
         self._turn = asyncio.Lock()
         self._made: dict[str, bool] = {}  # whether it is as we would make it; False: somebody else's
+        self._limits: dict[str, int] = {}  # how often those of somebody else let a message be given back
         self._delays: dict[str, _Delay] = {}  # the queues in which messages wait
 
     @property
     def names(self) -> list[str]:
-        """The queues this process has had to do with: AMQP cannot list those of the server."""
+        """The queues this process has had to do with of late: AMQP cannot list those of the server."""
         return list(dict.fromkeys(source_name(name) for name in self._made))
 
     def is_ours(self, name: str) -> bool:
@@ -62,10 +70,15 @@ class Queues:
     async def declare(self, names: Iterable[str]) -> None:
         """Makes each, and its dead-letter queue before it, so that no dead letter finds it missing."""
         for name in dict.fromkeys(source_name(name) for name in names):
-            self._made[dlq_of(name)] = await self._declare(dlq_of(name), _quorum(NO_LIMIT))
-            self._made[name] = await self._declare(
-                name, _quorum(self._delivery_limit - 1) | _dead_letters_to(dlq_of(name))
-            )
+            await self._make(dlq_of(name), _quorum(NO_LIMIT))
+            await self._make(name, _quorum(self._delivery_limit - 1) | _dead_letters_to(dlq_of(name)))
+
+    async def letter_limit(self, name: str) -> int | None:
+        """How often a letter can be given back to this dead-letter queue before the server drops it. None: always, for
+        the queue is ours, or is not there."""
+        if name not in self._made and await self.depth(name) is not None:
+            await self._make(name, _quorum(NO_LIMIT))
+        return None if self._made.get(name, True) else self._limits.get(name, _LIMIT_UNKNOWN)
 
     async def delay(self, name: str, seconds: float) -> str:
         """The queue in which a message for `name` waits that long, or a little longer. It is made where it is missing.
@@ -74,7 +87,9 @@ class Queues:
         """
         milliseconds = _rounded_up(seconds)
         waiting = f"{name}.retry.{milliseconds}"
-        if waiting not in self._delays:
+        if waiting in self._delays:
+            _remember(self._delays, waiting, self._delays[waiting])
+        else:
             await self._declare_delay(waiting, _Delay(name, milliseconds))
         return waiting
 
@@ -110,13 +125,18 @@ class Queues:
     async def _declare_delay(self, waiting: str, delay: _Delay) -> None:
         ttl = {"x-message-ttl": delay.milliseconds}
         await self._declare(waiting, _quorum(NO_LIMIT) | ttl | _dead_letters_to(delay.source))
-        self._delays[waiting] = delay
+        _remember(self._delays, waiting, delay)
+
+    async def _make(self, name: str, arguments: dict[str, Any]) -> None:
+        _remember(self._made, name, await self._declare(name, arguments))
 
     async def _declare(self, name: str, arguments: dict[str, Any]) -> bool:
         """Whether it is now as these arguments say; else it is somebody's own, or the best that this server has."""
         try:
             await self._call("queue_declare", queue=name, durable=True, arguments=arguments)
-        except Refused:
+        except Refused as refusal:
+            if told := _LIMIT_TOLD.search(str(refusal)):
+                _remember(self._limits, name, _LIMIT_OF_SERVER if told[1] else int(told[2]))
             if await self.depth(name) is None:
                 plain = {key: value for key, value in arguments.items() if key in _CLASSIC_ARGUMENTS}
                 await self._call("queue_declare", queue=name, durable=True, arguments=plain)
@@ -132,6 +152,14 @@ class Queues:
                 return await self._channel.call(method, **arguments)
         except TimeoutError:
             raise BrokerUnavailable(f"RabbitMQ did not answer in {self._timeout} s") from None
+
+
+def _remember(table: dict[str, Value], name: str, value: Value) -> None:
+    """As the last one. The first is forgotten when there are too many: it is declared again when it is next needed."""
+    table.pop(name, None)
+    if len(table) >= _MOST_NAMES:
+        del table[next(iter(table))]
+    table[name] = value
 
 
 def source_name(name: str) -> str:

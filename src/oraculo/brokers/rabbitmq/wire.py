@@ -17,7 +17,7 @@ _KINDS = frozenset({_METHOD, _HEADER, _BODY, _HEARTBEAT})
 _FRAME_END = b"\xce"
 _OVERHEAD = 8  # of a frame: its head and its end
 _BASIC = 60
-_DELIVER, _ACK, _NACK = (_BASIC, 60), (_BASIC, 80), (_BASIC, 120)
+_DELIVER, _GOT, _ACK, _NACK = (_BASIC, 60), (_BASIC, 71), (_BASIC, 80), (_BASIC, 120)
 _MULTIPLE = 1
 _MOST_QUEUES = 10_000  # whose names are kept packed
 _PIECE = 64 * 1024  # bytes, about: what is handed over for sending at once
@@ -26,6 +26,7 @@ _head = Struct(">BHI")  # kind, channel, size
 _index = Struct(">HH")  # class, method
 _content = Struct(">HHQ")  # class, weight, size of the body
 _tag = Struct(">QB")  # delivery tag, bits
+_number = Struct(">I")
 
 
 class Parcel(NamedTuple):
@@ -83,10 +84,15 @@ class Connection(AsyncioConnection):  # type: ignore[misc, unused-ignore]
 
 
 class Deliveries:
-    """Puts the messages of one channel together: `on_message(delivery tag, is redelivered, properties, body)`."""
+    """Puts the messages of one channel together: `on_message(delivery tag, is redelivered, properties, body)`. After
+    one that was asked for alone comes `on_got(how many are behind it)`."""
 
-    def __init__(self, on_message: Callable[[int, bool, bytes, bytes], None]) -> None:
+    def __init__(
+        self, on_message: Callable[[int, bool, bytes, bytes], None], on_got: Callable[[int], None] | None = None
+    ) -> None:
         self._on_message = on_message
+        self._on_got = on_got
+        self._behind: int | None = None  # None: the message was not asked for
         self._tag = 0  # of the message that is being received; 0: none is
         self._is_redelivered = False
         self._properties = b""
@@ -109,18 +115,30 @@ class Deliveries:
         return True
 
     def _method(self, buffer: bytes, start: int) -> bool:
-        if _index.unpack_from(buffer, start) != _DELIVER:
+        index = _index.unpack_from(buffer, start)
+        if index != _DELIVER and index != _GOT:
             return False
         start += _index.size
-        start += 1 + buffer[start]  # the consumer tag
+        if index == _DELIVER:
+            start += 1 + buffer[start]  # the consumer tag
         self._tag, bits = _tag.unpack_from(buffer, start)
         self._is_redelivered = bool(bits & 1)
+        self._behind = _count_behind(buffer, start + _tag.size) if index == _GOT else None
         return True
 
     def _complete(self) -> None:
         tag, parts = self._tag, self._parts
         self._tag, self._parts = 0, []
         self._on_message(tag, self._is_redelivered, self._properties, parts[0] if len(parts) == 1 else b"".join(parts))
+        if self._behind is not None and self._on_got is not None:
+            self._on_got(self._behind)
+
+
+def _count_behind(buffer: bytes, start: int) -> int:
+    """It stands behind the exchange and the routing key."""
+    for _ in range(2):
+        start += 1 + buffer[start]
+    return int(_number.unpack_from(buffer, start)[0])
 
 
 class Confirms:
