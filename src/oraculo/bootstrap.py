@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.brokers.vigil import VigilantBroker
-from oraculo.core.naming import QueueNames
+from oraculo.core.naming import QueueNames, told_apart
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine
 from oraculo.errors import Fault, InvalidSettings
@@ -90,11 +90,8 @@ def make_adapters(settings: Settings, clock: Clock) -> list[tuple[str, Broker]]:
 
 
 def _broker_names(urls: Sequence[str]) -> list[str]:
-    """`rabbitmq`, and `rabbitmq-2` for the second of its kind. What was sent is noted under them, so they depend on
-    nothing but the order of the URLs."""
-    kinds = [_BROKER_EXTRAS.get(_scheme(url), _scheme(url)) for url in urls]
-    counts = [kinds[: number + 1].count(kind) for number, kind in enumerate(kinds)]
-    return [kind if count == 1 else f"{kind}-{count}" for kind, count in zip(kinds, counts, strict=True)]
+    """What was sent is noted under them, so they depend on nothing but the order of the URLs."""
+    return told_apart([_BROKER_EXTRAS.get(_scheme(url), _scheme(url)) for url in urls])
 
 
 def _make_adapter(url: str, name: str, settings: BrokerSettings, clock: Clock) -> Broker:

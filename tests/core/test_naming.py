@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from oraculo.core import naming
-from oraculo.core.naming import QueueNames
+from oraculo.core.naming import QueueNames, told_apart
 
 
 @pytest.mark.parametrize("name", ["a", "escavador_youtube", "images-queue", "a.b.C-9", "x" * 128])
@@ -130,3 +130,8 @@ def test_of_a_huge_value_only_the_beginning_is_looked_at() -> None:
     for value in values:
         assert len(naming.shown(value)) <= 60
     assert time.perf_counter() - started < 0.5
+
+
+def test_things_of_one_kind_are_told_apart_by_their_order() -> None:
+    assert told_apart(["redis", "rabbitmq", "redis", "redis"]) == ["redis", "rabbitmq", "redis-2", "redis-3"]
+    assert told_apart([]) == []

@@ -174,6 +174,7 @@ class Unsettled(MemoryBroker):
     """The first ack of an answer fails, though the consumer lives on."""
 
     failures = 1
+    error: Exception = BrokerUnavailable("the ack was lost")
 
     async def consume(self, queue: str, *, prefetch: int) -> Consumer:  # type: ignore[override]
         consumer = await super().consume(queue, prefetch=prefetch)
@@ -182,16 +183,18 @@ class Unsettled(MemoryBroker):
         async def ack(deliveries: Sequence[Delivery]) -> None:
             if queue == "resultados" and self.failures:
                 self.failures -= 1
-                raise BrokerUnavailable("the ack was lost")
+                raise self.error
             await acknowledge(deliveries)
 
         consumer.ack = ack  # type: ignore[method-assign]
         return consumer
 
 
-async def test_an_answer_whose_ack_fails_does_not_stay_in_the_prefetch_for_ever() -> None:
-    broker = Unsettled(SystemClock())
-    async with Harness(settings=QUICK, broker=broker) as oraculo:
+@pytest.mark.parametrize("error", [BrokerUnavailable("the ack was lost"), KeyError("an adapter's own fault")])
+async def test_an_answer_whose_ack_fails_does_not_stay_in_the_prefetch_for_ever(error: Exception) -> None:
+    broker, told = Unsettled(SystemClock()), Told()
+    broker.error = error
+    async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
         run_id = await oraculo.submit({"destinos": ["escavador_a"], "payload": {}})
         await until(lambda: broker.queues(["escavador_a"]))
         await oraculo.publish("resultados", answer(run_id))
@@ -202,6 +205,7 @@ async def test_an_answer_whose_ack_fails_does_not_stay_in_the_prefetch_for_ever(
             return state.ready + state.unacked == 0
 
         await until(settled, saying="the answer to be settled by the next consumer")
+    assert [record.duty for record in told.of(LoopFailed)] == ["settle"]  # type: ignore[attr-defined]
 
 
 async def test_a_deaf_consumer_turns_readiness_red() -> None:

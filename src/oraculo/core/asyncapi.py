@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from oraculo.core import naming
 from oraculo.core.asyncapi_messages import DEAD_LETTER, Object, components, ref
-from oraculo.core.naming import QueueNames
+from oraculo.core.naming import QueueNames, told_apart
 from oraculo.core.pipeline import Definition, Step
 
 SPECIFICATION = "3.0.0"
@@ -109,12 +109,9 @@ class _Broker(NamedTuple):
 
 def _read_brokers(urls: Iterable[str]) -> list[_Broker]:
     """Those that others can reach: `memory://` is inside one process. Each has the name that `GET /filas` tells."""
-    found: list[_Broker] = []
-    for parts in map(urlsplit, urls):
-        if kind := _BROKER_KINDS.get(parts.scheme):
-            count = 1 + sum(broker.kind.name == kind.name for broker in found)
-            found.append(_read_broker(kind.name if count == 1 else f"{kind.name}-{count}", kind, parts))
-    return found
+    found = [(_BROKER_KINDS[parts.scheme], parts) for parts in map(urlsplit, urls) if parts.scheme in _BROKER_KINDS]
+    names = told_apart([kind.name for kind, _ in found])
+    return [_read_broker(name, kind, parts) for name, (kind, parts) in zip(names, found, strict=True)]
 
 
 def _read_broker(name: str, kind: _BrokerKind, parts: SplitResult) -> _Broker:

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 REQUESTS = "orquestrador"
@@ -114,3 +114,9 @@ class QueueNames:
 
     def logical(self, queue: str) -> str:
         return queue.removeprefix(self.prefix)
+
+
+def told_apart(kinds: Sequence[str]) -> list[str]:
+    """Names for things of these kinds: `rabbitmq`, and `rabbitmq-2` for the second of its kind."""
+    counts = [kinds[: number + 1].count(kind) for number, kind in enumerate(kinds)]
+    return [kind if count == 1 else f"{kind}-{count}" for kind, count in zip(kinds, counts, strict=True)]

@@ -384,20 +384,22 @@ class Intake:
         for arrived in batch.handled:
             by_consumer.setdefault(arrived.consumer, []).append(arrived.delivery)
         for consumer, deliveries in by_consumer.items():
-            await self._settle_with(consumer, consumer.ack(deliveries))
+            await self._is_settled(consumer, consumer.ack(deliveries))
         for arrived, why in batch.refused:
-            await self._settle_with(arrived.consumer, arrived.consumer.dead_letter(arrived.delivery, why))
-            self._telemetry.emit(DeadLettered(self._names.logical(arrived.delivery.queue), why))
+            if await self._is_settled(arrived.consumer, arrived.consumer.dead_letter(arrived.delivery, why)):
+                self._telemetry.emit(DeadLettered(self._names.logical(arrived.delivery.queue), why))
 
-    async def _settle_with(self, consumer: Consumer, settling: Awaitable[None]) -> None:
+    async def _is_settled(self, consumer: Consumer, settling: Awaitable[None]) -> bool:
         """What a consumer cannot settle would fill its prefetch for ever: then it gives everything back, and whoever
         owns it subscribes anew."""
         try:
             await settling
-        except OraculoError as error:
-            self._telemetry.emit(LoopFailed("settle", str(error)))
-            with suppress(OraculoError):
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task: what it met must be told here
+            self._telemetry.emit(LoopFailed("settle", f"{type(error).__name__}: {error}"))
+            with suppress(Exception):
                 await consumer.close()
+            return False
+        return True
 
 
 def _expect_event(message: Message, known: Iterable[str]) -> None:
