@@ -15,7 +15,7 @@ from oraculo.settings import ApiSettings, BrokerSettings
 
 from .service import SETTINGS, Service, assert_problem, running
 
-OFFICIAL = Path(__file__).parent.parent / "core" / "data" / "asyncapi-3.0.0.json"
+OFFICIAL = Path(__file__).parent / "data" / "asyncapi-3.0.0.json"
 
 
 async def document(service: Service) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from oraculo import __version__
+from oraculo.api.asyncapi_document import asyncapi_document
 from oraculo.api.context import Shared
 from oraculo.api.openapi import reply
 from oraculo.api.replies import json_reply
 from oraculo.api.schemas import COMPONENTS
-from oraculo.core.asyncapi import asyncapi_document
 from oraculo.core.pipeline import Definition
 from oraculo.settings import Settings
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from oraculo.core.asyncapi import SPECIFICATION
+from oraculo.api.asyncapi_document import SPECIFICATION
 from oraculo.core.history import Happened
 from oraculo.core.naming import MAX_NAME
 from oraculo.core.pipeline import JOB_TYPES, MAX_SECONDS, OnLate

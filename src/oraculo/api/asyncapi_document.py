@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
+from oraculo.api.asyncapi_messages import DEAD_LETTER, Object, components, ref
 from oraculo.core import naming
-from oraculo.core.asyncapi_messages import DEAD_LETTER, Object, components, ref
 from oraculo.core.naming import QueueNames, told_apart
 from oraculo.core.pipeline import Definition, Step
 

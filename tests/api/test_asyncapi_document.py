@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 
+from oraculo.api.asyncapi_document import MAX_CONFIG, MAX_USES, asyncapi_document
 from oraculo.api.schemas import COMPONENTS
 from oraculo.bootstrap import make_adapters
 from oraculo.core import naming
 from oraculo.core.aggregate import encode_aggregate
-from oraculo.core.asyncapi import MAX_CONFIG, MAX_USES, asyncapi_document
 from oraculo.core.command import encode_command
 from oraculo.core.message import Message, decode_message, encode_message
 from oraculo.core.naming import QueueNames
@@ -22,8 +22,7 @@ from oraculo.core.request import Limits, read_request
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import BrokerSettings, Settings
 from oraculo.worker.answers import AnswerWriter
-
-from .building import Driver, fan_out, flow, pipeline
+from tests.core.building import Driver, fan_out, flow, pipeline
 
 OFFICIAL = Draft7Validator(json.loads((Path(__file__).parent / "data" / "asyncapi-3.0.0.json").read_text("utf-8")))
 RABBITMQ, REDIS, NATS = "amqp://user:segredo@rabbit:5672/v", "rediss://:segredo@redis/3", "nats://token@[::1]:4222"
