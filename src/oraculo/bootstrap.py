@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _SQLITE = "sqlite:///"
 
-# The extra that brings each adapter's client.
+# The extras that bring each adapter's client.
 _BROKER_EXTRAS = {
     "amqp": "rabbitmq",
     "amqps": "rabbitmq",
@@ -39,7 +39,6 @@ _BROKER_EXTRAS = {
     "nats": "nats",
     "tls": "nats",
 }
-# The extra that will bring each adapter which this version has not got.
 _STORE_EXTRAS = {
     "postgresql": "postgres",
     "postgres": "postgres",
@@ -122,17 +121,31 @@ def _make_adapter(url: str, name: str, settings: BrokerSettings, clock: Clock) -
             case _:
                 return MemoryBroker(clock, delivery_limit=settings.delivery_limit)
     except ModuleNotFoundError as error:
-        extra = _BROKER_EXTRAS[scheme]
-        missing = f"{scheme}:// needs a client that is not installed ({error.name}): pip install 'oraculo[{extra}]'"
-        raise InvalidSettings(Fault("ORACULO_BROKER_URL", missing)) from error
+        raise _not_installed("ORACULO_BROKER_URL", scheme, _BROKER_EXTRAS[scheme], error) from error
 
 
 def make_store(settings: Settings, *, exclusive: bool = False) -> Store:
-    """Raises InvalidSettings for a store that this version has no adapter for. `exclusive`: for this process alone."""
+    """`exclusive`: for this process alone, where the store knows such a thing. Raises InvalidSettings."""
     url = settings.store.url
-    if not url.startswith(_SQLITE):
-        raise _not_yet("ORACULO_STORE_URL", _scheme(url), "sqlite:///path", _STORE_EXTRAS)
-    return SqliteStore(url.removeprefix(_SQLITE), exclusive=exclusive)
+    scheme = _scheme(url)
+    try:
+        match _STORE_EXTRAS.get(scheme):
+            case "postgres":
+                from oraculo.stores.postgres import PostgresStore
+
+                return PostgresStore(url)
+            case "redis":
+                from oraculo.stores.redis import RedisStore
+
+                return RedisStore(url)
+            case "mongo":
+                from oraculo.stores.mongo import MongoStore
+
+                return MongoStore(url)
+            case _:
+                return SqliteStore(url.removeprefix(_SQLITE), exclusive=exclusive)
+    except ModuleNotFoundError as error:
+        raise _not_installed("ORACULO_STORE_URL", scheme, _STORE_EXTRAS[scheme], error) from error
 
 
 def build(settings: Settings) -> System:
@@ -179,9 +192,9 @@ def _scheme(url: str) -> str:
     return url.partition(":")[0].lower()
 
 
-def _not_yet(variable: str, scheme: str, right: str, extras: dict[str, str]) -> InvalidSettings:
-    extra = f" (it will come with oraculo[{extras[scheme]}])" if scheme in extras else ""
-    return InvalidSettings(Fault(variable, f"this version has {right} only, no {scheme}://{extra}"))
+def _not_installed(variable: str, scheme: str, extra: str, error: ModuleNotFoundError) -> InvalidSettings:
+    missing = f"{scheme}:// needs a client that is not installed ({error.name}): pip install 'oraculo[{extra}]'"
+    return InvalidSettings(Fault(variable, missing))
 
 
 def collect_garbage_less_often() -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 import pytest
 
 from tests.servers.nats import Nats
+from tests.servers.postgres import Postgres
 from tests.servers.process import Server, ServerMissing
 from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.valkey import Valkey
 
 BROKERS = ("rabbitmq", "redis", "nats")
-_MAKERS: dict[str, Callable[[], Server]] = {"rabbitmq": RabbitMQ, "redis": Valkey, "nats": Nats}
+_MAKERS: dict[str, Callable[[], Server]] = {"rabbitmq": RabbitMQ, "redis": Valkey, "nats": Nats, "postgres": Postgres}
 
 
 class Fleet:

@@ -83,7 +83,13 @@ class Store(Protocol):
         ...
 
     async def start(self) -> None:
-        """Opens it and brings its schema up to date. Idempotent."""
+        """Opens it. An empty one gets its schema; raises StoreError, which names what to run, when the schema is older
+        than this program's and others may be using it, or newer. Idempotent."""
+        ...
+
+    async def migrate(self) -> Sequence[str]:
+        """Brings the schema up to date and returns what was done, in order; nothing when it was. Idempotent, and safe
+        when several do it at once. Needs no start before it, and leaves the store open."""
         ...
 
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
@@ -152,10 +158,23 @@ class Store(Protocol):
         """Encoded definitions that were put by users, by name."""
         ...
 
+    async def pipelines_mark(self) -> str:
+        """Another text whenever a pipeline was put or deleted since: cheap to ask for, whatever their number."""
+        ...
+
     async def put_pipeline(self, name: str, definition: bytes, now: float) -> None: ...
 
     async def delete_pipeline(self, name: str) -> bool:
         """False when there was none."""
+        ...
+
+    async def attend(self, engine: str, now: float, ttl: float) -> Sequence[str]:
+        """Notes that this engine lives, and returns the names, sorted, of all engines noted in the last `ttl` seconds.
+        Those that were not are forgotten."""
+        ...
+
+    async def depart(self, engine: str) -> None:
+        """The engine stops: it is forgotten at once."""
         ...
 
     async def check(self) -> str:

@@ -58,6 +58,7 @@ class SqliteStore:
         self._lanes: list[_Lane] = []
         self._queue: deque[_Job] = deque()
         self._draining: asyncio.Task[None] | None = None
+        self._migrated: Sequence[str] = ()  # by opening it, until somebody asks
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
@@ -71,10 +72,18 @@ class SqliteStore:
         self._lanes = [_Lane(f"sqlite-{role}", self._path, self._inline) for role in roles]
         try:
             for lane in self._lanes:
-                await lane.open(read_only=lane is not self._lanes[0])
+                await lane.open(read_only=lane is not self._writer)
+                if lane is self._writer:  # before anybody reads
+                    self._migrated = await lane.run(partial(_migrate, path=self._path))
         except BaseException:
             await self.close()
             raise
+
+    async def migrate(self) -> Sequence[str]:
+        """Opening it does that too: the file is one machine's, and nobody else's programs are in its way."""
+        await self.start()
+        migrated, self._migrated = self._migrated, ()
+        return migrated
 
     async def close(self) -> None:
         if self._draining is not None:
@@ -292,7 +301,6 @@ def _open_writer(path: str) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         connection.execute("PRAGMA journal_size_limit = 67108864")
-        _migrate(connection, path)
     except BaseException:
         connection.close()
         raise
@@ -315,7 +323,7 @@ def _connect(address: str, *, uri: bool = False) -> sqlite3.Connection:
     return connection
 
 
-def _migrate(connection: sqlite3.Connection, path: str) -> None:
+def _migrate(connection: sqlite3.Connection, path: str) -> list[str]:
     known = migrations("sqlite")
     with _transaction(connection):
         [(version,)] = connection.execute("PRAGMA user_version").fetchall()
@@ -328,6 +336,7 @@ def _migrate(connection: sqlite3.Connection, path: str) -> None:
             for statement in _statements(migration.script):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {migration.number}")
+    return [migration.label for migration in known[version:]]
 
 
 def _statements(script: str) -> Iterator[str]:

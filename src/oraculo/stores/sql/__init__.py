@@ -16,6 +16,11 @@ class Migration(NamedTuple):
     name: str
     script: str
 
+    @property
+    def label(self) -> str:
+        """For people: `0002 via`."""
+        return f"{self.number:04} {self.name}"
+
 
 def named_queries(dialect: str) -> dict[str, str]:
     """The statements of the dialect's `queries.sql`, by the name in the `-- name:` line above each."""
