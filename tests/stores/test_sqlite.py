@@ -18,9 +18,9 @@ from oraculo.core.events import Progressed, Sent
 from oraculo.core.run import Changes, RunStatus
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Outcome, RunQuery, Store
-from oraculo.stores import sqlite
 from oraculo.stores.sql import migrations, named_queries, parse_queries
-from oraculo.stores.sqlite import SqliteStore
+from oraculo.stores.sqlite import SqliteStore, connections, lanes
+from oraculo.stores.sqlite import store as store_module
 from oraculo.testing.store_runs import (
     NOW,
     UNWRITABLE,
@@ -54,12 +54,24 @@ class OnFile(StoreSuite):
         return await self.make_store()
 
 
+class TestAtOnce(OnFile):
+    """Small commits in the event loop's thread, as long as they are quick."""
+
+
 class TestThreaded(OnFile):
-    pass
+    @pytest.fixture(autouse=True)
+    def _threaded(self, by_thread: None) -> None:
+        pass
 
 
 class TestInline(OnFile):
     inline = True
+
+
+@pytest.fixture
+def by_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every commit goes to the writer's thread, however small."""
+    monkeypatch.setattr(lanes, "AT_ONCE_ROWS", -1)
 
 
 @pytest.fixture
@@ -107,7 +119,7 @@ async def test_the_file_is_durable_and_shared(path: str) -> None:
         values = await store._writer.run(
             lambda connection: [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names]
         )
-        assert values == ["wal", 2, sqlite.BUSY_SECONDS * 1000]
+        assert values == ["wal", 2, connections.BUSY_SECONDS * 1000]
 
 
 async def test_readers_cannot_write(path: str) -> None:
@@ -167,7 +179,7 @@ async def test_migrations_are_recorded_and_applied_once(path: str) -> None:
 async def test_a_migration_is_applied_whole_or_not_at_all(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     good = migrations("sqlite")
     bad = good[0]._replace(number=len(good) + 1, script="CREATE TABLE half (x);\nINSERT INTO nowhere VALUES (1);\n")
-    monkeypatch.setattr(sqlite, "migrations", lambda dialect: [*good, bad])
+    monkeypatch.setattr(connections, "migrations", lambda dialect: [*good, bad])
     with pytest.raises(StoreError, match="nowhere"):
         await SqliteStore(path).start()
     assert look(path, "SELECT name FROM sqlite_master") == []
@@ -222,6 +234,7 @@ async def test_commits_that_wait_are_written_in_one_transaction(path: str) -> No
         assert [run.head.version for run in runs] == [1] * 100
 
 
+@pytest.mark.usefixtures("by_thread")
 async def test_a_bad_commit_fails_alone_in_its_group(path: str) -> None:
     async with opened(path) as store, traced(store) as statements:
         runs = [make_run(f"run-{n}") for n in range(5)]
@@ -243,6 +256,7 @@ async def test_a_batch_takes_few_statements(path: str) -> None:
         assert len(statements) < 25
 
 
+@pytest.mark.usefixtures("by_thread")
 async def test_successive_changes_of_one_run_in_one_group(path: str) -> None:
     async with opened(path) as store:
         run = make_run("a")
@@ -257,13 +271,75 @@ async def test_successive_changes_of_one_run_in_one_group(path: str) -> None:
         assert (snapshot.head.version, snapshot.tasks[0].note) == (3, "second")
 
 
+@pytest.mark.usefixtures("by_thread")
 async def test_closing_waits_for_every_group(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "GROUP_ROWS", 1)
+    monkeypatch.setattr(store_module, "GROUP_ROWS", 1)
     async with opened(path) as store:
         commits = [asyncio.ensure_future(store.commit([creation(make_run(f"run-{n}"))], [])) for n in range(10)]
         await asyncio.sleep(0)
     await asyncio.gather(*commits)
     assert look(path, "SELECT count(*) FROM runs") == [(10,)]
+
+
+async def test_a_small_commit_is_written_before_anything_else_happens(path: str) -> None:
+    async with opened(path) as store:
+        await create(store, make_run("first"))
+        commit = store.commit([creation(make_run("a"))], [])
+        with pytest.raises(StopIteration):  # it ended without waiting for anything
+            commit.send(None)
+        assert look(path, "SELECT id FROM runs ORDER BY n") == [("first",), ("a",)]
+
+
+async def test_a_small_commit_waits_its_turn_behind_a_large_one(path: str) -> None:
+    async with opened(path) as store, traced(store) as statements:
+        gate = threading.Event()
+        held = asyncio.ensure_future(store._writer.run(lambda _: gate.wait(10)))
+        await asyncio.sleep(0)
+        small = asyncio.ensure_future(store.commit([creation(make_run("a"))], []))
+        await asyncio.sleep(0)
+        assert "COMMIT" not in statements
+        gate.set()
+        await asyncio.gather(held, small)
+        assert statements.count("COMMIT") == 1
+
+
+async def test_who_gives_up_on_the_writer_leaves_it_busy_until_it_is_free(path: str) -> None:
+    async with opened(path) as store:
+        gate = threading.Event()
+        held = asyncio.ensure_future(store._writer.run(lambda _: gate.wait(10)))
+        await asyncio.sleep(0)
+        held.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await held
+        small = asyncio.ensure_future(store.commit([creation(make_run("a"))], []))
+        await asyncio.sleep(0)
+        assert not small.done()
+        gate.set()
+        await small
+
+
+async def test_a_slow_disk_is_left_to_the_thread_for_a_while(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "_SLOW", -1.0)
+    async with opened(path) as store:
+        at_once = []
+        for n in range(2 * (lanes._SPARED + 1)):
+            commit = asyncio.ensure_future(store.commit([creation(make_run(f"run-{n}"))], []))
+            await asyncio.sleep(0)
+            at_once.append(commit.done())
+            await commit
+        assert at_once == [True, *[False] * lanes._SPARED] * 2
+
+
+async def test_the_log_is_folded_into_the_file_however_small_the_commits_are(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "WAL_PAGES", 50)
+    pages = []
+    async with opened(path) as store:
+        for n in range(3 * lanes._IN_A_ROW):
+            await store.commit([creation(make_run(f"run-{n}"))], [])
+            pages.append(os.stat(f"{path}-wal").st_size / 4096)
+    assert max(pages) < 20 * lanes._IN_A_ROW
 
 
 async def test_a_long_list_holds_up_neither_commits_nor_loads(path: str) -> None:
@@ -280,7 +356,7 @@ async def test_a_long_list_holds_up_neither_commits_nor_loads(path: str) -> None
 
 
 async def test_pruning_lets_commits_in_between(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "PRUNED_TASKS", 6)
+    monkeypatch.setattr(store_module, "PRUNED_TASKS", 6)
     async with opened(path) as store:
         runs = [make_run(f"run-{n}") for n in range(5)]
         await create(store, *runs)
@@ -329,10 +405,25 @@ async def test_two_stores_on_one_file_share_ids_and_keys(path: str) -> None:
             assert len({each.run_id for each in created[start : start + 4]}) == 1
 
 
+async def test_a_file_that_another_holds_is_waited_for_beside_the_event_loop(path: str) -> None:
+    async with opened(path) as store:
+        await create(store, make_run("first"))  # from here on at once
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        commit = asyncio.ensure_future(store.commit([creation(make_run("a"))], []))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not commit.done()
+        holder.execute("COMMIT")
+        await commit
+        holder.close()
+        assert look(path, "SELECT count(*) FROM runs") == [(2,)]
+
+
 async def test_a_file_that_another_holds_is_unavailable_and_then_available(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "BUSY_SECONDS", 0.05)
     async with opened(path) as store:
         holder = sqlite3.connect(path, isolation_level=None)
         holder.execute("BEGIN IMMEDIATE")

@@ -110,6 +110,7 @@ class Intake:
                 self._at_work = inputs
                 await self._process_surely(inputs, notes)
                 self._at_work = ()
+                await asyncio.sleep(0)  # a store that answers at once must not keep the others from the event loop
         await self._settled()
         self.stopped = True
 

@@ -1,5 +1,5 @@
--- The statements of stores/sqlite.py. `/* rows */` stands for as many rows of parameters as are written at once;
--- a row of NULLs only fills the statement up to its size (see Bulk in sqlite_rows.py) and must write nothing.
+-- The statements of stores/sqlite. `/* rows */` stands for as many rows of parameters as are written at once;
+-- a row of NULLs only fills the statement up to its size (see Bulk in sqlite/rows.py) and must write nothing.
 
 -- name: stored_runs
 SELECT id, n, version, fingerprint
@@ -225,6 +225,22 @@ ON CONFLICT (name) DO UPDATE SET definition = excluded.definition, updated_at = 
 
 -- name: delete_pipeline
 DELETE FROM pipelines WHERE name = :name;
+
+-- name: mark_pipelines
+UPDATE sequence SET pipelines = pipelines + 1;
+
+-- name: pipelines_mark
+SELECT pipelines FROM sequence;
+
+-- name: note_engine
+INSERT INTO engines (name, seen_at) VALUES (:name, :now)
+ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at;
+
+-- name: forget_engines
+DELETE FROM engines WHERE seen_at < :before OR name = :name;
+
+-- name: engines
+SELECT name FROM engines ORDER BY name;
 
 -- name: prove_write
 UPDATE sequence SET last = last;

@@ -1,0 +1,140 @@
+"""Connections to one SQLite file: opened, brought up to date, and their errors made ours."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.stores.sql import migrations
+
+MEMORY = ":memory:"
+OLDEST_SQLITE = (3, 35, 0)  # UPDATE … FROM and RETURNING
+BUSY_SECONDS = 5.0
+WAL_PAGES = 4000
+
+
+def make_parent(path: str) -> None:
+    if path == MEMORY:
+        return
+    parent = Path(path).parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnavailable(f"the folder {parent} of the SQLite file cannot be made: {error}") from error
+
+
+def open_writer(path: str) -> sqlite3.Connection:
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        oldest = ".".join(map(str, OLDEST_SQLITE))
+        raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old: Python must be built with {oldest} or newer")
+    connection = _connect(path, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        be_patient(connection, patient=True)
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def be_patient(connection: sqlite3.Connection, *, patient: bool) -> None:
+    """Whether a commit may wait for another process, and fold the WAL into the file: not in the event loop's thread."""
+    connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000) if patient else 0}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES if patient else 0}")
+
+
+def open_reader(path: str) -> sqlite3.Connection:
+    return _connect(f"file:{quote(path)}?mode=ro", uri=True)
+
+
+def _connect(address: str, *, uri: bool = False, check_same_thread: bool = True) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        address,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,  # transactions are begun and ended here, not guessed by the module
+        cached_statements=256,
+        uri=uri,
+        check_same_thread=check_same_thread,
+    )
+    connection.create_function("folded", 1, str.casefold, deterministic=True)
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, path: str) -> list[str]:
+    known = migrations("sqlite")
+    with transaction(connection):
+        [(version,)] = connection.execute("PRAGMA user_version").fetchall()
+        if version > len(known):
+            raise StoreError(
+                f"{path} was written by a newer ORÁCULO (its schema is {version}, this program knows {len(known)}): "
+                "run that version, or give ORACULO_STORE_URL another file"
+            )
+        for migration in known[version:]:
+            for statement in _statements(migration.script):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {migration.number}")
+    return [migration.label for migration in known[version:]]
+
+
+def _statements(script: str) -> Iterator[str]:
+    """One by one, because executescript() would end the transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+# -- the border: SQLite's errors become ours ------------------------------------------------------------------------
+
+_WORTH_A_RETRY = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PROTOCOL,
+    }
+)
+FOREIGN = (sqlite3.Error, OverflowError, UnicodeError, msgspec.EncodeError)
+
+
+@contextmanager
+def translated(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FOREIGN as error:
+        raise ours(error, path) from error
+
+
+def ours(error: Exception, path: str) -> StoreError:
+    kind = StoreUnavailable if primary_code(error) in _WORTH_A_RETRY else StoreError
+    told = kind(f"SQLite file {path}: {error}")
+    told.__cause__ = error
+    return told
+
+
+def primary_code(error: Exception) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite ends it by itself when the disk is full
+            connection.execute("ROLLBACK")
+        raise

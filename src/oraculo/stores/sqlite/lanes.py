@@ -1,0 +1,119 @@
+"""Lanes: a connection and the thread it lives on."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from oraculo.errors import StoreError
+from oraculo.ports.store import Committed
+from oraculo.stores.sqlite.connections import be_patient, open_reader, open_writer, translated
+from oraculo.stores.sqlite.ledger import Job, is_busy, write_group
+
+Result = TypeVar("Result")
+Outcomes = Sequence[Committed | StoreError]
+
+# A small commit takes a fraction of a millisecond; to hand it to another thread and back takes as long again, or longer
+# on a crowded machine. So it is written at once, in the event loop's own thread, as long as the disk is quick.
+AT_ONCE_ROWS = 40
+_SLOW = 0.002  # seconds: a commit that took longer would be felt by whoever else wants the event loop
+_SPARED = 20  # commits that go through the thread after a slow one
+_IN_A_ROW = 100  # then one goes through the thread, where the WAL is folded into the file when it has grown long
+
+
+class Lane:
+    def __init__(self, name: str, path: str, inline: bool) -> None:
+        self._path = path
+        self._thread = None if inline else ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._connection: sqlite3.Connection | None = None
+        self._under_way = 0
+
+    async def open(self) -> None:
+        self._connection = await self._call(open_reader, self._path)
+
+    async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        return await self._call(work, self._opened)
+
+    @property
+    def _opened(self) -> sqlite3.Connection:
+        assert self._connection is not None, "a lane is opened before it is used"
+        return self._connection
+
+    async def _call(self, work: Callable[[Any], Result], subject: object) -> Result:
+        if self._thread is None:
+            return self._translated_call(work, subject)
+        self._under_way += 1
+        done = asyncio.get_running_loop().run_in_executor(self._thread, self._translated_call, work, subject)
+        done.add_done_callback(self._ended)  # not `finally`: who gives up waiting does not end what the thread does
+        return await asyncio.shield(done)
+
+    def _ended(self, done: "asyncio.Future[Any]") -> None:
+        self._under_way -= 1
+        if not done.cancelled():
+            done.exception()  # it was told to whoever waited, if anybody still did
+
+    def _translated_call(self, work: Callable[[Any], Result], subject: object) -> Result:
+        with translated(self._path):
+            return work(subject)
+
+    async def close(self) -> None:
+        try:
+            if self._connection is not None:
+                await self._call(sqlite3.Connection.close, self._connection)
+        finally:
+            self._connection = None
+            if self._thread is not None:
+                self._thread.shutdown(wait=False)
+
+
+class Writer(Lane):
+    """The one lane that writes. Its connection is used by two threads, never at the same time."""
+
+    def __init__(self, name: str, path: str, inline: bool) -> None:
+        super().__init__(name, path, inline)
+        self._is_patient = True
+        self._by_thread = 0  # so many commits more
+        self._in_a_row = 0
+
+    async def open(self) -> None:
+        self._connection = await self._call(open_writer, self._path)
+
+    async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        if self._is_patient:
+            return await super().run(work)
+        self._is_patient = True
+        return await super().run(partial(_patiently, work))
+
+    def write_at_once(self, job: Job) -> Outcomes | None:
+        """In the caller's thread; None when it is not to be, or when another process is writing."""
+        if self._thread is None:  # nothing may depend on how long things take
+            return write_group([job], self._path, self._opened)
+        if self._by_thread or self._under_way or job.rows > AT_ONCE_ROWS:
+            self._by_thread = max(0, self._by_thread - 1)
+            return None
+        started = time.perf_counter()
+        with translated(self._path):
+            if self._is_patient:
+                be_patient(self._opened, patient=False)
+                self._is_patient = False
+            outcomes = write_group([job], self._path, self._opened)
+        self._choose_next(time.perf_counter() - started)
+        return None if any(map(is_busy, outcomes)) else outcomes
+
+    def _choose_next(self, took: float) -> None:
+        self._in_a_row += 1
+        if took > _SLOW:
+            self._by_thread = _SPARED
+        elif self._in_a_row >= _IN_A_ROW:
+            self._in_a_row, self._by_thread = 0, 1
+
+    async def write(self, group: Sequence[Job]) -> Outcomes:
+        return await self.run(partial(write_group, group, self._path))
+
+
+def _patiently(work: Callable[[sqlite3.Connection], Result], connection: sqlite3.Connection) -> Result:
+    be_patient(connection, patient=True)
+    return work(connection)

@@ -1,0 +1,314 @@
+"""Runs in one SQLite file: durable, with no server.
+
+- One writer thread. Commits that arrive while one is being written are written together, in one transaction: the disk
+  is synced once for all of them.
+- Readers have connections of their own (the file is in WAL mode): one for the engine, one for people, so that neither a
+  long list nor a long search holds up a commit or a timer.
+- Another process may open the same file: a transaction takes the write lock at once and then compares versions.
+"""
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from oraculo.core.history import Happened, HistoryEntry
+from oraculo.core.run import Changes, RunHead, RunStatus
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
+from oraculo.stores.sql.cursor import make_cursor, read_cursor
+from oraculo.stores.sqlite.connections import MEMORY, make_parent, migrate, translated
+from oraculo.stores.sqlite.file_lock import FileLock
+from oraculo.stores.sqlite.lanes import Lane, Writer
+from oraculo.stores.sqlite.ledger import QUERIES, Job, as_json, prune, write_all
+from oraculo.stores.sqlite.rows import RUN_STATUS, Birth, Update, head_of, task_of
+
+# Limits of one transaction, so that neither memory nor the wait of those behind it grows without end.
+GROUP_ROWS = 20_000
+PRUNED_TASKS = 5_000
+
+
+class SqliteStore:
+    """Keeps the contract of `ports.store.Store`.
+
+    `inline`: every call runs at once in the caller's thread, for simulations that must be deterministic.
+    `exclusive`: no other process may open the file this way, for a broker that lives inside one process: the timers of
+    another would put commands on queues that no worker of this one sees.
+    """
+
+    name = "sqlite"
+
+    def __init__(self, path: str, *, inline: bool = False, exclusive: bool = False) -> None:
+        self._path = path
+        self._inline = inline
+        self._lock = FileLock(f"{path}.lock") if exclusive and path != MEMORY else None
+        self._lanes: list[Lane] = []
+        self._queue: deque[Job] = deque()
+        self._draining: asyncio.Task[None] | None = None
+        self._migrated: Sequence[str] = ()  # by opening it, until somebody asks
+
+    # -- opening and closing ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        if self._lanes:
+            return
+        make_parent(self._path)
+        if self._lock is not None:
+            self._lock.take()
+        roles = ("writer",) if self._path == MEMORY else ("writer", "reader", "browser")
+        kinds = (Writer, Lane, Lane)
+        self._lanes = [
+            kind(f"sqlite-{role}", self._path, self._inline) for kind, role in zip(kinds, roles, strict=False)
+        ]
+        try:
+            for lane in self._lanes:
+                await lane.open()
+                if lane is self._lanes[0]:  # before anybody reads
+                    self._migrated = await lane.run(partial(migrate, path=self._path))
+        except BaseException:
+            await self.close()
+            raise
+
+    async def migrate(self) -> Sequence[str]:
+        """Opening it does that too: the file is one machine's, and nobody else's programs are in its way."""
+        await self.start()
+        migrated, self._migrated = self._migrated, ()
+        return migrated
+
+    async def close(self) -> None:
+        if self._draining is not None:
+            await asyncio.wait([self._draining])
+        lanes, self._lanes = self._lanes, []
+        for lane in reversed(lanes):  # the writer last: it is the one that can fold the WAL into the file
+            await lane.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    async def check(self) -> str:
+        try:
+            await self._write("prove_write", {})
+            await self._read("next_due", {})
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            raise StoreUnavailable(str(error)) from error
+        return f"SQLite {sqlite3.sqlite_version}"
+
+    def _lane(self, number: int) -> Lane:
+        if not self._lanes:
+            raise StoreError(f"the store {self._path} is not open: call start() first, and nothing after close()")
+        return self._lanes[min(number, len(self._lanes) - 1)]
+
+    @property
+    def _writer(self) -> Writer:
+        writer = self._lane(0)
+        assert isinstance(writer, Writer)
+        return writer
+
+    @property
+    def _reader(self) -> Lane:
+        return self._lane(1)
+
+    @property
+    def _browser(self) -> Lane:
+        return self._lane(2)
+
+    async def _read(self, query: str, parameters: dict[str, Any]) -> list[Any]:
+        sql = QUERIES[query]
+        return await self._reader.run(lambda connection: connection.execute(sql, parameters).fetchall())
+
+    async def _write(self, query: str, parameters: dict[str, Any]) -> int:
+        [count] = await self._write_all((query, parameters))
+        return count
+
+    async def _write_all(self, *statements: tuple[str, dict[str, Any]]) -> list[int]:
+        """In one transaction. Returns how many rows each changed."""
+        return await self._writer.run(lambda connection: write_all(connection, statements))
+
+    # -- commits ------------------------------------------------------------------------------------------------
+
+    async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+        writer = self._writer
+        with translated(self._path):  # rows are built before the first await: the run may change after it
+            job = Job([Birth(creation) for creation in creations], [Update(change) for change in changes])
+        if self._draining is None and (outcomes := writer.write_at_once(job)):
+            job.settle(outcomes[0])
+            return job.done.result()
+        self._queue.append(job)
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(writer))
+        return await job.done
+
+    async def _drain(self, writer: Writer) -> None:
+        """Writes the queue, a group at a time. A caller who gives up waiting does not stop it."""
+        group: list[Job] = []
+        try:
+            while self._queue:
+                group = list(self._next_group())
+                outcomes = await writer.write(group)
+                for job, outcome in zip(group, outcomes, strict=True):
+                    job.settle(outcome)
+        except BaseException as error:
+            for job in chain(group, self._queue):
+                job.settle(StoreError(f"the commit was given up: {error!r}"))
+            self._queue.clear()
+            raise
+        finally:
+            self._draining = None
+
+    def _next_group(self) -> Iterator[Job]:
+        rows = 0
+        while self._queue and rows < GROUP_ROWS:
+            job = self._queue.popleft()
+            rows += job.rows
+            yield job
+
+    # -- what the engine reads ----------------------------------------------------------------------------------
+
+    async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
+        return await self._reader.run(partial(_load, tuple(run_ids)))
+
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
+        heads = map(head_of, await self._read("load_heads", {"ids": as_json(run_ids)}))
+        return {head.id: head for head in heads}
+
+    async def due(self, now: float, limit: int) -> Sequence[Due]:
+        rows = await self._read("due", {"now": now, "limit": limit})
+        return [Due(run_id, task) for _, _, task, run_id in rows]
+
+    async def next_due(self) -> float | None:
+        [(due_at,)] = await self._read("next_due", {})
+        return None if due_at is None else float(due_at)
+
+    async def unsent(self, limit: int, after: tuple[str, int] | None = None) -> Sequence[Unsent]:
+        run_id, task = after or ("", -1)
+        found = await self._read("number_of_run", {"id": run_id})
+        # A run that was pruned meanwhile has lost its place: begin again rather than leave something out.
+        place = {"n": found[0][0], "number": task} if found else {"n": 0, "number": -1}
+        rows = await self._read("unsent", place | {"limit": limit})
+        return [Unsent(*row) for row in rows]
+
+    async def brokers_in_use(self) -> Sequence[str | None]:
+        return [via for (via,) in await self._read("brokers_in_use", {})]
+
+    async def held_by(
+        self, via: str | None, limit: int, after: str = "", *, dead_letters: bool = False
+    ) -> Sequence[str]:
+        found = await self._read("number_of_run", {"id": after})
+        query = "dead_letters_with" if dead_letters else "commands_with"
+        rows = await self._read(query, {"via": via, "n": found[0][0] if found else 0, "limit": limit})
+        return [run_id for _, run_id in rows]
+
+    async def forget_sent(self) -> int:
+        return await self._write("forget_commands", {}) + await self._write("forget_dead_letters", {})
+
+    # -- what people read ---------------------------------------------------------------------------------------
+
+    async def runs(self, query: RunQuery) -> Page:
+        before = read_cursor(query.cursor)
+        sql, parameters = _listing(query)
+        parameters |= {"before": before, "limit": query.limit + 1}
+        rows = await self._browser.run(lambda connection: connection.execute(sql, parameters).fetchall())
+        page = rows[: query.limit]
+        more = len(rows) > query.limit and bool(page)
+        return Page([head_of(row[1:]) for row in page], make_cursor(page[-1][0]) if more else None)
+
+    async def history(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[HistoryEntry]:
+        parameters = {"id": run_id, "after": after, "limit": limit}
+        sql = QUERIES["history"]
+        rows = await self._browser.run(lambda connection: connection.execute(sql, parameters).fetchall())
+        return [HistoryEntry(seq, at, Happened(what), *rest) for seq, at, what, *rest in rows]
+
+    async def census(self) -> dict[RunStatus, int]:
+        sql = QUERIES["census"]
+        rows = await self._browser.run(lambda connection: connection.execute(sql).fetchall())
+        return dict.fromkeys(RunStatus, 0) | {RUN_STATUS[status]: count for status, count in rows}
+
+    # -- retention and pipelines --------------------------------------------------------------------------------
+
+    async def prune(self, ended_before: float, limit: int) -> int:
+        found = await self._read("prunable", {"ended_before": ended_before, "limit": limit})
+        pruned = 0
+        for numbers in _slices(found):  # a transaction each, so that commits go on in between
+            pruned += await self._writer.run(partial(prune, numbers, ended_before))
+        return pruned
+
+    async def pipelines(self) -> dict[str, bytes]:
+        return dict(await self._read("pipelines", {}))
+
+    async def pipelines_mark(self) -> str:
+        [(mark,)] = await self._read("pipelines_mark", {})
+        return str(mark)
+
+    async def put_pipeline(self, name: str, definition: bytes, now: float) -> None:
+        put = ("put_pipeline", {"name": name, "definition": definition, "now": now})
+        await self._write_all(put, ("mark_pipelines", {}))
+
+    async def delete_pipeline(self, name: str) -> bool:
+        deleted, _ = await self._write_all(("delete_pipeline", {"name": name}), ("mark_pipelines", {}))
+        return deleted > 0
+
+    # -- engines ------------------------------------------------------------------------------------------------
+
+    async def attend(self, engine: str, now: float, ttl: float) -> Sequence[str]:
+        await self._write_all(
+            ("forget_engines", {"before": now - ttl, "name": engine}), ("note_engine", {"name": engine, "now": now})
+        )
+        return [name for (name,) in await self._read("engines", {})]
+
+    async def depart(self, engine: str) -> None:
+        await self._write("forget_engines", {"before": -1.0, "name": engine})
+
+
+def _slices(found: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
+    """The runs to be pruned, by number and size, in parts of about PRUNED_TASKS tasks."""
+    numbers: list[int] = []
+    tasks = 0
+    for n, total in found:
+        numbers.append(n)
+        tasks += total
+        if tasks >= PRUNED_TASKS:
+            yield numbers
+            numbers, tasks = [], 0
+    if numbers:
+        yield numbers
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def _load(run_ids: Sequence[str], connection: sqlite3.Connection) -> dict[str, Snapshot]:
+    connection.execute("BEGIN")  # head and tasks as of one moment
+    try:
+        runs = connection.execute(QUERIES["load_runs"], {"ids": as_json(run_ids)}).fetchall()
+        numbers = {"numbers": as_json(row[0] for row in runs)}
+        tasks = connection.execute(QUERIES["load_tasks"], numbers).fetchall()
+    finally:
+        connection.execute("COMMIT")
+    by_number = {n: Snapshot(head_of(head), definition, payload, []) for n, definition, payload, *head in runs}
+    for n, *task in tasks:
+        by_number[n].tasks.append(task_of(task))
+    return {snapshot.head.id: snapshot for snapshot in by_number.values()}
+
+
+def _listing(query: RunQuery) -> tuple[str, dict[str, Any]]:
+    filters: list[str] = []
+    parameters: dict[str, Any] = {}
+    if query.status is not None:
+        filters.append("with_status")
+        parameters["status"] = query.status.value
+    if query.name is not None:
+        filters.append("with_name")
+        parameters["name"] = query.name
+    if query.text:
+        filters.append("with_ascii_text" if query.text.isascii() else "with_text")
+        parameters["text"] = f"%{_escaped(query.text.casefold())}%"
+    sql = QUERIES["list_runs"].replace("/* filters */", " ".join(QUERIES[name] for name in filters))
+    return sql, parameters
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
