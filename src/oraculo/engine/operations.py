@@ -105,8 +105,12 @@ class Operations:
     async def _outcome(self, watch: Watch, wait: float) -> Submitted:
         if wait <= 0:
             return Submitted(watch.run_id, RunStatus.RUNNING)
-        done, _ = await asyncio.wait([watch.ended], timeout=wait)
-        return Submitted(watch.run_id, RunStatus.RUNNING, watch.ended.result() if done else None)
+        try:
+            async with asyncio.timeout(wait):
+                aggregate = await watch.ended
+        except TimeoutError:
+            aggregate = None
+        return Submitted(watch.run_id, RunStatus.RUNNING, aggregate)
 
     async def _submitted_before(self, created: Created, wait: float) -> Submitted:
         aggregate = await self.wait(created.run_id, wait) if wait > 0 else None

@@ -21,6 +21,10 @@ class Backoff:
         self._entropy = entropy
         self._failures = 0
 
+    @property
+    def is_failing(self) -> bool:
+        return self._failures > 0
+
     def reset(self) -> None:
         self._failures = 0
 

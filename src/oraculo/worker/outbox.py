@@ -1,13 +1,15 @@
 """Answers and progress on their way out: published together, acked together.
 
-While one batch is being confirmed the next one gathers, so a busy worker makes large batches and an idle one answers
-at once. An answer stays here until the broker confirmed it; only then is its command acked.
+While batches are being confirmed the next one gathers, so a busy worker makes large batches and an idle one answers at
+once. An answer stays here until the broker confirmed it; only then is its command acked.
 """
 
 import asyncio
 import contextlib
 import threading
 from collections import defaultdict
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 import structlog
@@ -22,6 +24,7 @@ from oraculo.worker.jobs import Job, Receipt
 from oraculo.worker.remembered import RememberedAnswers, identity_of
 
 MAX_BATCH = 500
+MOST_SENDING = 3  # batches that are being confirmed at the same time: an answer need not wait for another's round trip
 MOST_SETTLING = 16  # batches whose commands are being acked at the same time
 PROGRESS_INTERVAL = 0.2  # seconds between two progress messages of one command
 
@@ -54,6 +57,7 @@ class Outbox:
         self._reported_at: dict[Job, float] = {}
         self._wake = asyncio.Event()
         self._backoff = Backoff(entropy)
+        self._sending: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._closing = False
         self._loop = asyncio.get_running_loop()
@@ -98,17 +102,40 @@ class Outbox:
         self._wake.set()
 
     async def run(self) -> None:
-        while not (self._closing and not self._replies):
-            await self._wake.wait()
-            self._wake.clear()
-            while self._replies or self._reports:
-                await self._send_batch()
+        try:
+            while not (self._closing and not self._replies and not self._sending):
+                await self._wake.wait()
+                self._wake.clear()
+                while self._replies or self._reports:
+                    await self._room_to_send()
+                    self._send_beside(self._send_batch(*self._next_batch()))
+        finally:
+            for task in self._sending:  # none, unless this was cancelled: then their commands come again
+                task.cancel()
         if self._settling:
             await asyncio.wait(self._settling)
 
-    async def _send_batch(self) -> None:
+    async def _room_to_send(self) -> None:
+        """One batch at a time while the broker fails: what it gave back is tried alone, after its pause."""
+        most = 1 if self._backoff.is_failing else MOST_SENDING
+        while len(self._sending) >= most:
+            await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
+
+    def _send_beside(self, sending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(sending, name="oraculo-answers")
+        self._sending.add(task)
+        task.add_done_callback(self._sent)
+
+    def _sent(self, task: "asyncio.Task[None]") -> None:
+        self._sending.discard(task)
+        self._wake.set()  # it may have put something back, or be the last that the end waits for
+
+    def _next_batch(self) -> tuple[list[Job], list[_Reply]]:
         jobs, self._reports = list(self._reports), {}
         batch, self._replies = self._replies[:MAX_BATCH], self._replies[MAX_BATCH:]
+        return jobs, batch
+
+    async def _send_batch(self, jobs: list[Job], batch: list[_Reply]) -> None:
         try:
             await self._broker.publish([*map(self._report_message, jobs), *map(self._reply_message, batch)])
         except Exception as error:  # noqa: BLE001 - an adapter's fault must not lose answers nor end the worker

@@ -155,6 +155,9 @@ class HostStore:
     async def close(self) -> None:
         pass
 
+    async def migrate(self) -> Sequence[str]:
+        return await self._disk.migrate()
+
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         trouble = self._trouble
         await self._reach()
@@ -238,12 +241,23 @@ class HostStore:
         found: dict[str, bytes] = await self._read(self._disk.pipelines())
         return found
 
+    async def pipelines_mark(self) -> str:
+        found: str = await self._read(self._disk.pipelines_mark())
+        return found
+
     async def put_pipeline(self, name: str, definition: bytes, now: float) -> None:
         await self._read(self._disk.put_pipeline(name, definition, now))
 
     async def delete_pipeline(self, name: str) -> bool:
         deleted: bool = await self._read(self._disk.delete_pipeline(name))
         return deleted
+
+    async def attend(self, engine: str, now: float, ttl: float) -> Sequence[str]:
+        found: Sequence[str] = await self._read(self._disk.attend(engine, now, ttl))
+        return found
+
+    async def depart(self, engine: str) -> None:
+        await self._read(self._disk.depart(engine))
 
     async def check(self) -> str:
         self._trouble.step(self._host)
