@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.brokers.vigil import VigilantBroker
 from oraculo.core.naming import QueueNames, told_apart
 from oraculo.engine.operations import Operations
-from oraculo.engine.service import Engine
+from oraculo.engine.service import Engine, Role
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
@@ -148,19 +150,30 @@ def make_store(settings: Settings, *, exclusive: bool = False) -> Store:
         raise _not_installed("ORACULO_STORE_URL", scheme, _STORE_EXTRAS[scheme], error) from error
 
 
-def build(settings: Settings) -> System:
+def build(settings: Settings, role: Role = Role.WHOLE) -> System:
     """Raises InvalidSettings."""
     clock, entropy, metrics = SystemClock(), SystemEntropy(), Metrics()
     telemetry = Hub(metrics.observe, LogSubscriber())
     names = QueueNames(settings.broker.prefix)
-    broker = make_broker(settings, clock, telemetry, own_queues=(names.requests, names.answers))
+    own_queues = (names.requests, names.answers) if role is Role.WHOLE else ()
+    broker = make_broker(settings, clock, telemetry, own_queues=own_queues)
     store = make_store(settings, exclusive=not broker.capabilities.shared)
-    engine = Engine(settings, broker, store, clock=clock, entropy=entropy, telemetry=telemetry)
+    engine = Engine(
+        settings,
+        broker,
+        store,
+        clock=clock,
+        entropy=entropy,
+        telemetry=telemetry,
+        name=f"{socket.gethostname()}:{os.getpid()}:{entropy.new_id()[-8:]}",
+        role=role,
+    )
     return System(settings, engine, Operations(engine), broker, store, metrics, clock, entropy)
 
 
-def make_app(system: System, *, workers: Sequence[App] = ()) -> "FastAPI":
-    """The API over `system`, with the engine and the embedded `workers` living as long as it does."""
+def make_app(system: System, *, workers: Sequence[App] = (), only_health: bool = False) -> "FastAPI":
+    """The API over `system`, with the engine and the embedded `workers` living as long as it does. `only_health`: for
+    an engine that others ask nothing but how it is."""
     from oraculo.api.app import create_app  # here, so that a worker process and `doctor` load without FastAPI
 
     settings = system.settings
@@ -180,7 +193,9 @@ def make_app(system: System, *, workers: Sequence[App] = ()) -> "FastAPI":
         finally:
             await system.engine.stop()
 
-    return create_app(system.engine, system.operations, settings, system.metrics, lifespan=lifespan)
+    return create_app(
+        system.engine, system.operations, settings, system.metrics, lifespan=lifespan, only_health=only_health
+    )
 
 
 def make_worker(app: App, broker: Broker, settings: Settings, clock: Clock) -> Worker:

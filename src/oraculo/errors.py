@@ -59,6 +59,10 @@ class InvalidRequest(InvalidInput):
     pass
 
 
+class UnknownPipeline(InvalidRequest):
+    """The request names a pipeline that this process does not know; another may have put it a moment ago."""
+
+
 class InvalidPipeline(InvalidInput):
     pass
 

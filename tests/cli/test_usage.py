@@ -144,9 +144,31 @@ def test_the_memory_broker_takes_over_from_no_other() -> None:
     assert "memory:// in a list" in told
 
 
-def test_a_store_of_a_later_version_is_named_with_its_extra() -> None:
-    told = complaint(invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": "postgresql://localhost/x"}))
-    assert "oraculo[postgres]" in told
+@pytest.mark.parametrize(
+    ("url", "module", "extra"),
+    [
+        ("postgresql://localhost/x", "asyncpg", "postgres"),
+        ("redis://localhost/0", "hiredis", "redis"),
+        ("mongodb://localhost/x", "pymongo", "mongo"),
+    ],
+)
+def test_a_store_whose_client_is_missing_is_named_with_its_extra(
+    url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == module or name.startswith("oraculo.stores.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.startswith("oraculo.clients")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    told = complaint(invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": url}))
+    assert f"({module})" in told
+    assert f"pip install 'oraculo[{extra}]'" in told
+
+
+def test_a_store_that_cannot_be_reached_is_one_line_once_patience_ends() -> None:
+    env = {"ORACULO_STORE_URL": "postgresql://127.0.0.1:9/x", "ORACULO_STORE_PATIENCE": "0"}
+    told = complaint(invoke("serve", "--port", "0", env=env))
+    assert "127.0.0.1:9" in told
 
 
 def test_a_store_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
@@ -163,14 +185,14 @@ def test_uvicorn_with_bad_settings_ends_with_2_and_one_line(tmp_path: Path) -> N
     done = subprocess.run(
         [sys.executable, "-m", "uvicorn", "oraculo.main:app", "--port", "0"],
         cwd=tmp_path,
-        env=environment(ORACULO_STORE_URL="postgresql://localhost/x"),
+        env=environment(ORACULO_STORE_URL="sqlite:///x.db", ORACULO_BROKER_URL="memory://,memory://"),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert done.returncode == 2, done.stderr
-    assert "oraculo: ORACULO_STORE_URL: this version has sqlite:///path only" in done.stderr
+    assert "oraculo: ORACULO_BROKER_URL: has memory:// in a list of brokers" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -88,7 +88,7 @@ async def test_whoever_waits_is_let_go_when_the_engine_stops() -> None:
             return sum([1 async for _ in oraculo.operations.follow(run)])
 
         following = asyncio.create_task(follow())
-        await until(lambda: len(oraculo.engine.watchers.watched()) == 2)
+        await until(lambda: len(oraculo.engine.watchers) == 2)
         oraculo.engine.quiesce()
         submitted = await asyncio.wait_for(waiting, 5)
         assert submitted.aggregate is None

@@ -528,14 +528,14 @@ async def test_a_read_only_file_says_so(open_folder: Path) -> None:
     async with opened(path, inline=True):
         pass
     make_read_only(open_folder)
-    with without_privileges(), pytest.raises(StoreUnavailable, match=r"oraculo\.db: .*readonly"):
+    with without_privileges(), pytest.raises(StoreError, match=r"oraculo\.db: .*readonly"):
         await SqliteStore(path, inline=True).start()
 
 
 async def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     store = SqliteStore(str(tmp_path / "file" / "folder" / "x.db"))
-    with pytest.raises(StoreUnavailable, match=r"folder .*file/folder .*cannot be made"):
+    with pytest.raises(StoreError, match=r"folder .*file/folder .*cannot be made"):
         await store.start()
     (tmp_path / "file").unlink()
     await store.start()  # once it is mended
@@ -543,7 +543,7 @@ async def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_path_that_is_a_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match=f"{tmp_path}: unable to open"):
+    with pytest.raises(StoreError, match=f"{tmp_path}: unable to open"):
         await SqliteStore(str(tmp_path)).start()
 
 
@@ -560,7 +560,7 @@ async def test_a_full_disk_loses_nothing_and_is_worth_a_retry(path: str) -> None
         await create(store, run := make_run("a"))
         await store._writer.run(lambda connection: connection.execute("PRAGMA max_page_count = 1").fetchall())
         big = make_run("big", payload=b'{"x":"' + b"x" * 500_000 + b'"}')
-        with pytest.raises(StoreUnavailable, match="full"):
+        with pytest.raises(StoreError, match="full"):
             await store.commit([creation(big)], [])
         await assert_stored(store, run)
         await store._writer.run(lambda connection: connection.execute("PRAGMA max_page_count = 100000").fetchall())

@@ -28,6 +28,7 @@ def create_app(
     metrics: Metrics,
     *,
     lifespan: Lifespan | None = None,
+    only_health: bool = False,
 ) -> FastAPI:
     """Without a `lifespan` the application starts and stops the engine with itself."""
     app = FastAPI(
@@ -44,7 +45,8 @@ def create_app(
     )
     app.state.context = Context(operations, settings, metrics)
     install_problems(app)
-    _add_routes(app)
+    for part in (health,) if only_health else (events, runs, pipelines, queues, asyncapi, health):
+        app.include_router(part.router)
     patch_fastapi(app, docs_url="/docs", redirect_from_root_to_docs=False)
     app.add_middleware(ExactPaths)
     if settings.api.keys:
@@ -64,8 +66,3 @@ def _lifespan_of(engine: Engine) -> Lifespan:
             await engine.stop()
 
     return lifespan
-
-
-def _add_routes(app: FastAPI) -> None:
-    for part in (events, runs, pipelines, queues, asyncapi, health):
-        app.include_router(part.router)

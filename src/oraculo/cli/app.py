@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from oraculo import __version__
-from oraculo.cli import asyncapi, check_worker, dlq, doctor, output, pipelines, runs, server, simulate, submit
+from oraculo.cli import asyncapi, check_worker, dlq, doctor, migrate, output, pipelines, runs, server, simulate, submit
 from oraculo.cli.options import AsJson
 from oraculo.errors import OraculoError
 
@@ -71,6 +71,8 @@ def _root(
 
 app.command()(server.dev)
 app.command()(server.serve)
+app.command()(server.api)
+app.command()(server.engine)
 app.command()(server.worker)
 app.command()(submit.submit)
 app.add_typer(runs.app, name="runs")
@@ -79,6 +81,7 @@ app.add_typer(pipelines.app, name="pipelines")
 app.command()(asyncapi.asyncapi)
 app.command()(simulate.simulate)
 app.command()(check_worker.check_worker)
+app.command()(migrate.migrate)
 app.command()(doctor.doctor)
 
 

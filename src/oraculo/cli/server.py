@@ -1,4 +1,4 @@
-"""`oraculo dev`, `serve` and `worker`: the commands that are servers themselves."""
+"""`oraculo dev`, `serve`, `api`, `engine` and `worker`: the commands that are servers themselves."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,7 +81,8 @@ def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
 def serve(host: Host = None, port: Port = None, app: Apps = None) -> None:
     """Run the API and the engine.
 
-    The settings are those of oraculo.toml and, over it, the environment.
+    The settings are those of oraculo.toml and, over it, the environment. Any number may run on one store and one
+    broker.
     """
     from oraculo.cli import serving
     from oraculo.cli.welcome import Greeting
@@ -94,18 +95,63 @@ def serve(host: Host = None, port: Port = None, app: Apps = None) -> None:
     serving.serve(settings, apps, listener, Greeting(settings, apps, host))
 
 
+def api(host: Host = None, port: Port = None) -> None:
+    """Run the API alone, beside `oraculo engine`.
+
+    It creates runs, sends their first commands and does what people ask; answers and deadlines are the engines'.
+    """
+    from oraculo.cli import serving
+    from oraculo.cli.welcome import Greeting
+    from oraculo.engine.service import Role
+    from oraculo.settings import load_settings
+
+    settings = load_settings()
+    _expect_shared_broker(settings, "use `oraculo serve`")
+    host = host or settings.api.host
+    listener = serving.listen(host, settings.api.port if port is None else port)
+    serving.serve(settings, (), listener, Greeting(settings, (), host), role=Role.FRONT)
+
+
+def engine(
+    host: Host = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port for /health and /metrics; without it nothing listens."),
+    ] = None,
+) -> None:
+    """Run an engine without the API, beside `oraculo api`.
+
+    Any number may run on one store and one broker; those that are left take over from one that dies.
+    """
+    from oraculo.cli import serving
+    from oraculo.cli.welcome import Greeting
+    from oraculo.settings import load_settings
+
+    settings = load_settings()
+    _expect_shared_broker(settings, "use `oraculo serve`")
+    if port is None:
+        serving.run_engine(settings)
+        return
+    host = host or settings.api.host
+    serving.serve(settings, (), serving.listen(host, port), Greeting(settings, (), host), only_health=True)
+
+
+def _expect_shared_broker(settings: "Settings", instead: str) -> None:
+    if all(url.startswith("memory:") for url in settings.broker.urls):
+        raise InvalidSettings(
+            Fault(
+                "ORACULO_BROKER_URL",
+                "memory:// lives inside one process and no other can reach it; "
+                f"{instead}, or set ORACULO_BROKER_URL to a broker that is shared",
+            )
+        )
+
+
 def worker(app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="As meus_workers:app.")]) -> None:
     """Run a worker app as a process of its own."""
     from oraculo.cli import serving
     from oraculo.settings import load_settings
 
     settings = load_settings()
-    if all(url.startswith("memory:") for url in settings.broker.urls):
-        raise InvalidSettings(
-            Fault(
-                "ORACULO_BROKER_URL",
-                "memory:// lives inside one process and no other can reach it; "
-                f"use `oraculo dev --app {app}`, or set ORACULO_BROKER_URL to a broker that is shared",
-            )
-        )
+    _expect_shared_broker(settings, f"use `oraculo dev --app {app}`")
     serving.work(settings, load_app(app))

@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import uvicorn
 
 from oraculo.bootstrap import System, build, collect_garbage_less_often, make_app, make_broker, make_worker
+from oraculo.cli import output
+from oraculo.engine.service import Role
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
@@ -57,14 +59,21 @@ def _why_not(error: OSError, host: str, port: int) -> str:
 
 
 def serve(
-    settings: Settings, apps: Sequence[App], listener: socket.socket, ready: OnReady, *, quiet: bool = False
+    settings: Settings,
+    apps: Sequence[App],
+    listener: socket.socket,
+    ready: OnReady,
+    *,
+    role: Role = Role.WHOLE,
+    only_health: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Until a signal. Raises OraculoError when it cannot start. `quiet`: uvicorn tells only what is wrong."""
     collect_garbage_less_often()
     configure_logging(settings.log)
-    system = build(settings)
+    system = build(settings, role)
     config = uvicorn.Config(
-        make_app(system, workers=apps),
+        make_app(system, workers=apps, only_health=only_health),
         log_config=None,
         access_log=not quiet,
         log_level="warning" if quiet else None,
@@ -113,6 +122,34 @@ class _Server(uvicorn.Server):
             _end_at_once(sig)
         self.should_exit = True
         _say_stopping()
+
+
+# -- an engine alone -------------------------------------------------------------------------------------------------
+
+
+def run_engine(settings: Settings) -> None:
+    """Until a signal. Raises OraculoError when it cannot start."""
+    collect_garbage_less_often()
+    configure_logging(settings.log)
+    _run(_run_engine(build(settings)), uvicorn.Config(_no_app))
+
+
+async def _run_engine(system: System) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    with _first_signal(lambda: loop.call_soon_threadsafe(stop.set)):
+        try:
+            starting = asyncio.create_task(system.engine.start())
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                output.note(f"oraculo: engine {system.engine.peers.name} is running")
+            await stopping
+        finally:
+            starting.cancel()
+            stopping.cancel()
+            await system.engine.stop()
 
 
 # -- a worker alone --------------------------------------------------------------------------------------------------

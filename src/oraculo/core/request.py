@@ -24,7 +24,7 @@ from oraculo.core.pipeline import (
 from oraculo.core.plan import Plan
 from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.core.run import Channel, Delivery, Run, RunHead, Task
-from oraculo.errors import Fault, InvalidJson, InvalidRequest, PayloadTooLarge
+from oraculo.errors import Fault, InvalidJson, InvalidRequest, PayloadTooLarge, UnknownPipeline
 
 FIELDS = (
     "destinos",
@@ -223,7 +223,7 @@ def definition_of(
         definition = catalogue.pipelines.get(request.pipeline)
         if definition is None:
             near = naming.nearest(request.pipeline, catalogue.pipelines)
-            raise InvalidRequest(Fault("pipeline", f"there is no pipeline {naming.shown(request.pipeline)}{near}"))
+            raise UnknownPipeline(Fault("pipeline", f"there is no pipeline {naming.shown(request.pipeline)}{near}"))
         changed = {key: value for key, value in _overrides(request).items() if value is not None}
         definition = msgspec.structs.replace(definition, **changed) if changed else definition
     else:

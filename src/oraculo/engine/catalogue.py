@@ -34,6 +34,7 @@ class Catalogue:
         self._layers: dict[Origin, Mapping[str, Definition]] = {origin: {} for origin in Origin}
         self._merged: dict[str, Definition] = {}
         self._seen: dict[Path, tuple[int, int]] = {}
+        self._mark = ""
 
     @property
     def pipelines(self) -> Mapping[str, Definition]:
@@ -58,9 +59,18 @@ class Catalogue:
         if self._folder is not None:
             self._layers[Origin.FOLDER] = self._read_folder(self._folder)
             self._seen = self._signature()
+        await self.refresh_stored(store)
+        self._merge()
+
+    async def refresh_stored(self, store: Store) -> bool:
+        """Reads what users put again when somebody put or deleted one, through this process or another."""
+        if (mark := await store.pipelines_mark()) == self._mark:
+            return False
         stored = await store.pipelines()
+        self._mark = mark
         self._layers[Origin.STORED] = {name: decode_definition(body) for name, body in stored.items()}
         self._merge()
+        return True
 
     def refresh_folder(self) -> bool:
         """Reads the folder again when a file of it changed. Raises InvalidPipeline and keeps what was good before."""

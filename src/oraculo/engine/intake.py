@@ -6,7 +6,7 @@ the changed copy is thrown away and the stored one is loaded again: the store is
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,7 +21,14 @@ from oraculo.core.run import Changes, Run
 from oraculo.engine.cache import HotRuns, Plans
 from oraculo.engine.inputs import Answer, Arrived, Inbox, Input, Note, OfRun, Resend, Submission
 from oraculo.engine.requests import RunMaker
-from oraculo.errors import InvalidInput, InvalidMessage, OraculoError, PayloadTooLarge, StoreUnavailable
+from oraculo.errors import (
+    InvalidInput,
+    InvalidMessage,
+    OraculoError,
+    PayloadTooLarge,
+    StoreUnavailable,
+    UnknownPipeline,
+)
 from oraculo.ports.broker import Consumer, Delivery
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Committed, Created, Creation, Outcome, Store
@@ -59,6 +66,7 @@ class Batch:
     by_run: dict[str, list[OfRun]] = field(default_factory=dict)
     handled: list[Arrived] = field(default_factory=list)
     refused: list[tuple[Arrived, str]] = field(default_factory=list)
+    unknown: list[Arrived] = field(default_factory=list)  # requests for pipelines that are not known here, or not yet
 
     def of_run(self, run_id: str, item: OfRun) -> None:
         self.by_run.setdefault(run_id, []).append(item)
@@ -70,6 +78,7 @@ class Intake:
         store: Store,
         inbox: Inbox,
         maker: RunMaker,
+        refresh_pipelines: Callable[[], Awaitable[None]],
         plans: Plans,
         hot: HotRuns,
         aftermath: Aftermath,
@@ -83,6 +92,7 @@ class Intake:
         self._store = store
         self._inbox = inbox
         self._maker = maker
+        self._refresh_pipelines = refresh_pipelines
         self._plans = plans
         self._hot = hot
         self._aftermath = aftermath
@@ -185,6 +195,10 @@ class Intake:
     async def _process(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
         started = self._clock.now()
         batch = self._read(inputs, notes)
+        if batch.unknown:
+            await self._refresh_pipelines()
+            for arrived in batch.unknown:
+                self._read_arrived(arrived, batch, is_last_try=True)
         created, by_run, conflicts, runs = batch.submissions, batch.by_run, 0, 0
         while created or by_run:
             try:
@@ -226,7 +240,7 @@ class Intake:
                 batch.of_run(one.run_id, one)
         return batch
 
-    def _read_arrived(self, arrived: Arrived, batch: Batch) -> None:
+    def _read_arrived(self, arrived: Arrived, batch: Batch, *, is_last_try: bool = False) -> None:
         try:
             message = decode_message(arrived.delivery.body)
             if arrived.delivery.queue == self._names.requests:
@@ -234,6 +248,11 @@ class Intake:
             else:
                 _expect_event(message, naming.ANSWER_EVENTS | {naming.PROGRESS})
                 batch.of_run(message.correlation_id, Answer(message, arrived))
+        except UnknownPipeline as error:
+            if is_last_try:
+                batch.refused.append((arrived, str(error)))
+            else:
+                batch.unknown.append(arrived)
         except (InvalidInput, PayloadTooLarge) as error:
             batch.refused.append((arrived, str(error)))
 

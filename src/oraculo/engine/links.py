@@ -43,9 +43,20 @@ class _Loss(_Absence):
 
 
 class LinkWatch:
+    """`acts`: it sends again what was lost. Otherwise it only tells how the brokers are doing."""
+
     def __init__(
-        self, broker: Broker, store: Store, inbox: Inbox, clock: Clock, telemetry: Telemetry, poll: float
+        self,
+        broker: Broker,
+        store: Store,
+        inbox: Inbox,
+        clock: Clock,
+        telemetry: Telemetry,
+        poll: float,
+        *,
+        acts: bool = True,
     ) -> None:
+        self._acts = acts
         self._broker = broker
         self._store = store
         self._inbox = inbox
@@ -57,7 +68,8 @@ class LinkWatch:
         self._losses: dict[str, _Loss] = {}
 
     async def run(self) -> None:
-        await self._take_back_from_strangers()
+        if self._acts:
+            await self._take_back_from_strangers()
         while True:
             await self.look()
             await asyncio.sleep(self._poll)
@@ -67,14 +79,18 @@ class LinkWatch:
         some_work = any(link.trouble is None for link in links)
         for link in links:
             self._tell(link)
-            if link.losses > self._losses_of(link.name):
-                self._losses[link.name] = _Loss(self._clock.now())
-            await self._look_after_loss(link.name)
-            if link.trouble is None:
-                self._absences.pop(link.name, None)
-            elif some_work:
-                await self._missed(link)
+            if self._acts:
+                await self._look_at(link, some_work)
             self._known[link.name] = link
+
+    async def _look_at(self, link: Link, some_work: bool) -> None:
+        if link.losses > self._losses_of(link.name):
+            self._losses[link.name] = _Loss(self._clock.now())
+        await self._look_after_loss(link.name)
+        if link.trouble is None:
+            self._absences.pop(link.name, None)
+        elif some_work:
+            await self._missed(link)
 
     def memory_was_lost(self) -> None:
         """Whatever the brokers took before now may be gone."""

@@ -25,6 +25,7 @@ from oraculo.errors import (
     InvalidRequest,
     NotFound,
     StoreUnavailable,
+    UnknownPipeline,
 )
 from oraculo.ports.broker import DeadLetter, Link, QueueState
 from oraculo.ports.store import Created, Outcome, Page, RunQuery
@@ -64,13 +65,20 @@ class Operations:
         aggregate. Raises InvalidInput, PayloadTooLarge, Conflict or IdempotencyKeyReused."""
         if idempotency_key is not None and (fault := text_fault(idempotency_key, MAX_KEY)):
             raise InvalidRequest(Fault("Idempotency-Key", fault))
-        submission = self._engine.maker.submission(body, traceparent=traceparent)
+        submission = await self._submission(body, traceparent)
         submission.idempotency_key = idempotency_key
         with self._engine.watchers.watching(submission.changes.run.id) as watch:
             created = await self._create(submission)
             if created.outcome is Outcome.CREATED:
                 return await self._outcome(watch, wait)
         return await self._submitted_before(created, wait)
+
+    async def _submission(self, body: bytes, traceparent: str | None) -> Submission:
+        try:
+            return self._engine.maker.submission(body, traceparent=traceparent)
+        except UnknownPipeline:
+            await self._engine.refresh_pipelines()
+            return self._engine.maker.submission(body, traceparent=traceparent)
 
     async def _create(self, submission: Submission) -> Created:
         self._expect_accepting()

@@ -10,6 +10,7 @@ from oraculo.core.naming import QueueNames
 from oraculo.core.run import Changes, Run
 from oraculo.core.timestamps import to_iso
 from oraculo.engine.inputs import Inbox, Note, Resend
+from oraculo.engine.peers import Peers
 from oraculo.engine.publishing import Key, Line
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.ports.clock import Clock
@@ -26,6 +27,7 @@ class Outbox:
         broker: Broker,
         store: Store,
         inbox: Inbox,
+        peers: Peers,
         *,
         names: QueueNames,
         clock: Clock,
@@ -34,6 +36,7 @@ class Outbox:
         self._broker = broker
         self._store = store
         self._inbox = inbox
+        self._peers = peers
         self._names = names
         self._clock = clock
         self._telemetry = telemetry
@@ -42,7 +45,7 @@ class Outbox:
         self._dead_letters = Line(broker, clock, telemetry, self._confirmed, self._refused)
         self._in_flight: set[Key] = set()  # from the decision until the note of it is committed
         self._spilled = False  # there was no room: the sweep finds what was left out
-        self._seen_unsent: set[Unsent] = set()
+        self._seen_unsent: dict[Unsent, int] = {}  # and in how many sweeps
 
     # -- what the intake hands over -----------------------------------------------------------------------------
 
@@ -106,11 +109,12 @@ class Outbox:
         """Finds commands that were committed and are not noted as sent: a crash's, another engine's, the spilled.
 
         What is seen for the first time may be another engine's, on its way now; it is sent when the next sweep still
-        finds it. `at_once` skips that courtesy: at start, and for what this engine had no room for.
+        finds it, or a later one when other engines come first. `at_once` skips that courtesy: at start, and for what
+        this engine had no room for, when there is no other.
         """
-        at_once = at_once or self._spilled
+        at_once = (at_once or self._spilled) and self._peers.is_alone
         self._spilled = False
-        seen: set[Unsent] = set()
+        seen: dict[Unsent, int] = {}
         after: tuple[str, int] | None = None
         while page := await self._store.unsent(_PAGE, after):
             after = (page[-1].run_id, page[-1].task)
@@ -120,15 +124,18 @@ class Outbox:
                 break
         self._seen_unsent = seen
 
-    async def _resend(self, page: Sequence[Unsent], seen: set[Unsent], at_once: bool) -> None:
+    async def _resend(self, page: Sequence[Unsent], seen: dict[Unsent, int], at_once: bool) -> None:
         """Waits until they are decided, so that a page does not pile up on the one before."""
         loop = asyncio.get_running_loop()
-        lost = [one for one in page if not self._is_in_flight(one) and (at_once or one in self._seen_unsent)]
+        lost = [one for one in page if not self._is_in_flight(one) and (at_once or self._is_ours(one))]
         if len(seen) < _MOST_SEEN:
-            seen.update(page)
+            seen.update({one: self._seen_unsent.get(one, 0) + 1 for one in page})
         resends = [Resend(one.run_id, one.task, one.attempt, loop.create_future()) for one in lost]
         self._inbox.put(resends)
         await asyncio.gather(*(resend.done for resend in resends), return_exceptions=True)
+
+    def _is_ours(self, one: Unsent) -> bool:
+        return self._seen_unsent.get(one, 0) > self._peers.rank(one.run_id)
 
     def _is_in_flight(self, one: Unsent) -> bool:
         return any((one.run_id, one.task, one.attempt, dead) in self._in_flight for dead in (False, True))

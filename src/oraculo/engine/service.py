@@ -6,8 +6,9 @@ still in its queue, and goes on at the next start.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from enum import Enum
 from typing import NamedTuple
 
 import httpx2
@@ -24,24 +25,33 @@ from oraculo.engine.inputs import Arrived, Inbox
 from oraculo.engine.intake import Intake
 from oraculo.engine.links import LinkWatch
 from oraculo.engine.outbox import Outbox
+from oraculo.engine.peers import Peers
 from oraculo.engine.requests import RunMaker
 from oraculo.engine.retention import Retention
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Lookout, Watchers
-from oraculo.errors import BrokerError, BrokerUnavailable, InvalidPipeline, OraculoError
+from oraculo.errors import BrokerError, BrokerUnavailable, InvalidPipeline, OraculoError, StoreUnavailable
 from oraculo.ports.broker import Broker, Consumer, Link
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import Settings
 
-_PAUSE_AFTER_FAILURE = 1.0
+_FIRST_PAUSE, _PAUSE_AFTER_FAILURE = 0.1, 1.0
 _AGENT = {"user-agent": f"oraculo/{__version__}"}
 
 
 class Health(NamedTuple):
     parts: dict[str, str | None]  # what is wrong with each; None: nothing
     is_ready: bool  # able to take work; with several brokers one that works is enough
+
+
+class Role(Enum):
+    """What a process does of an engine's work. A FRONT creates runs, sends their first commands and does what people
+    ask; answers and timers it leaves to the engines that share its store and broker."""
+
+    WHOLE = "whole"
+    FRONT = "front"
 
 
 class Engine:
@@ -57,6 +67,8 @@ class Engine:
         entropy: Entropy,
         telemetry: Telemetry,
         post: Post | None = None,
+        name: str = "",
+        role: Role = Role.WHOLE,
     ) -> None:
         runs, engine = settings.runs, settings.engine
         retry = RetryPolicy(runs.max_attempts, runs.backoff, runs.max_backoff)
@@ -67,6 +79,8 @@ class Engine:
         self.entropy = entropy
         self.telemetry = telemetry
         self.names = QueueNames(settings.broker.prefix)
+        self.role = role
+        self.peers = Peers(store, clock, telemetry, name or entropy.new_id(), engine.poll)
         self.catalogue = Catalogue(settings.routes, settings.pipelines, retry)
         self.plans = Plans()
         self.inbox = Inbox(engine.note_linger)
@@ -84,8 +98,8 @@ class Engine:
             default_timeout=runs.timeout,
             default_retry=retry,
         )
-        self._timers = Timers(store, self.inbox, clock, engine.poll)
-        self._outbox = Outbox(broker, store, self.inbox, names=self.names, clock=clock, telemetry=telemetry)
+        self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll)
+        self._outbox = Outbox(broker, store, self.inbox, self.peers, names=self.names, clock=clock, telemetry=telemetry)
         self._courier = Courier(
             broker,
             self.inbox,
@@ -100,6 +114,7 @@ class Engine:
             store,
             self.inbox,
             self.maker,
+            self.refresh_pipelines,
             self.plans,
             HotRuns(engine.cached_tasks),
             Consequences(self._outbox, self._timers, self._courier, self.watchers, telemetry),
@@ -110,8 +125,8 @@ class Engine:
             batch=engine.batch,
         )
         self._retention = Retention(store, clock, telemetry, settings.store.retention_days)
-        self._lookout = Lookout(self.watchers, store, self.plans, engine.poll)
-        self._links = LinkWatch(broker, store, self.inbox, clock, telemetry, engine.poll)
+        self._lookout = Lookout(self.watchers, store, self.plans, self._is_sole, engine.poll)
+        self._links = LinkWatch(broker, store, self.inbox, clock, telemetry, engine.poll, acts=role is Role.WHOLE)
         self._connected = False
         self._consumers: dict[str, Consumer] = {}
         self._pumps: list[asyncio.Task[None]] = []
@@ -124,22 +139,15 @@ class Engine:
     async def start(self) -> None:
         if self.accepting:
             return
-        await self.store.start()
+        await self._open_store()
         await self.catalogue.load(self.store)
+        if self.role is Role.WHOLE:
+            await self.peers.attend()
         self._connected = await self._connects()
         if self._connected and not self.broker.capabilities.durable:
             await self.store.forget_sent()
         self._deciding = asyncio.create_task(self._decide(), name="intake")
-        self._duties = [
-            self._duty("brokers", self._watch_links),
-            self._duty("outbox", self._outbox.run),
-            self._duty("sweep", self._sweep),
-            self._duty("timers", self._timers.run),
-            self._duty("leases", self._renew_leases),
-            self._duty("lookout", self._lookout.run),
-            self._duty("retention", self._retention.run),
-            self._duty("pipelines", self._watch_pipelines),
-        ]
+        self._duties = [self._duty(name, work) for name, work in self._works().items()]
         for queue in self._own_queues:
             if self._connected:
                 with suppress(BrokerError):  # the pump tries again
@@ -147,9 +155,45 @@ class Engine:
             self._pumps.append(self._duty(f"consume {queue}", lambda queue=queue: self._pump(queue)))  # type: ignore[misc]
         self.accepting = True
 
+    def _works(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        of_all: dict[str, Callable[[], Awaitable[None]]] = {
+            "brokers": self._watch_links,
+            "outbox": self._outbox.run,
+            "lookout": self._lookout.run,
+            "pipelines": self._watch_pipelines,
+        }
+        if self.role is Role.FRONT:
+            return of_all
+        return of_all | {
+            "engines": self.peers.run,
+            "sweep": self._sweep,
+            "timers": self._timers.run,
+            "leases": self._renew_leases,
+            "retention": self._retention.run,
+        }
+
     @property
-    def _own_queues(self) -> tuple[str, str]:
-        return self.names.answers, self.names.requests
+    def _own_queues(self) -> Sequence[str]:
+        return (self.names.answers, self.names.requests) if self.role is Role.WHOLE else ()
+
+    def _is_sole(self) -> bool:
+        """Whether nobody else changes runs, as far as is known."""
+        return self.role is Role.WHOLE and self.peers.is_alone
+
+    async def _open_store(self) -> None:
+        """A server that is still starting is waited for, and that is told."""
+        pause, patience = _FIRST_PAUSE, self.settings.store.patience
+        while True:
+            try:
+                await self.store.start()
+                return
+            except StoreUnavailable as error:
+                if patience <= 0:
+                    raise
+                self.telemetry.emit(LoopFailed("store", f"waits for it: {error}"))
+            await asyncio.sleep(pause)
+            patience -= pause
+            pause = min(pause * 2, _PAUSE_AFTER_FAILURE)
 
     async def _connects(self) -> bool:
         """A broker that is away is no reason not to start: runs are accepted and wait for it, and readiness says so.
@@ -229,9 +273,16 @@ class Engine:
             await asyncio.sleep(self.settings.engine.poll)
             await self._outbox.sweep()
 
+    async def refresh_pipelines(self) -> None:
+        """Another process may have put one a moment ago."""
+        if await self.catalogue.refresh_stored(self.store):
+            with suppress(BrokerError):  # a queue is also declared when something is published to it
+                await self.declare_queues()
+
     async def _watch_pipelines(self) -> None:
         while True:
             await asyncio.sleep(self.settings.engine.poll)
+            await self.refresh_pipelines()
             try:
                 if self.catalogue.refresh_folder():
                     await self.declare_queues()
@@ -260,6 +311,8 @@ class Engine:
         if self._http is not None:
             await self._http.aclose()
         await self.broker.close()
+        if self.role is Role.WHOLE:
+            await self.peers.depart()
         await self.store.close()
 
     async def _finish_in_grace(self) -> None:
@@ -294,7 +347,8 @@ class Engine:
         if len(links) == 1:
             parts[f"broker {links[0].name}"] = broken or _trouble_of(links[0])
         unread = [queue for queue in self._own_queues if queue not in self._consumers]
-        parts["consumers"] = f"nobody reads {', '.join(unread)}: a consumer is being made" if unread else None
+        if self.role is Role.WHOLE:
+            parts["consumers"] = f"nobody reads {', '.join(unread)}: a consumer is being made" if unread else None
         parts[f"store {self.store.name}"] = await _fault_of(self.store.check)
         others = [fault for part, fault in parts.items() if not part.startswith("broker ")]
         is_heard = not any(link.deaf for link in links)

@@ -6,24 +6,29 @@ from collections.abc import Sequence
 from oraculo.core.events import Event, RunDue, TaskDue
 from oraculo.core.run import Changes
 from oraculo.engine.inputs import Inbox, Wish
+from oraculo.engine.peers import Peers
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Due, Store
 
 _PAGE = 500
 _SET_APART_FOR = 30.0
 _MOST_SET_APART = 1_000
+_COURTESY = 2.0  # seconds in which the engine that comes first may ring a timer
+_GLANCE = 0.1  # seconds between two looks while there are such timers
 
 
 class Timers:
     """Sleeps until the next timer that it knows of, and looks for other engines' timers now and then."""
 
-    def __init__(self, store: Store, inbox: Inbox, clock: Clock, poll: float) -> None:
+    def __init__(self, store: Store, inbox: Inbox, clock: Clock, peers: Peers, poll: float) -> None:
         self._store = store
         self._inbox = inbox
         self._clock = clock
+        self._peers = peers
         self._poll = poll
         self._next: float | None = None
         self._set_apart: dict[Due, float] = {}  # timers that break the engine, and when they are tried again
+        self._left: dict[Due, float] = {}  # to other engines, since when
         self._wake = asyncio.Event()
 
     def expect(self, changes: Changes) -> None:
@@ -56,13 +61,28 @@ class Timers:
             self._next = None
             # Those set apart come first again, being the oldest: they must not fill the page.
             found = await self._store.due(self._clock.now(), _PAGE + len(self._set_apart))
-            due = [one for one in found if self._set_apart.get(one, 0.0) <= self._clock.now()]
+            due = self._leave_to_others([one for one in found if self._set_apart.get(one, 0.0) <= self._clock.now()])
             if not due:
                 break
             await self._ring(due)
+        if self._left:
+            self._expect_at(self._clock.now() + _GLANCE)
+            return
         ahead = await self._store.next_due()
         if ahead is not None and not self._set_apart:
             self._expect_at(ahead)
+
+    def _leave_to_others(self, due: Sequence[Due]) -> Sequence[Due]:
+        """Those that this engine rings: its own, and those that others had time enough for."""
+        if self._peers.is_alone:
+            self._left = {}
+            return due
+        now = self._clock.now()
+        ranked = [(one, self._peers.rank(one.run_id)) for one in due]
+        since = {one: self._left.get(one, now) for one, rank in ranked if rank}
+        ours = [one for one, rank in ranked if not rank or now - since[one] >= rank * _COURTESY]
+        self._left = {one: seen for one, seen in since.items() if one not in set(ours)}
+        return ours
 
     async def _ring(self, due: Sequence[Due]) -> None:
         """Waits until they are decided, so that none is rung twice."""

@@ -1,7 +1,7 @@
 """Those who wait inside this process for a run to change or to end: `Prefer: wait`, live events, the SDK's tests."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from oraculo.core.aggregate import encode_aggregate
@@ -10,18 +10,21 @@ from oraculo.engine.cache import Plans
 from oraculo.ports.store import Store
 
 _PAGE = 500
+_GLANCE = 0.05  # seconds between two looks, at the least
 
 
 class Watch:
     """One who waits. `ended` is given the aggregate, or None when the engine stops; `changed` is set at each commit of
     the run."""
 
-    __slots__ = ("changed", "ended", "entries", "run_id")
+    __slots__ = ("changed", "ended", "entries", "looked_at", "run_id", "since")
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.entries = 0  # the history's length when it was last looked at
-        self.ended: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.since = self.looked_at = loop.time()
+        self.ended: asyncio.Future[bytes | None] = loop.create_future()
         self.changed = asyncio.Event()
 
 
@@ -41,8 +44,16 @@ class Watchers:
         if not watch.ended.done():
             watch.ended.set_result(None)
 
-    def watched(self) -> list[str]:
-        return list(self._watches)
+    def due_for_a_look(self, now: float, shortest: float, longest: float) -> list[str]:
+        """The runs whose watchers have waited long enough to look again: a twentieth of the time since they began."""
+        return [
+            run_id
+            for run_id, watches in self._watches.items()
+            if any(now - one.looked_at >= min(longest, max(shortest, (now - one.since) / 20)) for one in watches)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._watches)
 
     def __contains__(self, run_id: str) -> bool:
         return run_id in self._watches
@@ -79,7 +90,9 @@ class Watchers:
 
     def looked_at(self, run_id: str, entries: int) -> None:
         """Someone saw the run in the store with a history of this length."""
+        now = asyncio.get_running_loop().time()
         for watch in self._watches.get(run_id, ()):
+            watch.looked_at = now
             if watch.entries != entries:
                 watch.entries = entries
                 watch.changed.set()
@@ -87,18 +100,24 @@ class Watchers:
 
 class Lookout:
     """Looks at the watched runs in the store now and then: another engine may have changed one, or this one may have
-    committed a change without hearing that it did."""
+    committed a change without hearing that it did. Where others change runs, a young one is looked at often, so that
+    whoever waits hears of it soon, and an old one seldom, so that long waits cost little."""
 
-    def __init__(self, watchers: Watchers, store: Store, plans: Plans, poll: float) -> None:
+    def __init__(
+        self, watchers: Watchers, store: Store, plans: Plans, is_sole: Callable[[], bool], poll: float
+    ) -> None:
         self._watchers = watchers
         self._store = store
         self._plans = plans
+        self._is_sole = is_sole
         self._poll = poll
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(self._poll)
-            watched = self._watchers.watched()
+            pause = self._poll if self._is_sole() else min(self._poll, _GLANCE * (1 + len(self._watchers) // _PAGE))
+            await asyncio.sleep(pause)
+            now = asyncio.get_running_loop().time()
+            watched = self._watchers.due_for_a_look(now, pause, self._poll)
             for start in range(0, len(watched), _PAGE):
                 await self._look_at(watched[start : start + _PAGE])
 

@@ -90,6 +90,13 @@ class CommandsTakenBack(Record, frozen=True, gc=False):
     runs: int
 
 
+class EnginesChanged(Record, frozen=True, gc=False):
+    """`engines`: those that share the store now, this one among them."""
+
+    engine: str
+    engines: tuple[str, ...]
+
+
 class RunsPruned(Record, frozen=True, gc=False):
     count: int
 

@@ -67,6 +67,7 @@ class BrokerSettings(Section, frozen=True):
 
 class StoreSettings(Section, frozen=True):
     url: Url = DEFAULT_STORE_URL
+    patience: Pause = 60.0  # how long a start waits for a store that cannot be reached
     retention_days: Days = 30.0  # ended runs older than this are deleted; 0 keeps them for ever
 
 

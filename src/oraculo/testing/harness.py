@@ -13,7 +13,7 @@ import msgspec
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine.delivery import Post
 from oraculo.engine.operations import Operations
-from oraculo.engine.service import Engine
+from oraculo.engine.service import Engine, Role
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.store import Store
@@ -36,6 +36,7 @@ class Harness:
         entropy: Entropy | None = None,
         telemetry: Telemetry | None = None,
         post: Post | None = None,
+        role: Role = Role.WHOLE,
     ) -> None:
         self.settings = settings or Settings()
         self.clock = clock or SystemClock()
@@ -49,6 +50,7 @@ class Harness:
             entropy=entropy or SystemEntropy(),
             telemetry=telemetry or Silent(),
             post=post,
+            role=role,
         )
         self.operations = Operations(self.engine)
         self.workers = [

@@ -329,6 +329,49 @@ class StoreSuite(StoreCommits):
             assert await store.delete_pipeline("vídeo") is False
             assert await store.pipelines() == {"blog": b'{"b":1}'}
 
+    async def test_the_pipelines_mark_changes_with_every_put_and_delete(self) -> None:
+        async with self.opened() as store:
+            marks = [await store.pipelines_mark()]
+            for definition in (b"{}", b'{"a":1}', b'{"a":1}'):
+                await store.put_pipeline("p", definition, NOW)  # all at one moment: the mark is no time
+                marks.append(await store.pipelines_mark())
+            assert await store.delete_pipeline("p")
+            marks.append(await store.pipelines_mark())
+            assert len(set(marks)) == len(marks)
+            assert await store.pipelines_mark() == marks[-1]
+
+    # -- engines ------------------------------------------------------------------------------------------------
+
+    async def test_engines_that_attend_see_each_other(self) -> None:
+        async with self.opened() as store:
+            assert await store.attend("b", NOW, 5) == ["b"]
+            assert await store.attend("a", NOW + 1, 5) == ["a", "b"]
+            assert await store.attend("b", NOW + 2, 5) == ["a", "b"]
+
+    async def test_an_engine_that_no_longer_attends_is_forgotten(self) -> None:
+        async with self.opened() as store:
+            await store.attend("a", NOW, 5)
+            assert await store.attend("b", NOW + 5, 5) == ["a", "b"]
+            assert await store.attend("b", NOW + 5.5, 5) == ["b"]
+            assert await store.attend("a", NOW + 6, 5) == ["a", "b"]
+
+    async def test_an_engine_that_departs_is_forgotten_at_once(self) -> None:
+        async with self.opened() as store:
+            await store.attend("a", NOW, 5)
+            await store.attend("b", NOW, 5)
+            await store.depart("a")
+            await store.depart("nobody")
+            assert await store.attend("b", NOW, 5) == ["b"]
+
+    # -- the schema ---------------------------------------------------------------------------------------------
+
+    async def test_an_open_store_is_up_to_date(self) -> None:
+        async with self.opened() as store:
+            await create(store, run := make_run("a"))
+            await store.migrate()
+            assert await store.migrate() == []
+            await assert_stored(store, run)
+
     # -- opening and closing ------------------------------------------------------------------------------------
 
     async def test_everything_is_there_after_it_is_opened_again(self) -> None:

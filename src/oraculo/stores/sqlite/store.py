@@ -48,11 +48,18 @@ class SqliteStore:
         self._lanes: list[Lane] = []
         self._queue: deque[Job] = deque()
         self._draining: asyncio.Task[None] | None = None
-        self._migrated: Sequence[str] = ()  # by opening it, until somebody asks
+        self._migrated: Sequence[str] = []  # by opening it, until somebody asks
 
     # -- opening and closing ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
+        """Raises StoreError and not StoreUnavailable: a file that cannot be opened now is no server that comes up."""
+        try:
+            await self._open()
+        except StoreUnavailable as error:
+            raise StoreError(str(error)) from error
+
+    async def _open(self) -> None:
         if self._lanes:
             return
         make_parent(self._path)
@@ -75,7 +82,7 @@ class SqliteStore:
     async def migrate(self) -> Sequence[str]:
         """Opening it does that too: the file is one machine's, and nobody else's programs are in its way."""
         await self.start()
-        migrated, self._migrated = self._migrated, ()
+        migrated, self._migrated = list(self._migrated), []
         return migrated
 
     async def close(self) -> None:

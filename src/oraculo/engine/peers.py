@@ -1,0 +1,58 @@
+"""The engines that share a store, and which of them takes care of a run first.
+
+Only a courtesy, so that no two do the same work at the same time: whatever one decides is compared and set by version,
+and what the first does not take up in time the next one does.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import blake2b
+
+from oraculo.errors import OraculoError
+from oraculo.ports.clock import Clock
+from oraculo.ports.store import Store
+from oraculo.ports.telemetry import EnginesChanged, Telemetry
+
+TTL = 5.0  # seconds after which an engine that was not seen counts as gone
+
+
+class Peers:
+    def __init__(self, store: Store, clock: Clock, telemetry: Telemetry, name: str, poll: float) -> None:
+        self.name = name
+        self.engines: Sequence[str] = (name,)
+        self._store = store
+        self._clock = clock
+        self._telemetry = telemetry
+        self._poll = poll
+
+    @property
+    def is_alone(self) -> bool:
+        return len(self.engines) == 1
+
+    def rank(self, run_id: str) -> int:
+        """How many engines come before this one in the care of the run. Each run has an order of its own, so that all
+        have as much to do; all engines see the same one, and one that leaves changes no other's."""
+        if self.is_alone:
+            return 0
+        mine = _weight(self.name, run_id)
+        return sum(_weight(engine, run_id) > mine for engine in self.engines if engine != self.name)
+
+    async def attend(self) -> None:
+        seen = await self._store.attend(self.name, self._clock.now(), TTL)
+        if list(seen) != list(self.engines):
+            self.engines = seen
+            self._telemetry.emit(EnginesChanged(self.name, tuple(seen)))
+
+    async def run(self) -> None:
+        while True:
+            await self.attend()
+            await asyncio.sleep(self._poll)
+
+    async def depart(self) -> None:
+        with suppress(OraculoError):  # then the others find out by themselves
+            await self._store.depart(self.name)
+
+
+def _weight(engine: str, run_id: str) -> bytes:
+    return blake2b(f"{engine} {run_id}".encode(errors="surrogatepass"), digest_size=8).digest()

@@ -1,0 +1,293 @@
+"""Several engines on one store and one broker: each run's care is one engine's first, and another's when that fails."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.engine.peers import Peers
+from oraculo.engine.service import Role
+from oraculo.errors import BrokerUnavailable
+from oraculo.ports.broker import Capabilities, Outgoing
+from oraculo.ports.clock import SystemClock
+from oraculo.ports.telemetry import BatchCommitted, EnginesChanged, Record, Silent
+from oraculo.settings import EngineSettings, Settings
+from oraculo.stores.sqlite import MEMORY, SqliteStore
+from oraculo.testing.harness import Harness
+from tests.engine.workers import Journal, recording_app
+from tests.waiting import until
+
+
+class OneServer(MemoryBroker):
+    """As a server is to several processes: it outlives each of them, with its messages."""
+
+    capabilities = Capabilities(durable=True, shared=True, priorities=True, counts_consumers=True)
+
+    async def close(self) -> None:
+        pass
+
+
+class Unreachable(OneServer):
+    """The same server for an engine that cannot publish to it."""
+
+    def __init__(self, server: OneServer) -> None:
+        self.__dict__ = server.__dict__
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
+        raise BrokerUnavailable("cut off")
+
+
+class Slow(Unreachable):
+    """The same server for an engine whose publishes take until the gate opens."""
+
+    def __init__(self, server: OneServer) -> None:
+        super().__init__(server)
+        self._server = server
+        self.gate = asyncio.Event()
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
+        await self.gate.wait()
+        return await self._server.publish(messages)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def emit(self, record: Record) -> None:
+        self.records.append(record)
+
+    @property
+    def conflicts(self) -> int:
+        return sum(record.conflicts for record in self.records if isinstance(record, BatchCommitted))
+
+
+class Group:
+    def __init__(self, folder: Path) -> None:
+        self._file = str(folder / "oraculo.db")
+        self.server = OneServer(SystemClock())
+        self.told: list[Told] = []
+
+    def member(
+        self, *apps: object, role: Role = Role.WHOLE, broker: OneServer | None = None, poll: float = 0.05
+    ) -> Harness:
+        self.told.append(Told())
+        store = SqliteStore(self._file)
+        return Harness(
+            *apps,  # type: ignore[arg-type]
+            settings=Settings(engine=EngineSettings(poll=poll, note_linger=0.005)),
+            broker=broker or self.server,
+            store=store,
+            telemetry=self.told[-1],
+            role=role,
+        )
+
+    @property
+    def conflicts(self) -> int:
+        return sum(told.conflicts for told in self.told)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    return Group(tmp_path)
+
+
+@asynccontextmanager
+async def acquainted(*members: Harness) -> AsyncIterator[None]:
+    """All are running, and know of each other."""
+    for member in members:
+        await member.__aenter__()
+    whole = [member for member in members if member.engine.role is Role.WHOLE]
+    await until(lambda: all(len(member.engine.peers.engines) == len(whole) for member in whole))
+    try:
+        yield
+    finally:
+        for member in members:
+            await member.stop()
+
+
+async def die(member: Harness) -> None:
+    """As a kill does: nothing is finished, nobody is told."""
+    engine = member.engine
+    for task in [*engine._pumps, *engine._duties, engine._deciding]:
+        assert task is not None
+        task.cancel()
+        await asyncio.wait([task])
+    for consumer in engine._consumers.values():
+        await consumer.close()
+
+
+# -- whose care a run is ---------------------------------------------------------------------------------------------
+
+
+def peers_named(*names: str) -> list[Peers]:
+    made = [Peers(SqliteStore(MEMORY), SystemClock(), Silent(), name, 1.0) for name in names]
+    for one in made:
+        one.engines = names
+    return made
+
+
+def test_every_run_has_one_first_engine_and_all_have_as_many() -> None:
+    peers = peers_named("a", "b", "c")
+    first: Counter[str] = Counter()
+    for n in range(3000):
+        ranks = [one.rank(f"run-{n}") for one in peers]
+        assert sorted(ranks) == [0, 1, 2]
+        first[peers[ranks.index(0)].name] += 1
+    assert all(850 < count < 1150 for count in first.values())
+
+
+def test_an_engine_that_leaves_moves_only_its_own_runs() -> None:
+    before = peers_named("a", "b", "c")
+    after = peers_named("a", "b")
+    for n in range(300):
+        run_id = f"run-{n}"
+        if before[2].rank(run_id) != 0:
+            assert [one.rank(run_id) == 0 for one in before[:2]] == [one.rank(run_id) == 0 for one in after]
+
+
+async def test_engines_come_and_go(group: Group) -> None:
+    one, other = group.member(), group.member()
+    async with acquainted(one, other):
+        assert list(one.engine.peers.engines) == sorted([one.engine.peers.name, other.engine.peers.name])
+        await other.stop()
+        await until(lambda: one.engine.peers.is_alone)
+    changes = [len(record.engines) for record in group.told[0].records if isinstance(record, EnginesChanged)]
+    assert changes == [2, 1]
+
+
+# -- timers and unsent commands --------------------------------------------------------------------------------------
+
+
+async def test_timers_are_shared_without_double_work(group: Group) -> None:
+    one, other, third = group.member(), group.member(), group.member()
+    async with acquainted(one, other, third):
+        runs = [await one.submit({"destinos": ["nobody"], "timeout": 0.5}) for _ in range(150)]
+        for run_id in runs:
+            assert (await one.ended(run_id))["status"] == "timeout"
+        # Each engine rang its own. Were all to ring all, two of three would conflict: 300.
+        assert group.conflicts < 30
+        rung = [sum(r.runs for r in told.records if isinstance(r, BatchCommitted)) for told in group.told[1:]]
+        assert all(rung)
+
+
+async def test_timers_of_an_engine_that_died_are_rung_by_another(group: Group) -> None:
+    one, other = group.member(), group.member()
+    async with acquainted(one, other):
+        runs = [await one.submit({"destinos": ["nobody"], "timeout": 0.2}) for _ in range(20)]
+        await die(other)
+        for run_id in runs:
+            assert (await one.ended(run_id))["status"] == "timeout"
+
+
+async def test_commands_that_an_engine_cannot_send_are_sent_by_another(group: Group) -> None:
+    journal = Journal()
+    cut_off = group.member(broker=Unreachable(group.server))
+    other = group.member(recording_app(journal, ("executador_x",)))
+    async with acquainted(cut_off, other):
+        runs = [await cut_off.submit({"destinos": ["executador_x"], "timeout": 30}) for _ in range(10)]
+        for run_id in runs:
+            assert (await cut_off.ended(run_id))["status"] == "concluida"
+    assert len(journal.seen) == 10
+
+
+async def test_an_engine_that_starts_leaves_what_others_are_sending_now(group: Group) -> None:
+    """Commands that were committed and not yet confirmed look like lost ones."""
+    journal = Journal()
+    slow = Slow(group.server)
+    one, other = group.member(broker=slow), group.member(recording_app(journal, ("executador_x",)), poll=30.0)
+    await one.__aenter__()
+    runs = [await one.submit({"destinos": ["executador_x"]}) for _ in range(10)]
+    await other.__aenter__()
+    await until(lambda: len(other.engine._outbox._seen_unsent) == 10)
+    assert journal.seen == []
+    slow.gate.set()
+    for run_id in runs:
+        assert (await one.ended(run_id))["status"] == "concluida"
+    await other.stop()
+    await one.stop()
+    assert len(journal.seen) == 10
+
+
+# -- an API without an engine ----------------------------------------------------------------------------------------
+
+
+async def test_a_front_creates_runs_and_hears_of_their_end(group: Group) -> None:
+    journal = Journal()
+    engine, front = group.member(recording_app(journal, ("executador_x",))), group.member(role=Role.FRONT)
+    async with acquainted(engine, front):
+        aggregate = await front.run({"destinos": ["executador_x"]})
+        assert aggregate["status"] == "concluida"
+        health = await front.operations.health()
+        assert health.is_ready
+        assert "consumers" not in health.parts
+        assert engine.engine.peers.is_alone
+
+
+async def test_a_front_shows_events_as_they_happen_elsewhere(group: Group) -> None:
+    journal = Journal()
+    engine, front = group.member(recording_app(journal, ("executador_x",))), group.member(role=Role.FRONT)
+    async with acquainted(engine, front):
+        run_id = await engine.submit({"destinos": ["executador_x", "nobody"], "timeout": 0.5})
+        run = await front.operations.run(run_id)
+        told = [entry.what.value async for entry in front.operations.follow(run)]
+        assert told[0] == "orquestracao_iniciada"
+        assert told[-1] == "orquestracao_encerrada"
+        assert "tarefa_timeout" in told
+
+
+async def test_a_front_rings_no_timers_and_takes_no_messages(group: Group) -> None:
+    front = group.member(role=Role.FRONT)
+    async with acquainted(front):
+        run_id = await front.submit({"destinos": ["nobody"], "timeout": 0.05})
+        await front.publish("resultados", b"garbage")
+        assert await front.operations.wait(run_id, 0.5) is None
+        (state,) = await group.server.queues(["resultados"])
+        assert (state.ready, state.consumers) == (1, 0)
+        async with group.member() as engine:
+            assert (await engine.ended(run_id))["status"] == "timeout"
+
+
+# -- pipelines -------------------------------------------------------------------------------------------------------
+
+PIPELINE = msgspec.json.encode({"name": "novo", "steps": [{"type": "A", "queue": "executador_x"}]})
+
+
+async def test_a_pipeline_put_through_one_is_run_through_another_at_once(group: Group) -> None:
+    journal = Journal()
+    one, other = group.member(recording_app(journal, ("executador_x",))), group.member()
+    async with acquainted(one, other):
+        await one.operations.put_pipeline("novo", PIPELINE)
+        assert (await other.run({"pipeline": "novo"}))["status"] == "concluida"
+
+
+async def test_a_pipeline_put_through_one_is_run_by_message_through_another_at_once(group: Group) -> None:
+    journal = Journal()
+    front, engine = group.member(role=Role.FRONT), group.member(recording_app(journal, ("executador_x",)))
+    async with acquainted(engine, front):
+        await front.operations.put_pipeline("novo", PIPELINE)
+        request = {
+            "correlation_id": "by-message",
+            "tipo_evento": "iniciar_orquestracao",
+            "payload": {"pipeline": "novo"},
+            "origem": "test",
+            "destino": "orquestrador",
+            "timestamp": "2026-01-01T00:00:00Z",
+        }
+        await front.publish("orquestrador", request)
+        await until(lambda: journal.seen)
+        assert (await engine.ended("by-message"))["status"] == "concluida"
+
+
+async def test_a_pipeline_deleted_through_one_is_gone_in_another(group: Group) -> None:
+    one, other = group.member(), group.member()
+    async with acquainted(one, other):
+        await one.operations.put_pipeline("novo", PIPELINE)
+        await until(lambda: "novo" in other.engine.catalogue.pipelines)
+        await one.operations.delete_pipeline("novo")
+        await until(lambda: "novo" not in other.engine.catalogue.pipelines)
