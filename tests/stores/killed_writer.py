@@ -24,6 +24,7 @@ from oraculo.settings import Settings
 from oraculo.settings.sections import StoreSettings
 from oraculo.testing.checkers import check_run
 from oraculo.testing.store_runs import NOW, OK, changed, creation, make_run, revived, unsent_pages
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 WRITERS = 4
@@ -75,14 +76,29 @@ async def _write_until_killed(url: str, name: str, lines: int) -> dict[str, int]
 
 
 async def _assert_whole(store: Store, name: str, confirmed: dict[str, int]) -> None:
-    found = {head.id: head.version async for head in _heads(store, name)}
+    found = await _at_rest(store, name)
     assert confirmed
     assert {run_id for run_id in confirmed if run_id not in found} == set()
-    for run_id, version in found.items():
-        snapshot = (await store.load([run_id]))[run_id]
-        assert snapshot.head.version == version >= confirmed.get(run_id, 1), run_id
+    async for snapshot in _snapshots(store, name):
+        run_id = snapshot.head.id
+        assert snapshot.head.version == found[run_id] >= confirmed.get(run_id, 1), run_id
         await _assert_run_whole(store, snapshot)
     await _assert_another_can_go_on(store, list(found))
+
+
+async def _at_rest(store: Store, name: str) -> dict[str, int]:
+    """The versions of the runs, once they stay: a server may finish what the dead process had sent to it."""
+    same = 0
+    versions: dict[str, int] = {}
+
+    async def stay() -> bool:
+        nonlocal same, versions
+        before, versions = versions, {head.id: head.version async for head in _heads(store, name)}
+        same = same + 1 if versions == before else 0
+        return same >= 20
+
+    await until(stay, within=30, saying="an end of what was sent")
+    return versions
 
 
 async def _heads(store: Store, text: str | None = None) -> AsyncIterator[RunHead]:
@@ -94,6 +110,13 @@ async def _heads(store: Store, text: str | None = None) -> AsyncIterator[RunHead
         cursor = page.cursor
         if cursor is None:
             return
+
+
+async def _snapshots(store: Store, text: str | None = None) -> AsyncIterator[Snapshot]:
+    run_ids = [head.id async for head in _heads(store, text)]
+    for start in range(0, len(run_ids), 50):
+        for snapshot in (await store.load(run_ids[start : start + 50])).values():
+            yield snapshot
 
 
 async def _assert_run_whole(store: Store, snapshot: Snapshot) -> None:
@@ -125,11 +148,11 @@ async def _assert_timers_and_outbox(store: Store) -> None:
     unsent: set[tuple[str, int]] = set()
     timers: set[tuple[str, int | None]] = set()
     statuses: Counter[str] = Counter()
-    async for head in _heads(store):
+    async for snapshot in _snapshots(store):
+        head = snapshot.head
         statuses[head.status] += 1
-        tasks = (await store.load([head.id]))[head.id].tasks
-        unsent |= {(head.id, task.number) for task in tasks if task.unsent}
-        timers |= {(head.id, task.number) for task in tasks if task.due_at is not None}
+        unsent |= {(head.id, task.number) for task in snapshot.tasks if task.unsent}
+        timers |= {(head.id, task.number) for task in snapshot.tasks if task.due_at is not None}
         timers |= {(head.id, None)} if head.due_at is not None else set()
     assert {(one.run_id, one.task) for page in await unsent_pages(store, 500) for one in page} == unsent
     assert {(one.run_id, one.task) for one in await store.due(FOR_EVER, 1_000_000)} == timers

@@ -1,91 +1,11 @@
-"""What a broker's URL says: where it is, who asks, and how TLS is to be done.
+"""What a broker's URL says; `oraculo.clients.address` reads it."""
 
-Every adapter reads its URL here, so that the same words mean the same on each: `user:password@` with anything odd
-percent-encoded, and for TLS the parameters `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile` and `ssl_check_hostname`.
-"""
+from oraculo.clients import address
+from oraculo.clients.address import Address
 
-import ssl
-from typing import NamedTuple
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
-
-from oraculo.errors import Fault, InvalidSettings
-
-_TLS_SCHEMES = frozenset({"amqps", "rediss", "tls"})
-_TLS_PARAMETERS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"})
-_TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-class Address(NamedTuple):
-    scheme: str
-    host: str
-    port: int
-    user: str | None
-    password: str | None
-    path: str  # percent-encoded as it came, without the leading slash
-    parameters: dict[str, str]  # those of the query that are not about TLS
-    tls: ssl.SSLContext | None
-
-    def __str__(self) -> str:
-        """For people: without the password."""
-        return f"{self.scheme}://{self.host}:{self.port}"
+__all__ = ["Address", "read_address"]
 
 
 def read_address(url: str, *, port: int, known: frozenset[str] = frozenset()) -> Address:
     """`port` where the URL has none; `known`: the parameters that the adapter understands. Raises InvalidSettings."""
-    parts, number = _split(url)
-    parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
-    tls = {name: parameters.pop(name) for name in _TLS_PARAMETERS if name in parameters}
-    unknown = sorted(parameters.keys() - known)
-    if "@" not in parts.netloc and ("@" in parts.path + parts.fragment or (unknown and "@" in parts.query)):
-        raise _unreadable(url)  # what looks like a host, a path or a parameter is a password that was not encoded
-    if unknown:
-        right = ", ".join(sorted(known | _TLS_PARAMETERS))
-        raise _fault(parts, f"has the unknown parameter '{unknown[0]}'; known: {right}")
-    if tls and parts.scheme not in _TLS_SCHEMES:
-        raise _fault(parts, f"has {sorted(tls)[0]} but no TLS; write {', '.join(sorted(_TLS_SCHEMES))}:// for that")
-    return Address(
-        parts.scheme,
-        parts.hostname or "localhost",
-        number or port,
-        unquote(parts.username) if parts.username is not None else None,
-        unquote(parts.password) if parts.password is not None else None,
-        parts.path.removeprefix("/"),
-        parameters,
-        _context(parts, tls) if parts.scheme in _TLS_SCHEMES else None,
-    )
-
-
-def _split(url: str) -> tuple[SplitResult, int | None]:
-    """Its parts and its port. Python's own errors quote what they stumbled over, which may be half a password."""
-    try:
-        parts = urlsplit(url)
-        return parts, parts.port
-    except ValueError:
-        raise _unreadable(url) from None
-
-
-def _unreadable(url: str) -> InvalidSettings:
-    """Nothing of the URL is told but how it begins."""
-    scheme = url.partition("://")[0] if "://" in url else ""
-    odd = "the user or the password has a '/', '?', '#' or '[' that is not percent-encoded"
-    problem = f"the {scheme}:// URL cannot be read: its port is not a number up to 65535, or {odd}"
-    return InvalidSettings(Fault("ORACULO_BROKER_URL", problem))
-
-
-def _context(parts: SplitResult, tls: dict[str, str]) -> ssl.SSLContext:
-    """Certificates are always verified; only the name in them may be let pass."""
-    check = _TRUTHS.get(tls.get("ssl_check_hostname", "true").lower())
-    if check is None:
-        raise _fault(parts, "ssl_check_hostname must be true or false")
-    try:
-        context = ssl.create_default_context(cafile=tls.get("ssl_ca_certs"))
-        if "ssl_certfile" in tls:
-            context.load_cert_chain(tls["ssl_certfile"], tls.get("ssl_keyfile"))
-    except (OSError, ssl.SSLError) as error:
-        raise _fault(parts, f"names a certificate that cannot be read: {error}") from error
-    context.check_hostname = check
-    return context
-
-
-def _fault(parts: SplitResult, what: str) -> InvalidSettings:
-    return InvalidSettings(Fault("ORACULO_BROKER_URL", f"{parts.scheme}://{parts.hostname or ''} {what}"))
+    return address.read_address(url, "ORACULO_BROKER_URL", port=port, known=known)

@@ -21,7 +21,6 @@ from itertools import islice
 from typing import Any
 
 from oraculo.brokers.address import read_address
-from oraculo.brokers.redis_streams.connection import Command, ReplyError, connect, database_of, error_code
 from oraculo.brokers.redis_streams.consumer import SETTLED_TOGETHER, Holder, Orphans, RedisConsumer, Terms
 from oraculo.brokers.redis_streams.layout import (
     dlq_name,
@@ -36,7 +35,8 @@ from oraculo.brokers.redis_streams.layout import (
     text,
 )
 from oraculo.brokers.redis_streams.scripts import LAST_ID, PAGE, REDRIVE, TIDY, UPKEEP
-from oraculo.brokers.redis_streams.server import Server, group_command, group_of, is_busy, read_info
+from oraculo.brokers.redis_streams.server import ERRORS, Server, group_command, group_of, is_busy
+from oraculo.clients.redis import Command, ReplyError, connect, database_of, error_code, read_info, version_of
 from oraculo.core.naming import DLQ_SUFFIX, shown
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Capabilities, DeadLetter, Link, Outgoing, QueueState
@@ -170,7 +170,7 @@ class RedisStreamsBroker:
         trouble = _reason_not_to_write(about)
         if trouble:
             raise self._server.unavailable(f"{self._server.place} {trouble}")
-        return f"{_version(about)} at {self._server.place}{_warnings(about)}"
+        return f"{version_of(about)} at {self._server.place}{_warnings(about)}"
 
     async def close(self) -> None:
         while self._consumers:  # one may be opened meanwhile
@@ -198,7 +198,7 @@ class RedisStreamsBroker:
     async def _open_consumer(self, queue: str, name: str, prefetch: int) -> RedisConsumer:
         server = self._server
         try:
-            connection = await connect(server.address, server.connect_timeout)
+            connection = await connect(server.address, server.connect_timeout, ERRORS)
         except BrokerError as error:
             raise server.unavailable(str(error)) from error
         try:
@@ -290,13 +290,6 @@ def _reason_not_to_write(about: dict[bytes, bytes]) -> str | None:
     if 0 < most <= used and about.get(b"maxmemory_policy") == b"noeviction":
         return f"has reached its maxmemory: {used} of {most} bytes"
     return None
-
-
-def _version(about: dict[bytes, bytes]) -> str:
-    redis = about.get(b"redis_version", b"of an unknown version").decode()
-    if b"valkey_version" not in about:
-        return f"Redis {redis}"
-    return f"Valkey {about[b'valkey_version'].decode()} (speaks Redis {redis.rpartition('.')[0]})"
 
 
 def _warnings(about: dict[bytes, bytes]) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from oraculo.brokers.redis_streams.connection import Command, Connection, ReplyError, error_code
 from oraculo.brokers.redis_streams.layout import content, keys, order, pages, text
-from oraculo.brokers.redis_streams.scripts import ACK, EXTEND, PAGE, RELEASE, RETRY, UPKEEP, Script
+from oraculo.brokers.redis_streams.scripts import ACK, EXTEND, PAGE, RELEASE, RETRY, UPKEEP
 from oraculo.brokers.redis_streams.server import GroupGone, NoRoom, Server
+from oraculo.clients.redis import Command, Connection, ReplyError, Script, error_code
 from oraculo.core.naming import DLQ_SUFFIX
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Delivery

@@ -8,22 +8,12 @@ Beside `body`, an entry has `redeliveries` when it was written anew after a deli
 again then), and a dead letter has `reason`, `at` and `redeliveries`. Fields that others wrote are carried along.
 """
 
-import hashlib
-from typing import NamedTuple
+from oraculo.clients.redis import Script
 
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 NEVER_REACHED = f"{2**64 - 1}-0"  # reading behind the very last one would start again at the first
 LOOKED_AT = 1_000  # pending messages that are looked at for ended leases in one go
 PAGE = 100  # messages that one call of a script handles, at most: nobody else is served meanwhile
-
-
-class Script(NamedTuple):
-    text: str
-    sha: str
-
-
-def _script(text: str) -> Script:
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 _FIELDS = """
@@ -121,7 +111,7 @@ if #own == 0 then return 0 end
 """
 
 # ARGV: consumer, first id, last id, how many it may hold between them, ids…
-ACK = _script(
+ACK = Script.of(
     _OWN
     + """
 redis.call('XACK', KEYS[1], KEYS[1], unpack(own))
@@ -131,7 +121,7 @@ return #own
 )
 
 # As ACK. Claiming with JUSTID starts its time anew and counts no delivery.
-EXTEND = _script(
+EXTEND = Script.of(
     _OWN
     + """
 own[#own + 1] = 'JUSTID'
@@ -141,7 +131,7 @@ return #own - 1
 )
 
 # KEYS: stream, delayed, dlq. ARGV: consumer, id, delay in ms, limit (0: none; 1: bury it now), reason, at
-RETRY = _script(
+RETRY = Script.of(
     _SETTLING
     + """
 local found = redis.call('XPENDING', stream, stream, ARGV[2], ARGV[2], 1, ARGV[1])[1]
@@ -153,7 +143,7 @@ return 1
 
 # Gives back what a consumer holds, and forgets it once that is nothing. KEYS: stream, delayed, dlq.
 # ARGV: consumer, limit, reason, at. Returns 1 while there may be more.
-RELEASE = _script(
+RELEASE = Script.of(
     _SETTLING
     + f"""
 local held = redis.call('XPENDING', stream, stream, '-', '+', {PAGE}, ARGV[1])
@@ -171,7 +161,7 @@ return 0
 # KEYS: stream, delayed, dlq. ARGV: consumer, lease in ms, cursor, how many it may have, limit, reason, at.
 # Returns the next cursor, the ms until the next delay ends (-1: there is none), and {{id, redeliveries, fields}}.
 # Errors of writing are passed over, to try again later: without memory left, consuming is what makes room.
-UPKEEP = _script(
+UPKEEP = Script.of(
     _SETTLING
     + f"""
 local function end_delays()
@@ -220,7 +210,7 @@ return {{cursor, next_due, claimed}}
 )
 
 # Forgets consumers that hold nothing and have not been heard of for ARGV[1] ms.
-TIDY = _script(
+TIDY = Script.of(
     """
 for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], KEYS[1])) do
     local about = {}
@@ -235,7 +225,7 @@ return 0
 
 # Moves dead letters to the end of their queue, as if never delivered. KEYS: dlq, queue.
 # ARGV: the id up to which all of them go, or '' and then ids…  Returns how many were moved.
-REDRIVE = _script(
+REDRIVE = Script.of(
     _FIELDS
     + f"""
 local letters = {{}}

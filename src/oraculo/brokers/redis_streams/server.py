@@ -1,24 +1,25 @@
 """The server as one process knows it: the connection for commands, how it is doing, and the groups of its queues."""
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from oraculo.brokers.address import Address
-from oraculo.brokers.redis_streams.connection import (
+from oraculo.brokers.redis_streams.layout import table
+from oraculo.clients.redis import (
     Command,
     Connection,
+    Errors,
+    Link,
     Part,
     ReplyError,
-    connect,
+    Script,
     error_code,
-    place_of,
+    read_info,
     translated,
 )
-from oraculo.brokers.redis_streams.layout import table
-from oraculo.brokers.redis_streams.scripts import Script
 from oraculo.errors import BrokerError, BrokerUnavailable
 
+ERRORS = Errors(BrokerError, BrokerUnavailable)
 MOST_KNOWN = 10_000  # queues whose groups are known to be there
 _CLOSED = "the Redis broker is closed: call start() first"
 
@@ -32,11 +33,19 @@ class NoRoom(BrokerUnavailable):
 
 
 class Server:
-    """Commands share one connection. When it is lost, the next command makes another."""
+    """Commands share one link."""
 
     def __init__(self, address: Address, connect_timeout: float, answer_timeout: float) -> None:
         self.address = address
-        self.place = place_of(address)
+        self._link = Link(
+            address,
+            ERRORS,
+            self._prepare,
+            connect_timeout=connect_timeout,
+            answer_timeout=answer_timeout,
+            lost=self.unavailable,
+        )
+        self.place = self._link.place
         self.connect_timeout = connect_timeout
         self.answer_timeout = answer_timeout
         self.trouble: str | None = _CLOSED
@@ -44,34 +53,25 @@ class Server:
         self.keeps = True  # what it confirmed, over a restart
         self.run_id: bytes | None = None
         self.known: set[str] = set()  # streams whose groups were there when last seen
-        self._open = False
-        self._link: Connection | None = None
-        self._connecting: asyncio.Task[Connection] | None = None
         self._consumed: dict[str, int] = {}  # for each queue that was consumed, the losses when its group was last seen
 
     # -- the connection -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Raises BrokerError, and not that it is unavailable, when the server refuses who asks."""
-        self._open = True
         try:
-            await self._connected()
+            await self._link.open()
         except BrokerError as error:
             self.trouble = str(error)
             raise
         self.trouble = None
 
     async def close(self) -> None:
-        self._open, self.trouble = False, _CLOSED
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.wait((self._connecting,))
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        self.trouble = _CLOSED
+        await self._link.close()
 
     def require_open(self) -> None:
-        if not self._open:
+        if not self._link.is_open:
             raise BrokerUnavailable(_CLOSED)
 
     async def call(self, commands: Sequence[Command], *, repeatable: bool = True) -> list[Any]:
@@ -79,23 +79,11 @@ class Server:
 
         `repeatable`: doing it twice does no harm, so that a connection which turns out to be lost is no failure yet.
         """
-        link: Connection | None = None
+        self.require_open()
         try:
-            async with asyncio.timeout(self.answer_timeout):
-                link = await self._usable()
-                replies = await link.send(commands)
-                if replies is None and repeatable:
-                    link = await self._usable()
-                    replies = await link.send(commands)
-        except TimeoutError:
-            trouble = f"no answer from {self.place} in {self.answer_timeout:g} s"
-            if link is not None:
-                link.abort(trouble)
-            raise self.unavailable(trouble) from None
+            replies = await self._link.call(commands, repeatable=repeatable)
         except BrokerUnavailable as error:
             raise self.unavailable(str(error)) from error
-        if replies is None:
-            raise self.unavailable(link.trouble or f"the connection to {self.place} was lost")
         self.note_success()
         return replies
 
@@ -119,64 +107,29 @@ class Server:
         code = error_code(reply)
         if code == "NOGROUP":
             return GroupGone(f"a consumer group on {self.place} is gone: {reply}")
-        error = translated(reply, self.place)
+        if code == "WRONGTYPE":
+            return BrokerError(f"{self.place} holds something under that name that is not a stream: {reply}")
+        error = translated(reply, self.place, ERRORS)
         if code == "OOM":
             error = NoRoom(str(error))
         if isinstance(error, BrokerUnavailable):
             self.trouble = str(error)
-        if code in ("READONLY", "MASTERDOWN") and self._link is not None:
+        if code in ("READONLY", "MASTERDOWN"):
             self._link.abort(str(error))  # the name may lead to the new master by now
         return error
 
     def note_success(self) -> None:
-        if self._open:
+        if self._link.is_open:
             self.trouble = None
 
     def unavailable(self, trouble: str) -> BrokerUnavailable:
-        if self._open:
+        if self._link.is_open:
             self.trouble = trouble
         return BrokerUnavailable(trouble)
 
-    async def _usable(self) -> Connection:
-        self.require_open()
-        try:
-            return await self._connected()
-        except BrokerUnavailable:
-            raise
-        except BrokerError as error:  # it took us before, so it may take us again: no reason to give messages up
-            raise BrokerUnavailable(str(error)) from error
-
-    async def _connected(self) -> Connection:
-        """One attempt for all who ask at the same time."""
-        if self._link is not None and self._link.trouble is None:
-            return self._link
-        if self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect(), name=f"connect {self.place}")
-            self._connecting.add_done_callback(self._end_attempt)
-        attempt = self._connecting
-        await asyncio.wait((attempt,))
-        if attempt.cancelled():
-            raise BrokerUnavailable(_CLOSED)
-        return attempt.result()
-
-    def _end_attempt(self, attempt: "asyncio.Task[Connection]") -> None:
-        self._connecting = None
-        if not attempt.cancelled():
-            attempt.exception()  # whoever still waits raises it; nobody may, and then it is no news
-
-    async def _connect(self) -> Connection:
-        link = await connect(self.address, self.connect_timeout, self.unavailable)
-        try:
-            async with asyncio.timeout(self.connect_timeout):
-                server, persistence = await link.call([("INFO", "server"), ("INFO", "persistence")])
-        except BaseException as error:
-            await link.close()
-            if isinstance(error, TimeoutError):
-                raise BrokerUnavailable(f"no answer from {self.place} in {self.connect_timeout:g} s") from None
-            raise
+    async def _prepare(self, connection: Connection) -> None:
+        server, persistence = await connection.call([("INFO", "server"), ("INFO", "persistence")])
         self._compare(read_info(server), read_info(persistence))
-        self._link = link
-        return link
 
     # -- what it may have lost ------------------------------------------------------------------------------------
 
@@ -236,9 +189,3 @@ def group_command(name: str) -> Command:
 def is_busy(reply: Any) -> bool:
     """The group was there already."""
     return isinstance(reply, ReplyError) and error_code(reply) == "BUSYGROUP"
-
-
-def read_info(reply: Any) -> dict[bytes, bytes]:
-    """Nothing where the user may not ask."""
-    lines = reply.split(b"\r\n") if isinstance(reply, bytes) else ()
-    return {name: value for name, colon, value in (line.partition(b":") for line in lines) if colon}

@@ -11,16 +11,17 @@ import re
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import hiredis
 
-from oraculo.brokers.address import Address
-from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings
+from oraculo.clients.address import Address
+from oraculo.errors import Fault, InvalidSettings, OraculoError
 
 Part = str | bytes | int
 Command = tuple[Part, ...]
 ReplyError = hiredis.ReplyError
+Error = TypeVar("Error", bound=OraculoError)
 
 _CLOSING = 1.0  # seconds for a socket to be closed; it needs none of the other side
 _pack: Callable[[Command], bytes] = hiredis.pack_command  # type: ignore[assignment]  # its stub knows one part only
@@ -44,6 +45,13 @@ _PASSING = {
 _IN_SCRIPT = re.compile(r"@user_script: ?[0-9]+: -?([A-Z]{2,}) ")
 
 
+class Errors(NamedTuple, Generic[Error]):
+    """What is raised for those who use the connection: each room has its own words for it."""
+
+    refused: type[Error]
+    unavailable: type[Error]  # worth another try; one of the refused
+
+
 class _Call(NamedTuple):
     answer: "asyncio.Future[list[Any] | None]"
     expected: int
@@ -53,10 +61,11 @@ class _Call(NamedTuple):
 class Connection(asyncio.Protocol):
     """`trouble` says why it can no longer be used; `gone` is done once its socket is closed."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, errors: Errors[Any]) -> None:
         self.trouble: str | None = None
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._place = place
+        self._errors = errors
         self._lost: Callable[[str], object] | None = None
         self._reader = hiredis.Reader()
         self._calls: deque[_Call] = deque()
@@ -80,15 +89,16 @@ class Connection(asyncio.Protocol):
         if not commands:
             answer.set_result([])
             return answer
+        data = b"".join([_pack(command) for command in commands])  # fails, if at all, before an answer is awaited
         self._calls.append(_Call(answer, len(commands), []))
-        self._transport.write(b"".join([_pack(command) for command in commands]))
+        self._transport.write(data)
         return answer
 
     async def call(self, commands: Sequence[Command]) -> list[Any]:
-        """Raises BrokerUnavailable when the connection breaks before every reply is here."""
+        """Raises that it is unavailable when the connection breaks before every reply is here."""
         replies = await self.send(commands)
         if replies is None:
-            raise BrokerUnavailable(self.trouble or f"the connection to {self._place} is closed")
+            raise self._errors.unavailable(self.trouble or f"the connection to {self._place} is closed")
         return replies
 
     def abort(self, trouble: str) -> None:
@@ -145,27 +155,30 @@ class Connection(asyncio.Protocol):
             self._lost(trouble)
 
 
-async def connect(address: Address, timeout: float, lost: Callable[[str], object] | None = None) -> Connection:
+async def connect(
+    address: Address, timeout: float, errors: Errors[Any], lost: Callable[[str], object] | None = None
+) -> Connection:
     """A connection that is logged in and answers. `lost` is told when it breaks later.
 
-    Raises BrokerUnavailable when the server cannot be reached, and BrokerError when it, or its certificate, is refused.
+    Raises `errors.unavailable` when the server cannot be reached, `errors.refused` when it, or its certificate, is
+    refused.
     """
     place = place_of(address)
-    connection = Connection(place)
+    connection = Connection(place, errors)
     try:
         async with asyncio.timeout(timeout):
             await _open(connection, address)
-            await _log_in(connection, address)
+            await _log_in(connection, address, errors)
     except BaseException as error:
         await connection.close()
         if isinstance(error, TimeoutError):
-            raise BrokerUnavailable(f"no answer from {place} in {timeout:g} s") from None
+            raise errors.unavailable(f"no answer from {place} in {timeout:g} s") from None
         if isinstance(error, ssl.SSLCertVerificationError):
-            raise BrokerError(f"the certificate of {place} is not trusted: {error.verify_message}") from error
+            raise errors.refused(f"the certificate of {place} is not trusted: {error.verify_message}") from error
         if isinstance(error, ssl.SSLError):
-            raise BrokerError(f"no TLS with {place}: {error.reason or error}") from error
+            raise errors.refused(f"no TLS with {place}: {error.reason or error}") from error
         if isinstance(error, OSError):
-            raise BrokerUnavailable(f"cannot connect to {place}: {_plain(error)}") from error
+            raise errors.unavailable(f"cannot connect to {place}: {_plain(error)}") from error
         raise
     if lost is not None:
         connection.tell_loss(lost)
@@ -179,7 +192,7 @@ async def _open(connection: Connection, address: Address) -> None:
     )
 
 
-async def _log_in(connection: Connection, address: Address) -> None:
+async def _log_in(connection: Connection, address: Address, errors: Errors[Any]) -> None:
     who, database = credentials_of(address), database_of(address)
     commands: list[Command] = [("AUTH", *who)] if who else []
     commands += [("SELECT", database)] if database else []
@@ -187,15 +200,15 @@ async def _log_in(connection: Connection, address: Address) -> None:
     for command, reply in zip(commands, await connection.call(commands), strict=True):
         if isinstance(reply, ReplyError) and error_code(reply) != "NOAUTH":
             if error_code(reply) in _PASSING:
-                raise translated(reply, place)
+                raise translated(reply, place, errors)
             if command[0] == "AUTH":  # only its first word, for what follows may repeat the password
-                raise BrokerError(f"{place} refused the user or the password: {error_code(reply)}")
-            raise BrokerError(f"{place} refused database {database}: {reply}")
+                raise errors.refused(f"{place} refused the user or the password: {error_code(reply)}")
+            raise errors.refused(f"{place} refused database {database}: {reply}")
     (pong,) = await connection.call([("PING",)])
     if isinstance(pong, ReplyError):
         if error_code(pong) == "NOAUTH":
-            raise BrokerError(f"{place} wants a password, and the URL has none")
-        raise translated(pong, place)
+            raise errors.refused(f"{place} wants a password, and the URL has none")
+        raise translated(pong, place, errors)
 
 
 def place_of(address: Address) -> str:
@@ -214,7 +227,7 @@ def database_of(address: Address) -> int:
         return 0
     if not (address.path.isascii() and address.path.isdecimal() and len(address.path) < 10):
         problem = f"{address} names the database '{address.path}'; it must be a number, as in /0"
-        raise InvalidSettings(Fault("ORACULO_BROKER_URL", problem))
+        raise InvalidSettings(Fault(address.setting, problem))
     return int(address.path)
 
 
@@ -227,16 +240,14 @@ def error_code(error: ReplyError) -> str:
     return found.group(1) if found else text.partition(" ")[0]
 
 
-def translated(error: ReplyError, place: str) -> BrokerError:
-    """As the port says it: worth another try, or refused."""
+def translated(error: ReplyError, place: str, errors: Errors[Error]) -> Error:
+    """Worth another try, or refused."""
     code = error_code(error)
     if code in _PASSING:
-        return BrokerUnavailable(f"{place} {_PASSING[code]}: {error}")
-    if code == "WRONGTYPE":
-        return BrokerError(f"{place} holds something under that name that is not a stream: {error}")
+        return errors.unavailable(f"{place} {_PASSING[code]}: {error}")
     if code == "NOPERM":
-        return BrokerError(f"{place} does not permit it to this user: {error}")
-    return BrokerError(f"{place} refused: {error}")
+        return errors.refused(f"{place} does not permit it to this user: {error}")
+    return errors.refused(f"{place} refused: {error}")
 
 
 def _plain(error: Exception) -> str:

@@ -1,0 +1,34 @@
+"""Redis' protocol: `connection` is one connection, `link` the one that many share."""
+
+from oraculo.clients.redis.connection import (
+    Command,
+    Connection,
+    Errors,
+    Part,
+    ReplyError,
+    connect,
+    database_of,
+    error_code,
+    place_of,
+    translated,
+)
+from oraculo.clients.redis.info import read_info, version_of
+from oraculo.clients.redis.link import Link
+from oraculo.clients.redis.script import Script
+
+__all__ = [
+    "Command",
+    "Connection",
+    "Errors",
+    "Link",
+    "Part",
+    "ReplyError",
+    "Script",
+    "connect",
+    "database_of",
+    "error_code",
+    "place_of",
+    "read_info",
+    "translated",
+    "version_of",
+]

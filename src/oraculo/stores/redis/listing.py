@@ -1,0 +1,72 @@
+"""Lists of runs, newest first: an index is walked in slices, so that a long walk keeps nobody else waiting."""
+
+from oraculo.core.run import RunHead
+from oraculo.ports.store import Page, RunQuery
+from oraculo.stores.redis.server import Server
+from oraculo.stores.redis.values import head_of
+from oraculo.stores.sql.cursor import make_cursor, read_cursor
+
+LOOKED_AT = 500  # runs that one script looks at
+FOUND = 100  # heads that one script returns
+
+Numbered = tuple[int, RunHead]  # the number is a run's place in every list
+
+
+async def list_runs(server: Server, query: RunQuery) -> Page:
+    walk = _Walk(server, query, read_cursor(query.cursor))
+    found: list[Numbered] = []
+    while not walk.is_over and len(found) <= query.limit:
+        missing = query.limit + 1 - len(found)  # one more than the page holds tells whether there is another page
+        found += await (walk.search(query.text, missing) if query.text else walk.take(missing))
+    page = found[: query.limit]
+    more = len(found) > query.limit and bool(page)
+    return Page([head for _, head in page], make_cursor(page[-1][0]) if more else None)
+
+
+class _Walk:
+    """Along the runs with the wanted status and name."""
+
+    def __init__(self, server: Server, query: RunQuery, before: int) -> None:
+        layout = server.layout
+        indexes = [] if query.status is None else [layout.with_status(query.status)]
+        indexes += [] if query.name is None else [layout.with_name(query.name)]
+        self._server = server
+        self._status = query.status
+        self._index, self._other = (*(indexes or [layout.runs]), b"")[:2]
+        self._place = b"%d" % before
+
+    @property
+    def is_over(self) -> bool:
+        return not self._place
+
+    async def take(self, missing: int) -> list[Numbered]:
+        most = min(missing, FOUND)
+        rows = await self._next(LOOKED_AT if self._other else most, most, "head")
+        return [(n, head_of(value)) for n, _, value in rows]
+
+    async def search(self, text: str, missing: int) -> list[Numbered]:
+        """Text is compared here: the server knows nothing of the cases of letters beyond ASCII."""
+        text = text.casefold()
+        rows = await self._next(LOOKED_AT, LOOKED_AT, "name")
+        matching = [
+            (n, run_id) for n, run_id, name in rows if text in run_id.casefold() or text in name.decode().casefold()
+        ]
+        found: list[Numbered] = []
+        while matching and len(found) < missing:
+            some, matching = matching[:missing], matching[missing:]
+            found += await self._heads(some)
+        return found
+
+    async def _heads(self, runs: list[tuple[int, str]]) -> list[Numbered]:
+        keys = [self._server.layout.run(run_id) for _, run_id in runs]
+        values = await self._server.ask_all([("HGET", key, "head") for key in keys])
+        heads = [(n, head_of(value)) for (n, _), value in zip(runs, values, strict=True) if value is not None]
+        # Since it was found, one may have been pruned, or have ended.
+        return [(n, head) for n, head in heads if self._status in (None, head.status)]
+
+    async def _next(self, looked_at: int, most: int, field: str) -> list[tuple[int, str, bytes]]:
+        """Number, id and a field of each."""
+        reply = await self._server.run("list_runs", self._index, self._other, self._place, looked_at, most, field)
+        self._place = reply[0]
+        rows = zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
+        return [(int(n), run_id.decode(), value) for n, run_id, value in rows if value is not None]

@@ -1,0 +1,215 @@
+"""The server as the store knows it: commands and scripts within a time limit, what it must be able to do, and the
+number of the layout in it."""
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from oraculo.clients.address import Address
+from oraculo.clients.redis import (
+    Command,
+    Connection,
+    Errors,
+    Link,
+    Part,
+    ReplyError,
+    error_code,
+    read_info,
+    translated,
+    version_of,
+)
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.stores.redis.layout import Layout
+
+ERRORS = Errors(StoreError, StoreUnavailable)
+OLDEST = (6, 2)
+_VERSION = re.compile(rb"(\d+)\.(\d+)")
+_FOREIGN = (UnicodeError, OverflowError, msgspec.MsgspecError)
+
+
+class Server:
+    """Commands share one link, so that they reach the server in the order in which they were given."""
+
+    def __init__(self, address: Address, layout: Layout, connect_timeout: float, call_timeout: float) -> None:
+        self.layout = layout
+        self._link = Link(address, ERRORS, self._prepare, connect_timeout=connect_timeout, answer_timeout=call_timeout)
+        self.place = self._link.place
+
+    async def open(self) -> None:
+        """Raises StoreError for a server that this store cannot be kept in."""
+        await self._link.open()
+        reason = _reason_to_refuse(read_info(await self._info()))
+        if reason:
+            raise StoreError(f"{self.place} {reason}")
+        await self._check_kinds()
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def call(self, commands: Sequence[Command], *, repeatable: bool = True) -> list[Any]:
+        """Their replies, ReplyErrors among them. Raises StoreUnavailable."""
+        return await self._link.call(commands, repeatable=repeatable)
+
+    async def ask(self, *command: Part) -> Any:
+        (reply,) = await self.call([command])
+        return self.checked(reply)
+
+    async def ask_all(self, commands: Sequence[Command]) -> list[Any]:
+        return [self.checked(reply) for reply in await self.call(commands)]
+
+    async def run(self, script: str, *arguments: Part, repeatable: bool = True) -> Any:
+        command = ("EVALSHA", self.layout.scripts[script].sha, 0, *arguments)
+        (reply,) = await self.run_all([command], repeatable=repeatable)
+        return self.checked(reply)
+
+    async def run_all(self, scripts: Sequence[Command], *, repeatable: bool = True) -> list[Any]:
+        """Their replies, ReplyErrors among them. Those that the server had forgotten are run again, in their order."""
+        replies = await self.call(scripts, repeatable=repeatable)
+        forgotten = [place for place, reply in enumerate(replies) if _is_forgotten(reply)]
+        if forgotten:
+            await self.ask_all(self._loading())
+            again = await self.call([scripts[place] for place in forgotten], repeatable=repeatable)
+            for place, reply in zip(forgotten, again, strict=True):
+                replies[place] = reply
+        return replies
+
+    def checked(self, reply: Any) -> Any:
+        if isinstance(reply, ReplyError):
+            raise self.error_of(reply)
+        return reply
+
+    def error_of(self, reply: ReplyError) -> StoreError:
+        error = translated(reply, self.place, ERRORS)
+        if error_code(reply) in ("READONLY", "MASTERDOWN"):
+            self._link.abort(str(error))  # the name may lead to the new master by now
+        if error_code(reply) == "NOSCRIPT":  # again, just after it was loaded: somebody flushes
+            return StoreUnavailable(str(error))
+        return error
+
+    @contextmanager
+    def translating(self) -> Iterator[None]:
+        """For what cannot be encoded."""
+        try:
+            yield
+        except _FOREIGN as error:
+            raise StoreError(f"{self.place}: this cannot be stored: {error}") from error
+
+    async def about(self) -> str:
+        """Its version, and what is configured so that runs can be lost. Raises StoreError when it cannot be used."""
+        about = read_info(await self._info())
+        reason = _reason_to_refuse(about)
+        if reason:
+            raise StoreError(f"{self.place} {reason}")
+        return f"{version_of(about)} at {self.place}{_warning(about)}"
+
+    async def _info(self) -> Any:
+        (reply,) = await self.call([("INFO",)])
+        return reply
+
+    async def _prepare(self, connection: Connection) -> None:
+        for reply in await connection.call(self._loading()):
+            self.checked(reply)
+
+    def _loading(self) -> list[Command]:
+        return [("SCRIPT", "LOAD", script.text) for script in self.layout.scripts.values()]
+
+    async def _check_kinds(self) -> None:
+        """A script that finds something else under a key stops half way, so this is found out before."""
+        kinds = self.layout.kinds()
+        found = await self.ask_all([("TYPE", key) for key in kinds])
+        for (key, kind), reply in zip(kinds.items(), found, strict=True):
+            if _plain(reply) not in (kind, b"none"):
+                raise StoreError(
+                    f"{self.place} has something that is not ours under the key {key.decode()}: "
+                    "name another namespace in ORACULO_STORE_URL, as in ?namespace=runs"
+                )
+
+    # -- the layout -----------------------------------------------------------------------------------------------
+
+    async def check_layout(self) -> None:
+        """An empty namespace is laid out. Raises StoreError when another version did that."""
+        found = await self._layout_number()
+        if found is None:
+            await self.migrate()
+        elif found < len(MIGRATIONS):
+            raise StoreError(
+                f"the runs in {self.place}, namespace {self.layout.namespace}, have layout {found} and this program "
+                f"uses {len(MIGRATIONS)}: run `oraculo migrate`"
+            )
+        else:
+            self._refuse_newer(found)
+
+    async def migrate(self) -> list[str]:
+        done: list[str] = []
+        number = await self._layout_number() or 0
+        self._refuse_newer(number)
+        for migration in MIGRATIONS[number:]:
+            await migration.apply(self)
+            if await self.run("advance_layout", migration.number - 1, migration.number):
+                done.append(migration.label)
+        return done
+
+    async def _layout_number(self) -> int | None:
+        found = await self.ask("GET", self.layout.key("layout"))
+        if found is None:
+            return None
+        if not found.isdigit():
+            raise StoreError(f"{self.place} has no number under the key {self.layout.key('layout').decode()}")
+        return int(found)
+
+    def _refuse_newer(self, found: int) -> None:
+        if found > len(MIGRATIONS):
+            raise StoreError(
+                f"the runs in {self.place}, namespace {self.layout.namespace}, were written by a newer ORÁCULO (their "
+                f"layout is {found}, this program knows {len(MIGRATIONS)}): run that version, or name another namespace"
+            )
+
+
+class Migration(NamedTuple):
+    """A step from the layout before to this one. Two may do it at once, and one may begin it again: `apply` must not
+    mind."""
+
+    number: int
+    name: str
+    apply: Callable[[Server], Awaitable[None]]
+
+    @property
+    def label(self) -> str:
+        """For people: `0002 via`."""
+        return f"{self.number:04} {self.name}"
+
+
+async def _nothing(server: Server) -> None:
+    """The first layout is made by what is written into it."""
+
+
+MIGRATIONS: list[Migration] = [Migration(1, "runs", _nothing)]
+
+
+def _is_forgotten(reply: Any) -> bool:
+    return isinstance(reply, ReplyError) and error_code(reply) == "NOSCRIPT"
+
+
+def _plain(reply: Any) -> bytes:
+    return reply.encode() if isinstance(reply, str) else bytes(reply)
+
+
+def _reason_to_refuse(about: dict[bytes, bytes]) -> str | None:
+    """None, too, where the user may not ask."""
+    found = _VERSION.match(about.get(b"redis_version", b""))
+    if found and (int(found[1]), int(found[2])) < OLDEST:
+        return f"is {version_of(about)}, which is too old: {'.'.join(map(str, OLDEST))} or newer is needed"
+    if about.get(b"cluster_enabled") == b"1":
+        return "is a node of a Redis Cluster: a run's keys must be on one server, so use one that is no cluster"
+    policy = about.get(b"maxmemory_policy", b"").decode()
+    # The volatile policies evict only keys that expire, and none of these does.
+    if about.get(b"maxmemory", b"0") != b"0" and policy.startswith("allkeys"):
+        return f"would evict runs when its memory is full: set its maxmemory-policy to noeviction, it is {policy}"
+    return None
+
+
+def _warning(about: dict[bytes, bytes]) -> str:
+    return "; it keeps no append-only file: a crash of it loses runs" if about.get(b"aof_enabled") == b"0" else ""

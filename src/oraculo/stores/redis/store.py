@@ -1,0 +1,303 @@
+"""`redis://` and `rediss://`: runs in Redis 6.2 or later, or in Valkey.
+
+`?namespace=x` in the URL keeps several stores apart in one database; the default is `oraculo`. The Streams broker may
+use the same database.
+
+- A run's commit is one script: the server runs it alone, and its append-only file has it whole or not at all. The
+  scripts of a batch travel together, and each is safe by itself; between two of them others have their turn.
+- What is confirmed is as durable as the server is configured. `appendonly yes` with `appendfsync always` loses nothing;
+  with `everysec` a crash of the machine may take the last second or two; without the file a restart takes whatever came
+  after the last snapshot. Replicas follow later: a fail-over may lose what was confirmed just before it.
+- Everything is in the server's memory, ended runs included, until they are pruned. A server without room refuses new
+  commits whole, and prunes.
+- Redis Cluster is not supported: the keys of a run, and those that find it, must be on one server.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from oraculo.clients.address import read_address
+from oraculo.clients.redis import Command, ReplyError, database_of
+from oraculo.core.history import HistoryEntry
+from oraculo.core.run import Changes, RunHead, RunStatus
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
+from oraculo.stores.redis.layout import (
+    DEFAULT_NAMESPACE,
+    SLOT,
+    Layout,
+    broker_of,
+    member,
+    run_and_task,
+    slot_name,
+)
+from oraculo.stores.redis.listing import list_runs
+from oraculo.stores.redis.server import Server
+from oraculo.stores.redis.values import Write, attempt_of, birth, entries_of, head_of, snapshot_of, update
+
+PORT = 6379
+SETTING = "ORACULO_STORE_URL"
+# How much goes into one call, so that neither memory nor the wait of others grows without end.
+ARGUMENTS_TOGETHER = 50_000
+LOADED_TOGETHER = 500
+FOUND_TOGETHER = 1_000
+PRUNED_TOGETHER = 50
+
+
+class RedisStore:
+    """Keeps the contract of `ports.store.Store`. `connect_timeout`, `call_timeout`: seconds for a connection, and for
+    the answer to any call."""
+
+    name = "redis"
+
+    def __init__(self, url: str, *, connect_timeout: float = 5.0, call_timeout: float = 10.0) -> None:
+        address = read_address(url, SETTING, port=PORT, known=frozenset({"namespace"}))
+        database_of(address)  # a bad one is told now, not at the first connection
+        self._layout = Layout(address.parameters.get("namespace", DEFAULT_NAMESPACE), SETTING)
+        self._server = Server(address, self._layout, connect_timeout, call_timeout)
+        self._is_open = False
+        self._writing: set[asyncio.Task[Committed]] = set()
+
+    # -- opening and closing ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        if self._is_open:
+            return
+        try:
+            await self._server.open()
+            await self._server.check_layout()
+        except BaseException:
+            await self._server.close()
+            raise
+        self._is_open = True
+
+    async def migrate(self) -> Sequence[str]:
+        try:
+            if not self._is_open:
+                await self._server.open()
+            migrated = await self._server.migrate()
+        except BaseException:
+            if not self._is_open:
+                await self._server.close()
+            raise
+        self._is_open = True
+        return migrated
+
+    async def close(self) -> None:
+        self._is_open = False
+        if self._writing:
+            await asyncio.wait(self._writing)
+        await self._server.close()
+
+    async def check(self) -> str:
+        try:
+            server = self._opened()
+            await server.ask("INCRBY", self._layout.key("sequence"), 0)  # a server that cannot write refuses it
+            await self.next_due()
+            return await server.about()
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            raise StoreUnavailable(str(error)) from error
+
+    def _opened(self) -> Server:
+        if not self._is_open:
+            raise StoreError(
+                f"the Redis store at {self._server.place} is not open: call start() first, and nothing after close()"
+            )
+        return self._server
+
+    # -- commits ------------------------------------------------------------------------------------------------
+
+    async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+        server, scripts = self._opened(), self._layout.scripts
+        with server.translating():  # before the first await: the run may change after it
+            births = [birth(creation, scripts["create"]) for creation in creations]
+            updates = [update(each, scripts["change"]) for each in changes]
+        if not births and not updates:
+            return Committed((), frozenset())
+        writing = asyncio.create_task(self._write(births, updates))
+        self._writing.add(writing)
+        writing.add_done_callback(self._end_writing)
+        return await asyncio.shield(writing)  # a caller who gives up does not stop it
+
+    def _end_writing(self, writing: "asyncio.Task[Committed]") -> None:
+        self._writing.discard(writing)
+        if not writing.cancelled():
+            writing.exception()  # whoever waits raises it; nobody may, and then it is no news
+
+    async def _write(self, births: list[Write], updates: list[Write]) -> Committed:
+        created: list[Created] = []
+        conflicts: set[str] = set()
+        errors: list[StoreError] = []
+        for some in _together([*births, *updates]):
+            replies = await self._server.run_all([write.command for write in some], repeatable=False)
+            for write, reply in zip(some, replies, strict=True):
+                if isinstance(reply, ReplyError):
+                    errors.append(self._server.error_of(reply))
+                elif isinstance(reply, int):
+                    _conclude_update(write, reply, conflicts)
+                else:
+                    created.append(_conclude_birth(write, reply))
+        for error in sorted(errors, key=lambda error: not isinstance(error, StoreUnavailable)):
+            raise error
+        return Committed(created, frozenset(conflicts))
+
+    # -- what the engine reads ----------------------------------------------------------------------------------
+
+    async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
+        replies = await self._of_each(run_ids, "HGETALL")
+        return {run_id: snapshot_of(reply) for run_id, reply in replies.items() if reply}
+
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
+        replies = await self._of_each(run_ids, "HGET", "head")
+        return {run_id: head_of(reply) for run_id, reply in replies.items() if reply is not None}
+
+    async def _of_each(self, run_ids: Sequence[str], command: str, *arguments: str) -> dict[str, Any]:
+        server, different = self._opened(), list(dict.fromkeys(run_ids))
+        with server.translating():
+            commands: list[Command] = [(command, self._layout.run(run_id), *arguments) for run_id in different]
+        replies: list[Any] = []
+        for start in range(0, len(commands), LOADED_TOGETHER):
+            replies += await server.ask_all(commands[start : start + LOADED_TOGETHER])
+        return dict(zip(different, replies, strict=True))
+
+    async def due(self, now: float, limit: int) -> Sequence[Due]:
+        found = await self._opened().ask(
+            "ZRANGEBYSCORE", self._layout.due, "-inf", repr(now), "LIMIT", 0, max(0, limit)
+        )
+        return [Due(*run_and_task(each)) for each in found]
+
+    async def next_due(self) -> float | None:
+        first = await self._opened().ask("ZRANGE", self._layout.due, 0, 0, "WITHSCORES")
+        return float(first[1]) if first else None
+
+    async def unsent(self, limit: int, after: tuple[str, int] | None = None) -> Sequence[Unsent]:
+        server = self._opened()
+        with server.translating():
+            place = b"-" if after is None else b"(" + member(after[0].encode(), after[1])
+        found: list[Unsent] = []
+        while len(found) < limit:
+            wanted = min(limit - len(found), FOUND_TOGETHER)
+            reply = await server.run("unsent", place, wanted)
+            for each, value in zip(reply[::2], reply[1::2], strict=True):
+                run_id, task = run_and_task(each)
+                found.append(Unsent(run_id, task or 0, attempt_of(value)))
+            if len(reply) < 2 * wanted:
+                break
+            place = b"(" + reply[-2]
+        return found
+
+    async def brokers_in_use(self) -> Sequence[str | None]:
+        server = self._opened()
+        reply = await server.ask("HGETALL", self._layout.key("brokers"))
+        slots = [(name, int(slot)) for name, slot in zip(reply[::2], reply[1::2], strict=True) if name[:1] == b"w"]
+        held = self._layout.key("held")
+        counts = await server.ask_all([("ZCOUNT", held, slot * SLOT, (slot + 1) * SLOT - 1) for _, slot in slots])
+        return [broker_of(name) for (name, _), count in zip(slots, counts, strict=True) if count]
+
+    async def held_by(
+        self, via: str | None, limit: int, after: str = "", *, dead_letters: bool = False
+    ) -> Sequence[str]:
+        server = self._opened()
+        with server.translating():
+            arguments = (slot_name(via, dead_letters), after.encode())
+        return [run_id.decode() for run_id in await server.run("held_by", *arguments, limit)]
+
+    async def forget_sent(self) -> int:
+        server, forgotten, taken = self._opened(), 0, FOUND_TOGETHER
+        while taken == FOUND_TOGETHER:
+            taken, noted = await server.run("forget_sent", FOUND_TOGETHER, repeatable=False)
+            forgotten += noted
+        return forgotten
+
+    # -- what people read ---------------------------------------------------------------------------------------
+
+    async def runs(self, query: RunQuery) -> Page:
+        server = self._opened()
+        with server.translating():
+            return await list_runs(server, query)
+
+    async def history(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[HistoryEntry]:
+        server = self._opened()
+        if limit < 1:
+            return []
+        with server.translating():
+            key = self._layout.history(run_id)
+        return entries_of(await server.ask("LRANGE", key, after, after + limit - 1))  # entry 1 is the first of the list
+
+    async def census(self) -> dict[RunStatus, int]:
+        counts = await self._opened().ask_all([("ZCARD", self._layout.with_status(status)) for status in RunStatus])
+        return dict(zip(RunStatus, counts, strict=True))
+
+    # -- retention, pipelines and engines -----------------------------------------------------------------------
+
+    async def prune(self, ended_before: float, limit: int) -> int:
+        server, pruned, kept = self._opened(), 0, 0
+        while pruned < limit:  # a script each, so that commits go on in between
+            wanted = min(limit - pruned, PRUNED_TOGETHER)
+            deleted, passed = await server.run("prune", repr(ended_before), kept, wanted, repeatable=False)
+            pruned, kept = pruned + deleted, kept + passed
+            if deleted + passed < wanted:
+                break
+        return pruned
+
+    async def pipelines(self) -> dict[str, bytes]:
+        reply = await self._opened().ask("HGETALL", self._layout.key("pipelines"))
+        return {name.decode(): definition for name, definition in zip(reply[::2], reply[1::2], strict=True)}
+
+    async def pipelines_mark(self) -> str:
+        mark = await self._opened().ask("GET", self._layout.key("pipelines:mark"))
+        return "0" if mark is None else str(mark.decode())
+
+    async def put_pipeline(self, name: str, definition: bytes, now: float) -> None:
+        server = self._opened()
+        with server.translating():
+            arguments = (name.encode(), definition)
+        await server.run("put_pipeline", *arguments)
+
+    async def delete_pipeline(self, name: str) -> bool:
+        server = self._opened()
+        with server.translating():
+            encoded = name.encode()
+        return bool(await server.run("delete_pipeline", encoded, repeatable=False))
+
+    async def attend(self, engine: str, now: float, ttl: float) -> Sequence[str]:
+        server = self._opened()
+        with server.translating():
+            encoded = engine.encode()
+        return sorted(name.decode() for name in await server.run("attend", encoded, repr(now), repr(now - ttl)))
+
+    async def depart(self, engine: str) -> None:
+        server = self._opened()
+        with server.translating():
+            encoded = engine.encode()
+        await server.ask("ZREM", self._layout.key("engines"), encoded)
+
+
+def _together(writes: list[Write]) -> Iterator[list[Write]]:
+    some: list[Write] = []
+    size = 0
+    for write in writes:
+        some.append(write)
+        size += len(write.command)
+        if size >= ARGUMENTS_TOGETHER:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _conclude_birth(write: Write, reply: list[bytes]) -> Created:
+    created = Created(Outcome(reply[0].decode()), reply[1].decode())
+    if created.outcome is Outcome.CREATED:
+        write.note_version()
+    return created
+
+
+def _conclude_update(write: Write, is_written: int, conflicts: set[str]) -> None:
+    if is_written:
+        write.note_version()
+    else:
+        conflicts.add(write.run_id)
