@@ -1,5 +1,7 @@
 """`make bench`: prints a table of the four workloads, beside what the disk itself allows. With `--broker` the workers
-are a process of their own behind a real broker, and a bare echo shows what that broker and its client allow.
+are a process of their own behind a real broker, and a bare echo shows what that broker and its client allow. With
+`--store` the runs are kept by a real server, and with `--engines` others share it: the process that measures is the
+first of them.
 
 Every workload runs in a process of its own, so that one's memory and caches do not colour the next. Numbers from
 different machines do not compare; the ratio to the disk's own commits, and W3's growth, do.
@@ -17,16 +19,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.servers.fleet import Fleet
 
 from benchmarks import echo, workloads
-from oraculo.bootstrap import collect_garbage_less_often, make_broker
+from oraculo.bootstrap import collect_garbage_less_often, make_broker, make_store
 from oraculo.core.naming import QueueNames
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
+from oraculo.ports.store import Store
+from oraculo.ports.telemetry import BatchCommitted, Record
 from oraculo.settings import Settings, WorkerSettings, load_settings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
@@ -37,18 +41,41 @@ Measures = dict[str, float]
 CONCURRENCY = 200
 
 
-async def _measure(name: str, folder: str) -> Measures:
+class _Conflicts:
+    """Counts the runs that were decided again because another engine was faster."""
+
+    count = 0
+
+    def emit(self, record: Record) -> None:
+        if isinstance(record, BatchCommitted):
+            self.count += record.conflicts
+
+
+_conflicts = _Conflicts()
+
+
+async def _measure(name: str, folder: str, engines: int) -> Measures:
     if name == "echo":
         with _process("-m", "benchmarks.echo"):
             return await echo.measure(load_settings())
-    store = SqliteStore(f"{folder}/bench.db")
     if "ORACULO_BROKER_URL" not in os.environ:
         settings = Settings(worker=WorkerSettings(concurrency=CONCURRENCY))
-        return await _measured(name, Harness(workloads.no_op_workers(), settings=settings, store=store))
+        store: Store = SqliteStore(f"{folder}/bench.db")
+        async with Harness(workloads.no_op_workers(), settings=settings, store=store) as embedded:
+            return await _measured(name, embedded)
+    os.environ.setdefault("ORACULO_STORE_URL", f"sqlite:///{folder}/bench.db")
     settings = load_settings()
+    store = make_store(settings)
     command = "from oraculo.cli import main; main()"
-    with _process("-c", command, "worker", "benchmarks.workers:app"):
-        return await _measured(name, Harness(settings=settings, broker=_broker(settings), store=store))
+    with ExitStack() as processes:
+        processes.enter_context(_process("-c", command, "worker", "benchmarks.workers:app"))
+        harness = Harness(settings=settings, broker=_broker(settings), store=store, telemetry=_conflicts)
+        async with harness:  # it makes the schema, before the others come
+            for _ in range(engines - 1):
+                processes.enter_context(_process("-c", command, "engine"))
+            while len(harness.engine.peers.engines) < engines:  # noqa: ASYNC110 - other processes are waited for
+                await asyncio.sleep(0.1)
+            return await _measured(name, harness)
 
 
 def _broker(settings: Settings) -> Broker:
@@ -66,27 +93,28 @@ def _process(*arguments: str) -> Iterator[None]:
         process.wait()
 
 
-async def _measured(name: str, harness: Harness) -> Measures:
-    async with harness as oraculo:
-        await workloads.one_at_a_time(oraculo, 50)  # warm up
-        before = _resident_mb()
-        if name == "W1":
-            latency = await workloads.one_at_a_time(oraculo, 1000)
-            return {"p50 ms": latency.p50_ms, "p99 ms": latency.p99_ms}
-        if name == "W2":
-            return {"runs/s": statistics.median([await workloads.many_at_once(oraculo, 1000) for _ in range(3)])}
-        if name == "W3":
-            narrow = statistics.median([await workloads.one_wide(oraculo, 1000) for _ in range(3)])
-            wide = await workloads.one_wide(oraculo, 10_000)
-            added = _peak_mb() - before
-            return {
-                "1,000 s": narrow,
-                "10,000 s": wide,
-                "ratio": wide / narrow,
-                "peak MB": _peak_mb(),
-                "added MB": added,
-            }
-        return {"runs/s": statistics.median([await workloads.many_graphs(oraculo, 500) for _ in range(3)])}
+async def _measured(name: str, oraculo: Harness) -> Measures:
+    await workloads.one_at_a_time(oraculo, 50)  # warm up
+    before = _resident_mb()
+    if name == "W1":
+        latency = await workloads.one_at_a_time(oraculo, 1000)
+        return {"p50 ms": latency.p50_ms, "p99 ms": latency.p99_ms}
+    if name == "W2":
+        before_conflicts = _conflicts.count
+        rate = statistics.median([await workloads.many_at_once(oraculo, 1000) for _ in range(3)])
+        return {"runs/s": rate, "conflicts": (_conflicts.count - before_conflicts) / 3}
+    if name == "W3":
+        narrow = statistics.median([await workloads.one_wide(oraculo, 1000) for _ in range(3)])
+        wide = await workloads.one_wide(oraculo, 10_000)
+        added = _peak_mb() - before
+        return {
+            "1,000 s": narrow,
+            "10,000 s": wide,
+            "ratio": wide / narrow,
+            "peak MB": _peak_mb(),
+            "added MB": added,
+        }
+    return {"runs/s": statistics.median([await workloads.many_graphs(oraculo, 500) for _ in range(3)])}
 
 
 def _resident_mb() -> float:
@@ -131,11 +159,12 @@ TARGETS = {
     "redis": {"echo": "the limit", "W1": "", "W2": "over 1,800 runs/s", "W3": "10,000 under 3 s", "W4": ""},
     "nats": {"echo": "the limit", "W1": "", "W2": "over 1,200 runs/s", "W3": "10,000 under 3 s", "W4": ""},
 }
+STORES = ("sqlite", "postgres", "redis", "mongodb")
 WORKLOADS = ("echo", "W1", "W2", "W3", "W4")
 
 
-def _in_own_process(name: str, folder: str) -> Measures:
-    command = [sys.executable, "-m", "benchmarks", "--only", name, "--folder", folder]
+def _in_own_process(name: str, folder: str, engines: int) -> Measures:
+    command = [sys.executable, "-m", "benchmarks", "--only", name, "--folder", folder, "--engines", str(engines)]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     measures: Measures = json.loads(printed.splitlines()[-1])
     return measures
@@ -155,6 +184,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks")
     parser.add_argument("--only", choices=WORKLOADS, help="one workload, printed as JSON")
     parser.add_argument("--broker", choices=sorted(TARGETS), default=EMBEDDED, help="a real one is started")
+    parser.add_argument("--store", choices=STORES, default="sqlite", help="a real one is started; needs --broker")
+    parser.add_argument("--engines", type=int, default=1, help="that share the store; needs --store")
     parser.add_argument("--folder", help="where the database goes; a temporary folder unless given")
     parser.add_argument("--plain", action="store_true", help="asyncio's own event loop instead of uvloop")
     arguments = parser.parse_args()
@@ -163,19 +194,19 @@ def main() -> None:
         if arguments.only:
             collect_garbage_less_often()  # as `oraculo serve` does
             with _loop_runner(plain) as runner:
-                print(json.dumps(runner.run(_measure(arguments.only, folder))))
+                print(json.dumps(runner.run(_measure(arguments.only, folder, arguments.engines))))
             return
         if plain:
             os.environ["ORACULO_BENCH_PLAIN"] = "1"
         _print_row("disk", _disk(folder), "one durable commit")
-        with _started(arguments.broker):
+        with _started(arguments.broker, arguments.store):
             for name, target in TARGETS[arguments.broker].items():
-                _print_row(name, _in_own_process(name, folder), target)
+                _print_row(name, _in_own_process(name, folder, arguments.engines), target)
 
 
 @contextmanager
-def _started(broker: str) -> Iterator[None]:
-    """A real broker for the length of the measurement, as the tests start theirs."""
+def _started(broker: str, store: str) -> Iterator[None]:
+    """Real servers for the length of the measurement, as the tests start theirs."""
     if broker == EMBEDDED:
         yield
         return
@@ -185,6 +216,8 @@ def _started(broker: str) -> Iterator[None]:
         "ORACULO_WORKER_CONCURRENCY": str(CONCURRENCY),
         "ORACULO_LOG_LEVEL": "warning",
     }
+    if store != "sqlite":
+        os.environ["ORACULO_STORE_URL"] = fleet.url(store)
     try:
         yield
     finally:

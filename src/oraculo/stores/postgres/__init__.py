@@ -1,0 +1,5 @@
+"""Runs in PostgreSQL: for several engines at once."""
+
+from oraculo.stores.postgres.store import PostgresStore
+
+__all__ = ["PostgresStore"]

@@ -1,0 +1,260 @@
+"""Commits on their way to the server.
+
+Commits that arrive while one is being written are written together, in one transaction and one round trip: the server
+syncs its disk once for all of them. A large group goes in slices, in one transaction all the same, so that no
+statement is larger than SLICE_BYTES (and a row).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, TypeVar
+
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.ports.store import Committed, Created, Outcome
+from oraculo.stores.postgres.faults import Clash
+from oraculo.stores.postgres.lanes import QUERIES, Connection, Lane
+from oraculo.stores.postgres.rows import ROW_BYTES, Birth, Row, Update, Write
+
+GROUP_BYTES = 8 * 1024 * 1024
+SLICE_BYTES = 8 * 1024 * 1024
+MOST_CLASHES = 5
+CLASH_PAUSE = 0.02
+MOST_OFFERS = 5
+
+Item = TypeVar("Item")
+
+
+class Job:
+    """One call of `commit`."""
+
+    __slots__ = ("births", "conflicts", "created", "done", "size", "updates")
+
+    def __init__(self, births: list[Birth], updates: list[Update]) -> None:
+        self.births = births
+        self.updates = updates
+        self.size = sum(write.size for write in chain(births, updates))
+        self.done: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
+
+    def settle(self, outcome: Committed | StoreError) -> None:
+        """The caller may be gone: what was written was written."""
+        if isinstance(outcome, Committed):
+            self._note_versions(outcome)
+            if not self.done.done():
+                self.done.set_result(outcome)
+        elif not self.done.done():
+            self.done.set_exception(outcome)
+
+    def _note_versions(self, outcome: Committed) -> None:
+        for birth, created in zip(self.births, outcome.created, strict=True):
+            if created.outcome is Outcome.CREATED:
+                birth.note_version()
+        for update in self.updates:
+            if update.run_id not in outcome.conflicts:
+                update.note_version()
+
+
+class Writer:
+    """Writes jobs in the order in which they come, a group at a time."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._queue: deque[Job] = deque()
+        self._draining: asyncio.Task[None] | None = None
+
+    async def write(self, job: Job) -> Committed:
+        """A caller who gives up waiting does not stop it."""
+        self._queue.append(job)
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        return await job.done
+
+    async def finish(self) -> None:
+        if self._draining is not None:
+            await asyncio.wait([self._draining])
+
+    async def _drain(self) -> None:
+        group: list[Job] = []
+        try:
+            while self._queue:
+                group = list(self._next_group())
+                await self._write_group(group)
+        except BaseException as error:
+            for job in chain(group, self._queue):
+                job.settle(StoreError(f"the commit was given up: {error!r}"))
+            self._queue.clear()
+            raise
+        finally:
+            self._draining = None
+
+    def _next_group(self) -> Iterator[Job]:
+        """As many as fit. A second change of a run waits for the next group: it builds on the first one's version."""
+        size = 0
+        runs: set[str] = set()
+        while self._queue and size < GROUP_BYTES:
+            job = self._queue[0]
+            if any(update.run_id in runs for update in job.updates):
+                return
+            runs.update(write.run_id for write in chain(job.births, job.updates))
+            size += job.size
+            yield self._queue.popleft()
+
+    async def _write_group(self, group: Sequence[Job]) -> None:
+        """All together; if that is refused, each by itself, so that a bad one does not sink the others."""
+        try:
+            outcomes = await self._write_together(group)
+        except StoreError as error:
+            if len(group) > 1 and not isinstance(error, StoreUnavailable):
+                for job in group:
+                    await self._write_group([job])
+                return
+            for job in group:
+                job.settle(error)
+            return
+        for job, outcome in zip(group, outcomes, strict=True):
+            job.settle(outcome)
+
+    async def _write_together(self, group: Sequence[Job]) -> list[Committed]:
+        ledger = Ledger(group)
+        statements = 1 + sum(job.size for job in group) // SLICE_BYTES
+        for clashes in range(MOST_CLASHES):
+            try:
+                await self._lane.run(ledger.write, statements=statements)
+                break
+            except Clash:
+                if clashes + 1 == MOST_CLASHES:
+                    raise
+                await asyncio.sleep(CLASH_PAUSE * clashes)  # the other one first
+        return [ledger.outcome_of(job) for job in group]
+
+
+class Ledger:
+    """What became of each write of a group."""
+
+    def __init__(self, group: Sequence[Job]) -> None:
+        self._births = [birth for job in group for birth in job.births]
+        # By id, so that two engines that change the same runs wait for each other in one order.
+        self._updates = sorted((update for job in group for update in job.updates), key=lambda update: update.run_id)
+        self._created: dict[Birth, Created] = {}
+        self._conflicts: set[str] = set()
+
+    def outcome_of(self, job: Job) -> Committed:
+        created = [self._created[birth] for birth in job.births]
+        return Committed(created, frozenset(u.run_id for u in job.updates if u.run_id in self._conflicts))
+
+    async def write(self, connection: Connection) -> None:
+        """Offers everything; then finds out what was in the way of the creations that were not taken, and offers those
+        again that nothing is in the way of any more."""
+        for _ in range(MOST_OFFERS):
+            await self._offer(connection)
+            if not self._births:
+                return
+            await self._find_in_the_way(connection)
+            if not self._births:
+                return
+        raise StoreUnavailable("creations with one id or one idempotency key are in each other's way")
+
+    async def _offer(self, connection: Connection) -> None:
+        births, updates = list(_without_repeats(self._births)), self._updates
+        numbers = await _write(connection, births, updates)
+        for number, birth in zip(numbers, births, strict=False):
+            if number:
+                self._created[birth] = Created(Outcome.CREATED, birth.run_id)
+        for number, update in zip(numbers[len(births) :], updates, strict=True):
+            if not number:
+                self._conflicts.add(update.run_id)
+        self._updates = []
+        self._births = [birth for birth in self._births if birth not in self._created]
+
+    async def _find_in_the_way(self, connection: Connection) -> None:
+        ids = [birth.run_id for birth in self._births]
+        keys = [birth.key for birth in self._births if birth.key is not None]
+        found = await connection.fetch(QUERIES["in_the_way"], ids, keys)
+        by_id = {row["id"]: row for row in found}
+        by_key = {row["idempotency_key"]: row for row in found}
+        for birth in self._births:
+            if birth.key is not None and (row := by_key.get(birth.key)):
+                self._created[birth] = _again(birth, row, Outcome.KEY_REUSED)
+            elif row := by_id.get(birth.run_id):
+                self._created[birth] = _again(birth, row, Outcome.ID_IN_USE)
+        self._births = [birth for birth in self._births if birth not in self._created]
+
+
+def _again(birth: Birth, row: Any, otherwise: Outcome) -> Created:
+    return Created(Outcome.SAME if row["fingerprint"] == birth.fingerprint else otherwise, row["id"])
+
+
+def _without_repeats(births: Iterable[Birth]) -> Iterator[Birth]:
+    """The first of those with one id or one key: what becomes of the others depends on it."""
+    ids: set[str] = set()
+    keys: set[str | None] = set()
+    for birth in births:
+        if birth.run_id in ids or (birth.key is not None and birth.key in keys):
+            continue
+        ids.add(birth.run_id)
+        keys.add(birth.key)
+        yield birth
+
+
+# -- one transaction ------------------------------------------------------------------------------------------------
+
+
+async def _write(connection: Connection, births: Sequence[Birth], updates: Sequence[Update]) -> list[int]:
+    """The number of each run, births first; 0 where nothing was written."""
+    if sum(write.size for write in chain(births, updates)) > SLICE_BYTES:
+        async with connection.transaction():
+            return await _write_in_slices(connection, births, updates)
+    numbers: list[int] = await connection.fetchval(
+        QUERIES["commit"],
+        _placed_heads(births, 1),
+        _placed_heads(updates, 1 + len(births)),
+        _placed_tasks(births, 1),
+        _placed_tasks(updates, 1 + len(births)),
+        _placed_history(chain(births, updates)),
+    )
+    return numbers
+
+
+async def _write_in_slices(connection: Connection, births: Sequence[Birth], updates: Sequence[Update]) -> list[int]:
+    numbers: list[int] = []
+    for some in _sliced(births, lambda birth: _size_of(birth.head)):
+        numbers += await connection.fetchval(QUERIES["write_heads"], _placed_heads(some, 1), [])
+    for others in _sliced(updates, lambda update: _size_of(update.head)):
+        numbers += await connection.fetchval(QUERIES["write_heads"], [], _placed_heads(others, 1))
+    for rows in _sliced(_placed_tasks(births, 1), _size_of):
+        await connection.fetchval(QUERIES["write_rows"], numbers, rows, [], [])
+    for rows in _sliced(_placed_tasks(updates, 1 + len(births)), _size_of):
+        await connection.fetchval(QUERIES["write_rows"], numbers, [], rows, [])
+    for rows in _sliced(_placed_history(chain(births, updates)), _size_of):
+        await connection.fetchval(QUERIES["write_rows"], numbers, [], [], rows)
+    return numbers
+
+
+def _placed_heads(writes: Iterable[Write], first: int) -> list[Row]:
+    return [(place, *write.head) for place, write in enumerate(writes, first)]
+
+
+def _placed_tasks(writes: Iterable[Write], first: int) -> list[Row]:
+    return [(place, *row) for place, write in enumerate(writes, first) for row in write.tasks]
+
+
+def _placed_history(writes: Iterable[Write]) -> list[Row]:
+    return [(place, *row) for place, write in enumerate(writes, 1) for row in write.history]
+
+
+def _sliced(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    part: list[Item] = []
+    size = 0
+    for item in items:
+        part.append(item)
+        size += size_of(item)
+        if size >= SLICE_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _size_of(row: Row) -> int:
+    return ROW_BYTES + sum(len(value) for value in row if type(value) is bytes)

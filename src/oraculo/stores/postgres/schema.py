@@ -1,0 +1,47 @@
+"""The schema: looked at when the store is opened, brought up to date by `oraculo migrate`."""
+
+from collections.abc import Sequence
+
+from oraculo.errors import StoreError
+from oraculo.stores.postgres.lanes import QUERIES, Connection
+from oraculo.stores.sql import Migration, migrations
+
+
+async def prepare(connection: Connection, place: str) -> None:
+    """An empty database gets its tables; one of another version is refused, in words that say what to do."""
+    if not await connection.fetchval(QUERIES["has_schema"]):
+        await migrate(connection, place)
+        return
+    version, known = await connection.fetchval(QUERIES["schema"]), len(migrations("postgres"))
+    _refuse_newer(version, known, place)
+    if version < known:
+        raise StoreError(
+            f"the schema of PostgreSQL at {place} is {version}, and this program needs {known}: run `oraculo migrate`"
+        )
+
+
+async def migrate(connection: Connection, place: str) -> list[str]:
+    """All or nothing."""
+    known = migrations("postgres")
+    async with connection.transaction():
+        await connection.execute(QUERIES["without_time_limit"])
+        await connection.execute(QUERIES["lock_schema"])
+        await connection.execute(QUERIES["make_migrations"])
+        version = await connection.fetchval(QUERIES["schema"])
+        _refuse_newer(version, len(known), place)
+        await _apply(connection, known[version:])
+    return [migration.label for migration in known[version:]]
+
+
+async def _apply(connection: Connection, missing: Sequence[Migration]) -> None:
+    for migration in missing:
+        await connection.execute(migration.script)
+        await connection.execute(QUERIES["note_migration"], migration.number, migration.name)
+
+
+def _refuse_newer(version: int, known: int, place: str) -> None:
+    if version > known:
+        raise StoreError(
+            f"PostgreSQL at {place} was written by a newer ORÁCULO (its schema is {version}, this program knows "
+            f"{known}): run that version, or give ORACULO_STORE_URL another database"
+        )

@@ -1,0 +1,215 @@
+"""Runs in PostgreSQL, for any number of engines at once.
+
+- A commit is one call of a function of the schema: one round trip, one transaction. Each run is written over the
+  version that it was decided on, and over no other.
+- Three connections: one for commits, one for what the engine reads, one for what people read, so that neither a long
+  list nor a long search holds up a commit or a timer.
+- Every call has its time. A connection that failed is thrown away, and the next call makes another.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from oraculo.core.history import HistoryEntry
+from oraculo.core.run import Changes, RunHead, RunStatus
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
+from oraculo.stores.postgres.commits import Job, Writer
+from oraculo.stores.postgres.faults import translated
+from oraculo.stores.postgres.lanes import QUERIES, Address, Connection, Lane
+from oraculo.stores.postgres.rows import (
+    Birth,
+    Update,
+    entry_of,
+    head_of,
+    searched,
+    snapshots_of,
+    statuses_of,
+)
+from oraculo.stores.postgres.schema import migrate, prepare
+from oraculo.stores.sql.cursor import make_cursor, read_cursor
+
+PRUNED_TASKS = 5_000  # in one transaction
+UPKEEP = 360  # times the limit of a call: for what goes over whole tables
+
+
+class PostgresStore:
+    """Keeps the contract of `ports.store.Store`.
+
+    `url`: `postgresql://user:password@host:port/database?sslmode=…`, as libpq has it. Several hosts, separated by
+    commas, with `target_session_attrs=read-write`, follow a fail-over.
+    """
+
+    name = "postgresql"
+
+    def __init__(self, url: str, *, connect_timeout: float = 5.0, call_timeout: float = 10.0) -> None:
+        self._address = Address(url, connect_timeout=connect_timeout, call_timeout=call_timeout)
+        self._writer = Lane(self._address)
+        self._reader = Lane(self._address, engine_reads=True)
+        self._browser = Lane(self._address)
+        self._commits = Writer(self._writer)
+        self._is_open = False
+
+    # -- opening and closing ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        if not self._is_open:
+            await self._writer.run(partial(prepare, place=self._address.place))
+            self._is_open = True
+
+    async def migrate(self) -> Sequence[str]:
+        done = await self._writer.run(partial(migrate, place=self._address.place), statements=UPKEEP)
+        self._is_open = True
+        return done
+
+    async def close(self) -> None:
+        self._is_open = False
+        await self._commits.finish()
+        for lane in (self._browser, self._reader, self._writer):
+            await lane.close()
+
+    async def check(self) -> str:
+        try:
+            await self._ask(self._writer, "prove_write")
+            await self.next_due()
+            return await self._lane(self._reader).run(_version_of)
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            raise StoreUnavailable(str(error)) from error
+
+    def _lane(self, lane: Lane) -> Lane:
+        if not self._is_open:
+            raise StoreError(
+                f"the store at {self._address.place} is not open: call start() first, and nothing after close()"
+            )
+        return lane
+
+    async def _ask(self, lane: Lane, query: str, *parameters: Any) -> Sequence[Any]:
+        return await self._lane(lane).run(lambda connection: connection.fetch(QUERIES[query], *parameters))
+
+    # -- commits ------------------------------------------------------------------------------------------------
+
+    async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+        self._lane(self._writer)
+        with translated(self._address.place):  # rows are built before the first await: the run may change after it
+            job = Job([Birth(creation) for creation in creations], [Update(change) for change in changes])
+        return await self._commits.write(job)
+
+    # -- what the engine reads ----------------------------------------------------------------------------------
+
+    async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
+        return snapshots_of(await self._ask(self._reader, "load", list(run_ids)))
+
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
+        heads = map(head_of, await self._ask(self._reader, "load_heads", list(run_ids)))
+        return {head.id: head for head in heads}
+
+    async def due(self, now: float, limit: int) -> Sequence[Due]:
+        return [Due(run_id, task) for run_id, task in await self._ask(self._reader, "due", now, limit)]
+
+    async def next_due(self) -> float | None:
+        [(due_at,)] = await self._ask(self._reader, "next_due")
+        return None if due_at is None else float(due_at)
+
+    async def unsent(self, limit: int, after: tuple[str, int] | None = None) -> Sequence[Unsent]:
+        run_id, task = after or ("", -1)
+        rows = await self._ask(self._reader, "unsent", run_id, task, limit)
+        return [Unsent(run_id, number, attempt) for run_id, number, attempt in rows]
+
+    async def brokers_in_use(self) -> Sequence[str | None]:
+        return [via for (via,) in await self._ask(self._reader, "brokers_in_use")]
+
+    async def held_by(
+        self, via: str | None, limit: int, after: str = "", *, dead_letters: bool = False
+    ) -> Sequence[str]:
+        query = "dead_letters_with" if dead_letters else "commands_with"
+        return [run_id for (run_id,) in await self._ask(self._reader, query, via, after, limit)]
+
+    async def forget_sent(self) -> int:
+        return await self._lane(self._writer).run(_forget_sent, statements=UPKEEP)
+
+    async def attend(self, engine: str, now: float, ttl: float) -> Sequence[str]:
+        return [name for (name,) in await self._ask(self._reader, "attend", engine, now, ttl)]
+
+    async def depart(self, engine: str) -> None:
+        await self._ask(self._reader, "depart", engine)
+
+    # -- what people read ---------------------------------------------------------------------------------------
+
+    async def runs(self, query: RunQuery) -> Page:
+        before = read_cursor(query.cursor)
+        sql, parameters = _listing(query)
+        limit = query.limit + 1
+        rows = await self._lane(self._browser).run(lambda connection: connection.fetch(sql, before, limit, *parameters))
+        page = rows[: query.limit]
+        more = len(rows) > query.limit and bool(page)
+        return Page([head_of(row[1:]) for row in page], make_cursor(page[-1][0]) if more else None)
+
+    async def history(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[HistoryEntry]:
+        return [entry_of(row) for row in await self._ask(self._browser, "history", run_id, after, limit)]
+
+    async def census(self) -> dict[RunStatus, int]:
+        return statuses_of(await self._ask(self._browser, "census"))
+
+    # -- retention and pipelines --------------------------------------------------------------------------------
+
+    async def prune(self, ended_before: float, limit: int) -> int:
+        pruned = 0
+        for numbers in _slices(await self._ask(self._browser, "prunable", ended_before, limit)):
+            [(count,)] = await self._ask(self._browser, "prune", numbers, ended_before)
+            pruned += count
+        return pruned
+
+    async def pipelines(self) -> dict[str, bytes]:
+        return dict(await self._ask(self._browser, "pipelines"))
+
+    async def pipelines_mark(self) -> str:
+        [(mark,)] = await self._ask(self._browser, "pipelines_mark")
+        return str(mark)
+
+    async def put_pipeline(self, name: str, definition: bytes, now: float) -> None:
+        await self._ask(self._browser, "put_pipeline", name, definition, now)
+
+    async def delete_pipeline(self, name: str) -> bool:
+        [(was_there,)] = await self._ask(self._browser, "delete_pipeline", name)
+        return bool(was_there)
+
+
+async def _version_of(connection: Connection) -> str:
+    version = connection.get_server_version()
+    return f"PostgreSQL {version.major}.{version.minor}"
+
+
+async def _forget_sent(connection: Connection) -> int:
+    async with connection.transaction():
+        await connection.execute(QUERIES["without_time_limit"])
+        told = [await connection.execute(QUERIES[name]) for name in ("forget_commands", "forget_dead_letters")]
+    return sum(int(words.removeprefix("UPDATE ")) for words in told)
+
+
+def _slices(found: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
+    """The runs to be pruned, by number and size, in parts of about PRUNED_TASKS tasks."""
+    numbers: list[int] = []
+    tasks = 0
+    for n, total in found:
+        numbers.append(n)
+        tasks += total
+        if tasks >= PRUNED_TASKS:
+            yield numbers
+            numbers, tasks = [], 0
+    if numbers:
+        yield numbers
+
+
+def _listing(query: RunQuery) -> tuple[str, list[str]]:
+    filters: dict[str, str] = {}
+    if query.status is not None:
+        filters["with_status"] = query.status.value
+    if query.name is not None:
+        filters["with_name"] = query.name
+    if query.text:
+        filters["with_text"] = searched(query.text)
+    words = [QUERIES[name].replace("$?", f"${number}") for number, name in enumerate(filters, 3)]
+    return QUERIES["list_runs"].replace("/* filters */", " ".join(words)), list(filters.values())

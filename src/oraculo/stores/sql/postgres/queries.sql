@@ -1,0 +1,248 @@
+-- The statements of stores/postgres/. What a commit writes is in the functions of migrations/0002_commit.sql.
+
+-- -- opening --------------------------------------------------------------------------------------------------------
+
+-- For every connection. Compiling a statement costs more than any of these takes.
+-- name: session
+SET jit = off;
+SET default_transaction_isolation = 'read committed';
+
+-- For the engine's own reads, which all have an index: a plan that was made while the tables were small must do when
+-- they are large.
+-- name: reader_session
+SET enable_seqscan = off;
+SET enable_hashjoin = off;
+SET enable_mergejoin = off;
+
+-- Of the server's; for the transaction that it begins.
+-- name: without_time_limit
+SET LOCAL statement_timeout = 0;
+
+-- name: has_schema
+SELECT to_regclass('oraculo_migrations') IS NOT NULL;
+
+-- name: schema
+SELECT coalesce(max(number), 0) FROM oraculo_migrations;
+
+-- Held to the end of the transaction, so that of several programs that start at once only one makes the tables.
+-- name: lock_schema
+SELECT pg_advisory_xact_lock(7824391155012);
+
+-- name: make_migrations
+CREATE TABLE IF NOT EXISTS oraculo_migrations (
+    number integer PRIMARY KEY,
+    name text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- name: note_migration
+INSERT INTO oraculo_migrations (number, name) VALUES ($1, $2);
+
+-- name: prove_write
+UPDATE oraculo_marks SET pipelines = pipelines;
+
+-- -- commits --------------------------------------------------------------------------------------------------------
+
+-- name: commit
+SELECT oraculo_write_rows(oraculo_write_heads($1, $2), $3, $4, $5);
+
+-- name: write_heads
+SELECT oraculo_write_heads($1, $2);
+
+-- name: write_rows
+SELECT oraculo_write_rows($1, $2, $3, $4);
+
+-- name: in_the_way
+SELECT id, idempotency_key, fingerprint FROM oraculo_runs WHERE id = ANY ($1::text[])
+UNION
+SELECT id, idempotency_key, fingerprint FROM oraculo_runs WHERE idempotency_key = ANY ($2::text[]);
+
+-- -- what the engine reads ------------------------------------------------------------------------------------------
+
+-- One statement, so that a run and its tasks are of one moment; the run comes with its first task.
+-- name: load
+SELECT
+    tasks.n, run.definition, run.payload,
+    run.id, run.name, run.definition_hash, run.created_at, run.deadline, run.timeout, run.total, run.version,
+    run.status, run.priority, run.traceparent, run.ended_at, run.due_at, run.edition, run.cancelled,
+    run.entries, run.late, run.duplicates, run.succeeded, run.failed, run.timed_out, run.skipped,
+    run.task_cancelled, run.deliveries,
+    tasks.number, tasks.status, tasks.attempt, tasks.last_attempt, tasks.unsent, tasks.due_at, tasks.deadline,
+    tasks.result, tasks.cause, tasks.reason, tasks.mark, tasks.percent, tasks.note, tasks.sent_at, tasks.ended_at,
+    tasks.dead_letter, tasks.via
+FROM oraculo_runs AS runs
+JOIN oraculo_tasks AS tasks ON tasks.n = runs.n
+LEFT JOIN LATERAL (
+    SELECT runs.*, definition, payload FROM oraculo_inputs WHERE n = tasks.n AND tasks.number = 0
+) AS run ON true
+WHERE runs.id = ANY ($1::text[]);
+
+-- name: load_heads
+SELECT
+    id, name, definition_hash, created_at, deadline, timeout, total, version, status, priority, traceparent,
+    ended_at, due_at, edition, cancelled, entries, late, duplicates,
+    succeeded, failed, timed_out, skipped, task_cancelled, deliveries
+FROM oraculo_runs
+WHERE id = ANY ($1::text[]);
+
+-- name: due
+SELECT id, number
+FROM (
+    (
+        SELECT due_at, n, NULL::integer AS number
+        FROM oraculo_runs WHERE due_at <= $1
+        ORDER BY due_at, n LIMIT $2
+    )
+    UNION ALL
+    (
+        SELECT due_at, n, number
+        FROM oraculo_tasks WHERE due_at <= $1
+        ORDER BY due_at, n, number LIMIT $2
+    )
+    ORDER BY due_at, n, number LIMIT $2
+) AS timers
+JOIN oraculo_runs AS runs ON runs.n = timers.n
+ORDER BY timers.due_at, timers.n, timers.number;
+
+-- name: next_due
+SELECT least(
+    (SELECT min(due_at) FROM oraculo_runs WHERE due_at IS NOT NULL),
+    (SELECT min(due_at) FROM oraculo_tasks WHERE due_at IS NOT NULL)
+);
+
+-- A run that was pruned meanwhile has lost its place: begin again rather than leave something out.
+-- name: unsent
+SELECT id, number, attempt
+FROM oraculo_tasks AS tasks
+JOIN oraculo_runs AS runs ON runs.n = tasks.n
+WHERE unsent AND (tasks.n, number) > (coalesce((SELECT n FROM oraculo_runs WHERE id = $1), 0), $2::integer)
+ORDER BY tasks.n, number
+LIMIT $3;
+
+-- name: brokers_in_use
+SELECT DISTINCT via
+FROM oraculo_runs AS runs
+JOIN oraculo_tasks AS tasks ON tasks.n = runs.n
+WHERE runs.status = 'em_execucao' AND tasks.status = 'em_execucao' AND NOT unsent;
+
+-- name: commands_with
+SELECT id
+FROM oraculo_runs AS runs
+WHERE status = 'em_execucao'
+    AND n > coalesce((SELECT n FROM oraculo_runs WHERE id = $2), 0)
+    AND EXISTS (
+        SELECT FROM oraculo_tasks AS tasks
+        WHERE tasks.n = runs.n AND tasks.status = 'em_execucao' AND NOT unsent AND via IS NOT DISTINCT FROM $1::text
+    )
+ORDER BY n
+LIMIT $3;
+
+-- name: dead_letters_with
+SELECT id
+FROM (
+    SELECT DISTINCT n
+    FROM oraculo_tasks
+    WHERE dead_letter AND NOT unsent AND via IS NOT DISTINCT FROM $1::text
+        AND n > coalesce((SELECT n FROM oraculo_runs WHERE id = $2), 0)
+    ORDER BY n
+    LIMIT $3
+) AS holders
+JOIN oraculo_runs AS runs ON runs.n = holders.n
+ORDER BY holders.n;
+
+-- name: forget_commands
+UPDATE oraculo_tasks AS tasks SET unsent = true
+FROM oraculo_runs AS runs
+WHERE runs.status = 'em_execucao' AND tasks.n = runs.n AND tasks.status = 'em_execucao' AND NOT unsent;
+
+-- name: forget_dead_letters
+UPDATE oraculo_tasks SET unsent = true
+WHERE dead_letter AND NOT unsent;
+
+-- Those that another engine is forgetting, or that note themselves at this moment, are not waited for.
+-- name: attend
+WITH noted AS (
+    INSERT INTO oraculo_engines (name, seen_at) VALUES ($1, $2)
+    ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at
+), silent AS (
+    SELECT name FROM oraculo_engines WHERE name <> $1 AND seen_at < $2 - $3::double precision
+    FOR UPDATE SKIP LOCKED
+), forgotten AS (
+    DELETE FROM oraculo_engines WHERE name IN (SELECT name FROM silent)
+)
+SELECT name FROM oraculo_engines WHERE name <> $1 AND seen_at >= $2 - $3::double precision
+UNION ALL
+SELECT $1
+ORDER BY name;
+
+-- name: depart
+DELETE FROM oraculo_engines WHERE name = $1;
+
+-- -- what people read -----------------------------------------------------------------------------------------------
+
+-- name: list_runs
+SELECT
+    n,
+    id, name, definition_hash, created_at, deadline, timeout, total, version, status, priority, traceparent,
+    ended_at, due_at, edition, cancelled, entries, late, duplicates,
+    succeeded, failed, timed_out, skipped, task_cancelled, deliveries
+FROM oraculo_runs
+WHERE n < $1 /* filters */
+ORDER BY n DESC
+LIMIT $2;
+
+-- `$?` is the next parameter.
+-- name: with_status
+AND status = $?
+
+-- name: with_name
+AND name = $?
+
+-- name: with_text
+AND strpos(search, $?) > 0
+
+-- name: history
+SELECT seq, at, what, task, attempt, detail
+FROM oraculo_history
+WHERE n = (SELECT n FROM oraculo_runs WHERE id = $1) AND seq > $2
+ORDER BY seq
+LIMIT $3;
+
+-- name: census
+SELECT status, count(*) FROM oraculo_runs GROUP BY status;
+
+-- -- retention and pipelines ----------------------------------------------------------------------------------------
+
+-- A dead letter that is still to be sent is something left to deliver. Counted for each run by itself: were it a join,
+-- many unsent commands could make a slow one.
+-- name: prunable
+SELECT n, total
+FROM oraculo_runs AS runs
+WHERE ended_at < $1 AND due_at IS NULL
+    AND (SELECT count(*) FROM oraculo_tasks AS tasks WHERE tasks.n = runs.n AND unsent) = 0
+ORDER BY ended_at
+LIMIT $2;
+
+-- name: prune
+SELECT oraculo_prune($1, $2);
+
+-- name: pipelines
+SELECT name, definition FROM oraculo_pipelines ORDER BY name;
+
+-- name: pipelines_mark
+SELECT pipelines FROM oraculo_marks;
+
+-- name: put_pipeline
+WITH marked AS (
+    UPDATE oraculo_marks SET pipelines = pipelines + 1
+)
+INSERT INTO oraculo_pipelines (name, definition, updated_at) VALUES ($1, $2, $3)
+ON CONFLICT (name) DO UPDATE SET definition = excluded.definition, updated_at = excluded.updated_at;
+
+-- name: delete_pipeline
+WITH deleted AS (
+    DELETE FROM oraculo_pipelines WHERE name = $1 RETURNING name
+), marked AS (
+    UPDATE oraculo_marks SET pipelines = pipelines + 1 WHERE EXISTS (SELECT FROM deleted)
+)
+SELECT count(*) > 0 FROM deleted;
