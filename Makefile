@@ -38,7 +38,7 @@ docs: $(VENV)/.dev  ## write the generated files anew
 lock: $(VENV)/.dev  ## choose the versions of all dependencies anew
 	cd requirements && UV_CUSTOM_COMPILE_COMMAND="make lock" && export UV_CUSTOM_COMPILE_COMMAND && \
 	../$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --upgrade \
-	  --extra all --group ../pyproject.toml:build ../pyproject.toml -o run.txt && \
+	  --extra servers --group ../pyproject.toml:build ../pyproject.toml -o run.txt && \
 	../$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --upgrade \
 	  --extra all --group ../pyproject.toml:dev ../pyproject.toml -o dev.txt
 

@@ -9,6 +9,7 @@ REQUESTS = "orquestrador"
 ANSWERS = "resultados"
 DLQ_SUFFIX = ".dlq"
 COLLECTOR_PREFIX = "escavador"
+BRIDGE_PREFIX = "ponte-"
 MAX_NAME = 128
 MAX_COMPARED = 1_000  # names among which a nearest one is looked for
 
@@ -61,6 +62,8 @@ def queue_fault(name: object) -> str | None:
         return f"must be 1 to {MAX_NAME} letters, digits, '_', '-' or '.'; got {shown(name)}"
     if name in (REQUESTS, ANSWERS):
         return f"'{name}' is the orchestrator's own queue; name the destination's"
+    if name.startswith(BRIDGE_PREFIX):
+        return f"'{name}' is a bridge's own queue; name the destination, as celery://task.name or bullmq://queue"
     if name.endswith(DLQ_SUFFIX):
         return f"'{name}' is a dead-letter queue; name the queue itself"
     return None

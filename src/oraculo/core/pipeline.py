@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 
+from oraculo.core import bridge as bridges
 from oraculo.core import naming
+from oraculo.core.bridge import Bridge
 from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.errors import Fault, InvalidPipeline
 
@@ -65,6 +67,7 @@ class Step(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="ca
     retry: RetryPolicy = DEFAULT_RETRY
     timeout: float | None = None
     optional: bool = False
+    bridge: Bridge | None = None  # then `queue` is that of the bridge
 
 
 class Definition(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -218,7 +221,16 @@ class _PipelineReader:
         at = f"{at} ({step_id})" if step_type or step_id else at
         self._known_keys(item, at, _STEP_KEYS)
         queue = item.get("queue", JOB_TYPES.get(step_type, step_type))
-        if (step_type or "queue" in item) and (fault := naming.queue_fault(queue)):
+        bridge = self._bridge(item, queue, at)
+        if bridge is not None:
+            queue = bridges.QUEUES[bridge.kind]
+            if bridge.kind == bridges.BULLMQ and not bridge.name and not bridges.is_bridge(step_type):
+                bridge = msgspec.structs.replace(bridge, name=step_type)
+        elif (
+            not self._is_bridged(item, queue)
+            and (step_type or "queue" in item)
+            and (fault := naming.queue_fault(queue))
+        ):
             near = naming.nearest(step_type, JOB_TYPES)
             hint = "" if "queue" in item else f" (no `queue` is given and the type is not a job type{near})"
             self._fault(f"{at}.queue", fault + hint)
@@ -233,17 +245,48 @@ class _PipelineReader:
             retry=self._retry(item, at),
             timeout=self._seconds(item, at, "timeout"),
             optional=self._typed(item, at, "optional", bool, "true or false", False),
+            bridge=bridge,
         )
+
+    def _is_bridged(self, item: dict[str, Any], queue: object) -> bool:
+        return bridges.is_bridge(queue) or any(kind in item for kind in bridges.QUEUES)
+
+    def _bridge(self, item: dict[str, Any], queue: object, at: str) -> Bridge | None:
+        """None: it goes to a queue of ours, or there is a fault."""
+        kinds = [kind for kind in bridges.QUEUES if kind in item]
+        if len(kinds) + ("queue" in item) > 1:
+            names = [*kinds, "queue"] if "queue" in item else kinds
+            self._fault(at, f"has {' and '.join(names)}; a step goes to one place")
+            return None
+        if kinds:
+            made = bridges.read_block(kinds[0], item[kinds[0]])
+            if isinstance(made, Bridge):
+                return made
+            for fault in made:
+                self._fault(f"{at}.{kinds[0]}.{fault.field}".removesuffix("."), fault.problem)
+            return None
+        if not bridges.is_bridge(queue):
+            return None
+        read = bridges.read_bridge(str(queue))
+        if isinstance(read, str):
+            self._fault(f"{at}.queue" if "queue" in item else f"{at}.type", read)
+            return None
+        return read
 
     def _type(self, item: dict[str, Any], at: str) -> str:
         """The name of the queue unless given, as a type that is no job type is the name of a queue. Empty: a fault."""
         queue = item.get("queue")
-        value = item.get("type", queue if isinstance(queue, str) else None)
+        value = item.get("type", queue if isinstance(queue, str) else self._target(item))
         if isinstance(value, str) and value:
             return value
         if "type" in item or "queue" not in item:  # else the queue's own fault says it
             self._fault(f"{at}.type", "is required: a job type or the name of a queue")
         return ""
+
+    def _target(self, item: dict[str, Any]) -> object:
+        """What a bridge's block names."""
+        block: dict[str, Any] = next((item[kind] for kind in bridges.QUEUES if isinstance(item.get(kind), dict)), {})
+        return block.get("task", block.get("queue"))
 
     def _depends_on(self, item: dict[str, Any], at: str) -> tuple[str, ...]:
         value = item.get("dependsOn", [])
@@ -330,7 +373,7 @@ class _PipelineReader:
 
 
 _PIPELINE_KEYS = frozenset({"name", "description", "timeout", "steps", "quorum", "onLate"})
-_STEP_KEYS = frozenset({"id", "type", "queue", "dependsOn", "config", "retry", "timeout", "optional"})
+_STEP_KEYS = frozenset({"id", "type", "queue", "dependsOn", "config", "retry", "timeout", "optional", *bridges.QUEUES})
 _RETRY_KEYS = frozenset({"maxAttempts", "backoff", "maxBackoff"})
 
 
@@ -391,7 +434,7 @@ def pipeline_document(definition: Definition) -> dict[str, Any]:
     """The definition as a user would write it, for `GET /pipelines/{name}`."""
     steps: list[dict[str, Any]] = []
     for step in definition.steps:
-        item: dict[str, Any] = {"id": step.id, "type": step.type, "queue": step.queue}
+        item: dict[str, Any] = {"id": step.id, "type": step.type, **_place(step)}
         _put(item, "dependsOn", list(step.depends_on), bool)
         _put(item, "config", step.config, bool)
         item["retry"] = step.retry
@@ -402,6 +445,21 @@ def pipeline_document(definition: Definition) -> dict[str, Any]:
     document["timeout"] = definition.timeout
     _put(document, "quorum", definition.quorum, _is_given)
     return document | {"onLate": definition.on_late, "steps": steps}
+
+
+def _place(step: Step) -> dict[str, Any]:
+    bridge = step.bridge
+    if bridge is None or not (bridge.args or bridge.kwargs):
+        return {"queue": step.queue if bridge is None else bridge.url}
+    block: dict[str, Any] = {"task": bridge.target}
+    for key, value in (
+        ("queue", bridge.queue),
+        ("send", bridge.send),
+        ("args", bridge.args),
+        ("kwargs", bridge.kwargs),
+    ):
+        _put(block, key, value, bool)
+    return {bridge.kind: block}
 
 
 def _put(item: dict[str, Any], key: str, value: Any, wanted: Callable[[Any], bool]) -> None:

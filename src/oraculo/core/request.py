@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.json_guard import check_json_text
 from oraculo.core.message import fault_of, in_our_words
@@ -169,7 +170,7 @@ def _destination_faults(destinations: list[str | Destination]) -> list[Fault]:
         if queue is None or name is None:
             faults.append(Fault(at, 'needs `fila`, the name of its queue, as {"fila": "escavador_youtube"}'))
             continue
-        if fault := naming.queue_fault(queue):
+        if fault := _place_fault(queue):
             faults.append(Fault(f"{at}.fila" if isinstance(item, Destination) else at, fault))
         elif name is not queue and (fault := text_fault(name)):
             faults.append(Fault(f"{at}.id", fault))
@@ -180,6 +181,13 @@ def _destination_faults(destinations: list[str | Destination]) -> list[Fault]:
         if len(faults) >= 20:
             break
     return faults
+
+
+def _place_fault(queue: str) -> str | None:
+    if not bridges.is_bridge(queue):
+        return naming.queue_fault(queue)
+    read = bridges.read_bridge(queue)
+    return read if isinstance(read, str) else None
 
 
 def _option_faults(request: RunRequest) -> list[Fault]:
@@ -259,10 +267,19 @@ def _fan_out(
 
 def _fan_out_step(item: str | Destination, retry: RetryPolicy) -> Step:
     if isinstance(item, str):
-        return Step(id=item, queue=item, retry=retry)
+        return _placed(Step(id=item, queue=item, retry=retry))
     queue = item.fila or item.id or ""
     timeout = None if item.timeout is None else float(item.timeout)
-    return Step(id=item.id or queue, queue=queue, payload=item.payload, timeout=timeout, retry=retry)
+    return _placed(Step(id=item.id or queue, queue=queue, payload=item.payload, timeout=timeout, retry=retry))
+
+
+def _placed(step: Step) -> Step:
+    """A step whose destination is a bridge's goes to the bridge."""
+    if not bridges.is_bridge(step.queue):
+        return step
+    bridge = bridges.read_bridge(step.queue)
+    assert isinstance(bridge, bridges.Bridge), "read_request has checked it"
+    return msgspec.structs.replace(step, queue=bridges.QUEUES[bridge.kind], bridge=bridge)
 
 
 def new_run(

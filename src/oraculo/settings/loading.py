@@ -16,7 +16,14 @@ import msgspec
 
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.settings.sections import Route, Section, Settings, split_list
-from oraculo.settings.values import broker_url_fault, nearest, route_fault, secret_fault, store_url_fault
+from oraculo.settings.values import (
+    broker_url_fault,
+    nearest,
+    objects_url_fault,
+    route_fault,
+    secret_fault,
+    store_url_fault,
+)
 
 DEFAULT_FILE = "oraculo.toml"
 PREFIX = "ORACULO_"
@@ -218,6 +225,7 @@ _VARIABLES = _variables()
 _CHECKS: dict[Place, Callable[[Any], str | None]] = {
     Place("broker", "url"): broker_url_fault,
     Place("store", "url"): store_url_fault,
+    Place("objects", "url"): objects_url_fault,
     Place("webhook", "secret"): secret_fault,
     Place(ROUTES, ""): route_fault,
 }

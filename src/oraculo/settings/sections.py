@@ -29,6 +29,8 @@ Keys = Annotated[
     tuple[Annotated[str, Meta(min_length=1)], ...],
     Meta(description="a list of strings that are not empty", extra=_SECRET),
 ]
+Flag = Annotated[bool, Meta(description="true or false")]
+Names = Annotated[tuple[str, ...], Meta(description="a list of names")]
 Route = Annotated[tuple[str, ...], Meta(description="a list of names of queues")]
 Port = Annotated[int, Meta(ge=0, le=65535, description="a port: a whole number from 0 to 65535")]
 Count = Annotated[int, Meta(ge=1, le=10**9, description="a whole number, 1 or more")]
@@ -37,6 +39,7 @@ Attempts = Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1
 # The most that AMQP can say.
 Prefetch = Annotated[int, Meta(ge=1, le=65535, description="a whole number from 1 to 65535")]
 Bytes = Annotated[int, Meta(ge=1, le=2**40, description="a number of bytes, 1 or more")]
+BytesOrNone = Annotated[int, Meta(ge=0, le=2**40, description="a number of bytes, 0 or more")]
 Seconds = Annotated[float, Meta(gt=0, le=_YEAR, description="a number of seconds, more than 0 and at most a year")]
 Pause = Annotated[float, Meta(ge=0, le=_YEAR, description="a number of seconds, from 0 to a year")]
 Days = Annotated[float, Meta(ge=0, le=36500, description="a number of days, from 0 to 36500")]
@@ -69,6 +72,14 @@ class StoreSettings(Section, frozen=True):
     url: Url = DEFAULT_STORE_URL
     patience: Pause = 60.0  # how long a start waits for a store that cannot be reached
     retention_days: Days = 30.0  # ended runs older than this are deleted; 0 keeps them for ever
+
+
+class ObjectSettings(Section, frozen=True):
+    """Where large results rest. See docs/large-results.md."""
+
+    url: Url = ""  # a folder, or an object store by its fsspec URL; empty: a folder beside the SQLite file
+    threshold_bytes: BytesOrNone = 256 * 1024  # results larger than this; 0: none
+    inline_bytes: BytesOrNone = 32 * 1024 * 1024  # of large results that one aggregate brings along
 
 
 class ApiSettings(Section, frozen=True):
@@ -114,6 +125,18 @@ class WorkerSettings(Section, frozen=True):
     stop_grace: Pause = 30.0
 
 
+class CelerySettings(Section, frozen=True):
+    broker_url: Url = ""  # of the Celery app whose tasks are steps; empty: there is no bridge to Celery
+
+
+class BullmqSettings(Section, frozen=True):
+    url: Url = ""  # of the Redis that BullMQ uses; empty: there is no bridge to BullMQ
+    prefix: Text = "bull"  # of BullMQ's keys
+    queues: Names = ()  # commands for these queues of ours go on to the BullMQ queues of the same names
+    entry: Text = "orchestrator-queue"  # jobs of this BullMQ queue start pipelines; empty: none do
+    legacy: Flag = False  # the workers use `bull` 3 or 4, not `bullmq`
+
+
 class LogSettings(Section, frozen=True):
     level: Level = "info"
     format: Format = "auto"  # `json`, `console`, or `auto`: console on a terminal
@@ -122,12 +145,15 @@ class LogSettings(Section, frozen=True):
 class Settings(Section, frozen=True):
     broker: BrokerSettings = BrokerSettings()
     store: StoreSettings = StoreSettings()
+    objects: ObjectSettings = ObjectSettings()
     api: ApiSettings = ApiSettings()
     limits: LimitSettings = LimitSettings()
     runs: RunSettings = RunSettings()
     engine: EngineSettings = EngineSettings()
     webhook: WebhookSettings = WebhookSettings()
     worker: WorkerSettings = WorkerSettings()
+    celery: CelerySettings = CelerySettings()
+    bullmq: BullmqSettings = BullmqSettings()
     log: LogSettings = LogSettings()
     pipelines: Text = ""  # a folder of pipeline files; empty: only the built-in ones and those put by the API
     rotas: dict[str, Route] = {}

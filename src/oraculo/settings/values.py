@@ -40,6 +40,16 @@ def store_url_fault(url: str) -> str | None:
     return None
 
 
+def objects_url_fault(url: str) -> str | None:
+    """A path is a folder; which schemes there are depends on the packages that are installed."""
+    if url.startswith("file:") and not url.startswith("file:///"):
+        return "needs three slashes before an absolute path, as file:///var/lib/oraculo/objects; or write ./objects"
+    scheme, mark, rest = url.partition("://")
+    if mark and (not scheme or not rest.strip("/")) and not url.startswith("memory:"):
+        return "names no place; as ./objects, file:///var/lib/oraculo/objects or s3://bucket/prefix"
+    return None
+
+
 def _scheme_fault(url: str, allowed: Sequence[str]) -> str | None:
     right = " Use one of " + ", ".join(f"{scheme}://" for scheme in allowed)
     if not (found := _SCHEME.match(url)):

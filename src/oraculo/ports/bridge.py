@@ -1,0 +1,23 @@
+"""A bridge to workers of another system: it reads commands like a worker and answers like one, and may start runs."""
+
+from typing import Protocol
+
+
+class RunningBridge(Protocol):
+    @property
+    def name(self) -> str:
+        """For people: `celery`, `bullmq`."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it cannot do its work now; commands wait meanwhile, and their deadlines hold. None: it can."""
+        ...
+
+    async def start(self) -> None:
+        """Begins, and goes on trying while the other system is away. Returns at once."""
+        ...
+
+    async def stop(self) -> None:
+        """Takes no more, finishes or gives back what it holds, and closes. Idempotent."""
+        ...
