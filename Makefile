@@ -17,7 +17,7 @@ run: $(VENV)/.run  ## start everything in one process: API, engine and sample wo
 	$(BIN)/oraculo dev $(ARGS)
 
 test: check  ## check, then run every test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(ARGS)
 
 check: $(VENV)/.dev  ## ruff, mypy strict, the import layers, generated files
 	$(BIN)/ruff check .

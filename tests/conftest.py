@@ -3,6 +3,7 @@ how fast a machine makes up examples decides nothing."""
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -19,15 +20,27 @@ settings.register_profile("oraculo", deadline=None, suppress_health_check=[Healt
 settings.load_profile("oraculo")
 
 _fleet = Fleet()
+_SKIPPED = "oraculo_skipped"  # what a process of a parallel run tells the one that prints the summary
 
 
 @pytest.fixture(scope="session")
 def fleet() -> Iterator[Fleet]:
-    """The real brokers."""
+    """The real servers: each process of a parallel run has its own."""
     yield _fleet
     _fleet.stop()
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[_SKIPPED] = dict(_fleet.skipped)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _fleet.skipped.update(getattr(node, "workeroutput", {}).get(_SKIPPED, {}))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for name in sorted(_fleet.skipped):
-        terminalreporter.write_line(f"NOT TESTED: {name} was left out by ORACULO_TEST_SKIP", yellow=True)
+    for name, reason in sorted(_fleet.skipped.items()):
+        terminalreporter.write_line(f"NOT TESTED: {name}: {reason}", yellow=True)

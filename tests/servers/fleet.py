@@ -19,7 +19,7 @@ class Fleet:
     def __init__(self) -> None:
         self._shared: dict[str, Server] = {}
         self._breakable: dict[str, Server] = {}
-        self.skipped: set[str] = set()
+        self.skipped: dict[str, str] = {}  # and why
 
     def url(self, name: str) -> str:
         """Of a server that tests share and leave in peace."""
@@ -38,7 +38,7 @@ class Fleet:
 
     def _running(self, servers: dict[str, Server], name: str) -> Server:
         if name in os.environ.get("ORACULO_TEST_SKIP", "").split(","):
-            self.skipped.add(name)
+            self.skipped[name] = "left out by ORACULO_TEST_SKIP"
             pytest.skip(f"{name} is named in ORACULO_TEST_SKIP")
         try:
             if name not in servers:

@@ -8,7 +8,9 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 
 PATIENCE = 60.0
@@ -110,8 +112,21 @@ class Server(ABC):
         self.stop()
 
 
+def _ports() -> Iterator[int]:
+    """Below those that the system gives to connections, which might take one before its server does; and a range of
+    its own for each process of a test run."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 12_000 + worker % 8 * 2_000
+    start = os.getpid() % 1_500  # another run on the same machine begins elsewhere
+    return cycle(range(first + start, first + start + 500))
+
+
+_next_port = _ports()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    for port in _next_port:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("cycle() has no end")

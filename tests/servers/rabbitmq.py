@@ -1,9 +1,13 @@
 """RabbitMQ from Debian's package: installed when root and missing, else unpacked into the user's cache."""
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -100,14 +104,22 @@ class RabbitMQ(Server):
 @cache
 def scripts() -> Path:
     """The folder of RabbitMQ's own scripts; not the wrappers on the PATH, which want to be root or `rabbitmq`."""
-    if not (_INSTALLED / "rabbitmq-server").exists() and os.geteuid() == 0:
-        _run(["apt-get", "update"])
-        _run(
-            ["apt-get", "install", "-y", "--no-install-recommends", "rabbitmq-server"], DEBIAN_FRONTEND="noninteractive"
-        )
-    if (_INSTALLED / "rabbitmq-server").exists():
-        return _INSTALLED
-    return _unpacked() / "usr/lib/rabbitmq/bin"
+    with _one_at_a_time():
+        if not (_INSTALLED / "rabbitmq-server").exists() and os.geteuid() == 0:
+            _run(["apt-get", "update"])
+            command = ["apt-get", "install", "-y", "--no-install-recommends", "rabbitmq-server"]
+            _run(command, DEBIAN_FRONTEND="noninteractive")
+        if (_INSTALLED / "rabbitmq-server").exists():
+            return _INSTALLED
+        return _unpacked() / "usr/lib/rabbitmq/bin"
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """The processes of a test run install it once."""
+    with (Path(tempfile.gettempdir()) / f"oraculo-rabbitmq-{os.geteuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @cache

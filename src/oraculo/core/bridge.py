@@ -140,7 +140,16 @@ def _option_faults(kind: str, block: Mapping[str, Any]) -> list[Fault]:
         )
     for key, right in (("args", list), ("kwargs", dict)):
         if key in block and not isinstance(block[key], right):
-            faults.append(
-                Fault(key, f"must be {'a list' if right is list else 'an object'}; got {naming.shown(block[key])}")
-            )
+            told = f"must be {'a list' if right is list else 'an object'}; got {naming.shown(block[key])}"
+            faults.append(Fault(key, told))
+        elif key in block and not _is_json(block[key]):
+            faults.append(Fault(key, "must hold nothing but texts, numbers, true, false, null, lists and objects"))
     return faults
+
+
+def _is_json(value: object) -> bool:
+    """Whether it comes back the same: a date or a key that is a number would not."""
+    try:
+        return bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
