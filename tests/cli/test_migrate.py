@@ -1,0 +1,80 @@
+"""`oraculo migrate`, and the start that asks for it."""
+
+import asyncio
+import json
+import sqlite3
+import uuid
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from typer.testing import CliRunner
+
+from oraculo.cli.app import app
+from oraculo.stores.sql import migrations
+from tests.servers.fleet import Fleet
+
+
+def invoke(*args: str, **settings: str) -> Any:
+    return CliRunner().invoke(app, list(args), env=settings)
+
+
+def test_a_new_file_and_then_nothing_more_to_do(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'oraculo.db'}"
+    first = invoke("migrate", ORACULO_STORE_URL=url)
+    labels = [migration.label for migration in migrations("sqlite")]
+    assert (first.exit_code, first.stdout.splitlines()) == (
+        0,
+        [*(f"sqlite: {label}" for label in labels), "sqlite: the schema is up to date"],
+    )
+    again = invoke("migrate", "--json", ORACULO_STORE_URL=url)
+    assert json.loads(again.stdout) == {"store": "sqlite", "migracoes": []}
+
+
+def test_an_older_file_is_read_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "oraculo.db"
+    connection = sqlite3.connect(path)
+    connection.executescript(migrations("sqlite")[0].script)
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    done = json.loads(invoke("migrate", "--json", ORACULO_STORE_URL=f"sqlite:///{path}").stdout)
+    assert done["migracoes"] == [migration.label for migration in migrations("sqlite")[1:]]
+
+
+def test_a_server_that_cannot_be_reached_is_one_line() -> None:
+    result = invoke("migrate", ORACULO_STORE_URL="postgresql://user:segredo@127.0.0.1:9/x")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "127.0.0.1:9" in line
+    assert "segredo" not in line
+
+
+@pytest.fixture
+def older_schema(fleet: Fleet) -> str:
+    """A PostgreSQL schema as the version before left it."""
+    url, schema = fleet.url("postgres"), f"test_{uuid.uuid4().hex[:10]}"
+
+    async def age() -> None:
+        connection = await asyncpg.connect(url)
+        await connection.execute(f"CREATE SCHEMA {schema}")
+        await connection.close()
+
+    asyncio.run(age())
+    place = f"{url}?search_path={schema}"
+    assert invoke("migrate", ORACULO_STORE_URL=place).exit_code == 0
+
+    async def forget_the_last() -> None:
+        connection = await asyncpg.connect(url)
+        last = len(migrations("postgres"))
+        await connection.execute(f"DELETE FROM {schema}.oraculo_migrations WHERE number = {last}")
+        await connection.close()
+
+    asyncio.run(forget_the_last())
+    return place
+
+
+def test_a_start_on_an_older_schema_says_what_to_run(older_schema: str) -> None:
+    result = invoke("serve", "--port", "0", ORACULO_STORE_URL=older_schema)
+    assert result.exit_code == 2
+    assert "run `oraculo migrate`" in result.stderr.splitlines()[-1]
