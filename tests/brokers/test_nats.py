@@ -503,6 +503,16 @@ async def test_somebody_who_answers_on_the_subject_confirms_nothing(url: str, qu
 # -- leases, counts and limits --------------------------------------------------------------------------------------
 
 
+async def test_a_queue_may_have_a_lease_of_its_own(url: str, queue: str) -> None:
+    leases = {queue: 0.5}
+    async with running(url, lease=60, leases=leases) as broker, running(url, lease=60, leases=leases) as other:
+        first = await broker.consume(queue, prefetch=10)
+        await broker.publish([Outgoing(queue, b"{}")])
+        await first.take(10)
+        second = await other.consume(queue, prefetch=10)
+        assert [delivery.body for delivery in await asyncio.wait_for(second.take(10), 10)] == [b"{}"]
+
+
 async def test_an_unsettled_delivery_comes_again_after_its_lease_and_is_no_longer_ours(url: str, queue: str) -> None:
     async with running(url, lease=0.5) as broker, running(url, lease=0.5) as other:
         await broker.publish([Outgoing(queue, b"slow")])

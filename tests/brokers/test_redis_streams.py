@@ -192,6 +192,13 @@ class TestPlainClients:
             taken = await take(await broker.consume(queue, prefetch=10), 2)
             assert [each.redeliveries for each in taken] == [1, 1]
 
+    async def test_a_queue_may_have_a_lease_of_its_own(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url, lease=60, leases={queue: LEASE}) as broker:
+            await broker.publish(messages(queue, 2))
+            read_plain(plain, queue)
+            taken = await take(await broker.consume(queue, prefetch=10), 2)
+            assert [each.redeliveries for each in taken] == [1, 1]
+
     async def test_fields_of_others_are_carried_along(self, url: str, plain: Any, queue: str) -> None:
         fields = {b"body": b"x", b"colour": b"blue \xff"}
         async with started(url) as broker:

@@ -107,6 +107,7 @@ class EngineSettings(Section, frozen=True):
     cached_tasks: CountOrNone = 200_000  # tasks of hot runs kept in memory
     note_linger: Pause = 0.05  # how long a confirmed command waits for other work to be noted with
     poll: Seconds = 1.0  # how often timers and the outbox look for what another engine left
+    lease: Seconds = 6.0  # after which what a dead engine held comes to another; RabbitMQ needs none
     stop_grace: Pause = 10.0
 
 
@@ -127,6 +128,9 @@ class WorkerSettings(Section, frozen=True):
 
 class CelerySettings(Section, frozen=True):
     broker_url: Url = ""  # of the Celery app whose tasks are steps; empty: there is no bridge to Celery
+    queue: Text = "celery"  # where tasks go that name no queue: the app's `task_default_queue`
+    key_prefix: Text = ""  # the app's `global_keyprefix`, when its broker is Redis and it has one
+    events: Flag = True  # ask the workers for task events, as Flower does: they tell of revoked and unknown tasks
 
 
 class BullmqSettings(Section, frozen=True):
@@ -135,6 +139,9 @@ class BullmqSettings(Section, frozen=True):
     queues: Names = ()  # commands for these queues of ours go on to the BullMQ queues of the same names
     entry: Text = "orchestrator-queue"  # jobs of this BullMQ queue start pipelines; empty: none do
     legacy: Flag = False  # the workers use `bull` 3 or 4, not `bullmq`
+    keep: Seconds = 86400.0  # how long ended jobs of ours, and what they answered, stay in that Redis
+    concurrency: Count = 100  # jobs of the entry whose runs one engine follows at a time
+    lock: Seconds = 30.0  # after which a job of the entry whose engine died is taken over by another
 
 
 class LogSettings(Section, frozen=True):
@@ -157,6 +164,10 @@ class Settings(Section, frozen=True):
     log: LogSettings = LogSettings()
     pipelines: Text = ""  # a folder of pipeline files; empty: only the built-in ones and those put by the API
     rotas: dict[str, Route] = {}
+
+    @property
+    def engine_lease(self) -> float:
+        return min(self.engine.lease, self.broker.lease)
 
     @property
     def routes(self) -> dict[str, tuple[str, ...]]:

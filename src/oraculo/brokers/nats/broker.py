@@ -10,8 +10,9 @@ before are looked at: one that is gone, or was made anew, had messages that were
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from oraculo.brokers.address import read_address
@@ -105,7 +106,8 @@ class NatsBroker:
     stream that is made here.
 
     `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
-    `lease`: seconds after which a delivery that was neither settled nor extended is delivered again.
+    `lease`: seconds after which a delivery that was neither settled nor extended is delivered again; `leases`: for
+    queues that have another.
     `heartbeat`: seconds; a subscription from which nothing is heard for three of them is lost.
     """
 
@@ -117,6 +119,7 @@ class NatsBroker:
         clock: Clock = _SYSTEM_CLOCK,
         delivery_limit: int = 20,
         lease: float = 60.0,
+        leases: Mapping[str, float] = MappingProxyType({}),
         heartbeat: float = 0.7,
         connect_timeout: float = 3.0,
         publish_timeout: float = 5.0,
@@ -126,6 +129,7 @@ class NatsBroker:
         self._name = name
         self._delivery_limit = delivery_limit
         self._lease = lease
+        self._leases = leases
         self._heartbeat = min(heartbeat, PULL_EXPIRES / 2)  # JetStream refuses a longer one
         self._connect_timeout = connect_timeout
         self._publish_timeout = publish_timeout
@@ -378,6 +382,9 @@ class NatsBroker:
             if isinstance(answer, ApiError):
                 raise connection.refusal(answer, f"to make the consumer of {queue}")
 
+    def _lease_of(self, queue: str) -> float:
+        return self._leases.get(queue, self._lease)
+
     def _wanted_consumer(
         self, connection: Connection, queue: str, found: dict[str, Any] | ApiError
     ) -> dict[str, Any] | None:
@@ -385,8 +392,8 @@ class NatsBroker:
         if isinstance(found, ApiError):
             if not found.is_missing:
                 raise connection.refusal(found, f"to tell of the consumer of {queue}")
-            return consumer_config(queue, self._lease)
-        config, terms = found["config"], consumer_terms(self._lease)
+            return consumer_config(queue, self._lease_of(queue))
+        config, terms = found["config"], consumer_terms(self._lease_of(queue))
         if fault := consumer_fault(queue, config):
             raise BrokerError(f"the consumer {stream_of(queue)} at {connection.place} cannot serve: it {fault}")
         return None if terms.items() <= config.items() else config | terms
@@ -520,7 +527,9 @@ class NatsBroker:
             await self._make(connection, [source_of(queue)])
             if is_quarantine:
                 await self._make_consumers(connection, [queue])
-            consumer = NatsConsumer(self, connection, queue, Terms(prefetch, self._lease, self._heartbeat, limit))
+            consumer = NatsConsumer(
+                self, connection, queue, Terms(prefetch, self._lease_of(queue), self._heartbeat, limit)
+            )
             consumer.open()
             self._consumers.add(consumer)
         return consumer

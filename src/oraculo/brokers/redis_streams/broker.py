@@ -16,8 +16,9 @@ import asyncio
 import os
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from oraculo.brokers.address import read_address
@@ -53,7 +54,8 @@ class RedisStreamsBroker:
     """The broker behind `redis://` and `rediss://`.
 
     `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
-    `lease`: seconds after which a delivery that was neither settled nor extended is delivered again.
+    `lease`: seconds after which a delivery that was neither settled nor extended is delivered again; `leases`: for
+    queues that have another.
     `connect_timeout`, `publish_timeout`: seconds for a connection, and for the answer to any command.
     """
 
@@ -65,6 +67,7 @@ class RedisStreamsBroker:
         clock: Clock | None = None,
         delivery_limit: int = 20,
         lease: float = 60.0,
+        leases: Mapping[str, float] = MappingProxyType({}),
         connect_timeout: float = 3.0,
         publish_timeout: float = 5.0,
     ) -> None:
@@ -72,6 +75,7 @@ class RedisStreamsBroker:
         database_of(address)  # a bad one is told now, not at the first connection
         self._name = name
         self._terms = Terms(delivery_limit, lease, clock or SystemClock())
+        self._leases = leases
         self._server = Server(address, connect_timeout, publish_timeout)
         self._orphans = Orphans(self._server, self._terms)
         self._consumers: set[RedisConsumer] = set()
@@ -111,7 +115,7 @@ class RedisStreamsBroker:
     async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:
         if prefetch < 1:
             raise BrokerError(f"prefetch: must be at least 1, got {prefetch}")
-        server, terms = self._server, self._terms
+        server, terms = self._server, self._terms_of(queue)
         server.require_open()
         self._consumers = {consumer for consumer in self._consumers if not consumer.is_over}
         await self._orphans.give_back_all()
@@ -120,6 +124,9 @@ class RedisStreamsBroker:
         await server.run(TIDY, [queue], int(terms.lease * 1000 * FORGOTTEN_AFTER))
         await server.ask("SCRIPT", "LOAD", UPKEEP.text)
         return await self._open_consumer(queue, name, prefetch)
+
+    def _terms_of(self, queue: str) -> Terms:
+        return self._terms._replace(lease=self._leases.get(queue, self._terms.lease))
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
         is_asked_for = names is not None
@@ -221,7 +228,7 @@ class RedisStreamsBroker:
             raise
         run_id = read_info(info).get(b"run_id")
         holder = Holder(queue, name, client if isinstance(client, int) else None, run_id)
-        consumer = RedisConsumer(server, self._terms, self._orphans, holder, prefetch, connection)
+        consumer = RedisConsumer(server, self._terms_of(queue), self._orphans, holder, prefetch, connection)
         connection.tell_loss(consumer.lose)
         self._consumers.add(consumer)
         return consumer
