@@ -118,6 +118,8 @@ def _another(name: str, default: object) -> tuple[str, object]:
         return "x,y", ("x", "y")
     if isinstance(default, str):
         return "other", "other"
+    if isinstance(default, bool):
+        return str(not default).lower(), not default
     assert isinstance(default, int | float)
     return str(type(default)(7)), 7
 
