@@ -7,7 +7,9 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
@@ -16,12 +18,15 @@ from oraculo.core.naming import QueueNames, told_apart
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine, Role
 from oraculo.errors import Fault, InvalidSettings
+from oraculo.ports.bridge import RunningBridge
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
+from oraculo.ports.objects import Objects
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import Telemetry
-from oraculo.settings import BrokerSettings, Settings
-from oraculo.stores.sqlite import SqliteStore
+from oraculo.settings import Settings
+from oraculo.stores.objects import FolderObjects, RemoteObjects
+from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.telemetry.hub import Hub
 from oraculo.telemetry.logs import LogSubscriber
 from oraculo.telemetry.metrics import Metrics
@@ -60,6 +65,7 @@ class System:
     operations: Operations
     broker: Broker
     store: Store
+    objects: Objects | None
     metrics: Metrics
     clock: Clock
     entropy: Entropy
@@ -87,7 +93,7 @@ def make_adapters(settings: Settings, clock: Clock) -> list[tuple[str, Broker]]:
     if len(urls) > 1 and "memory" in map(_scheme, urls):
         fault = "has memory:// in a list of brokers; it lives in one process, and takes over from no other"
         raise InvalidSettings(Fault("ORACULO_BROKER_URL", fault))
-    return [(url, _make_adapter(url, name, settings.broker, clock)) for url, name in zip(urls, names, strict=True)]
+    return [(url, _make_adapter(url, name, settings, clock)) for url, name in zip(urls, names, strict=True)]
 
 
 def _broker_names(urls: Sequence[str]) -> list[str]:
@@ -95,9 +101,10 @@ def _broker_names(urls: Sequence[str]) -> list[str]:
     return told_apart([_BROKER_EXTRAS.get(_scheme(url), _scheme(url)) for url in urls])
 
 
-def _make_adapter(url: str, name: str, settings: BrokerSettings, clock: Clock) -> Broker:
+def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock) -> Broker:
     """The client is imported here, so that nobody needs one that is not used."""
-    scheme = _scheme(url)
+    scheme, settings = _scheme(url), all_settings.broker
+    queues = QueueNames(settings.prefix)
     options: dict[str, Any] = {
         "name": name,
         "clock": clock,
@@ -105,7 +112,10 @@ def _make_adapter(url: str, name: str, settings: BrokerSettings, clock: Clock) -
         "connect_timeout": settings.connect_timeout,
         "publish_timeout": settings.publish_timeout,
     }
-    leased = {**options, "lease": settings.lease}
+    # Engines settle what they take within moments, so that another may have it soon when one dies. Workers say the
+    # same: with NATS it is a property of the queue.
+    leases = dict.fromkeys((queues.answers, queues.requests), all_settings.engine_lease)
+    leased = {**options, "lease": settings.lease, "leases": leases}
     try:
         match _BROKER_EXTRAS.get(scheme):
             case "rabbitmq":
@@ -150,6 +160,55 @@ def make_store(settings: Settings, *, exclusive: bool = False) -> Store:
         raise _not_installed("ORACULO_STORE_URL", scheme, _STORE_EXTRAS[scheme], error) from error
 
 
+def make_objects(settings: Settings) -> Objects | None:
+    """Where large results rest; None: they stay in the store. Raises InvalidSettings."""
+    url = settings.objects.url
+    if not url:
+        return _objects_beside(settings.store.url)
+    scheme, mark, path = url.partition("://")
+    if not mark or scheme.lower() == "file":
+        return FolderObjects(unquote(path) if mark else url)
+    try:
+        return RemoteObjects(url)
+    except ImportError as error:
+        extra = (
+            "pip install 'oraculo[s3]'" if scheme in ("s3", "s3a") else f"pip install fsspec, and its {scheme} package"
+        )
+        missing = f"{scheme}:// needs a package that is not installed ({error}): {extra}"
+        raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", missing)) from error
+    except Exception as error:  # each package refuses options and places in its own words
+        raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", f"{scheme}://… cannot be used: {error}")) from error
+
+
+def _objects_beside(store_url: str) -> Objects | None:
+    """Beside the SQLite file. A folder of this machine is of no use to engines that share a server as their store."""
+    path = store_url.removeprefix(_SQLITE)
+    if path in (store_url, MEMORY):
+        return None
+    return FolderObjects(Path(path).parent / "objects")
+
+
+def make_bridges(
+    settings: Settings, broker: Broker, store: Store, clock: Clock, entropy: Entropy, telemetry: Telemetry
+) -> list[RunningBridge]:
+    """Those to systems that the settings name. Raises InvalidSettings."""
+    made: list[RunningBridge] = []
+    prefix = settings.broker.prefix
+    if settings.celery.broker_url:
+        try:
+            from oraculo.bridges.celery import CeleryBridge
+        except ModuleNotFoundError as error:
+            raise _not_installed("ORACULO_CELERY_BROKER_URL", "celery", "celery", error) from error
+        made.append(CeleryBridge(settings.celery, broker, prefix, clock, entropy, telemetry))
+    if settings.bullmq.url:
+        try:
+            from oraculo.bridges.bullmq import BullmqBridge
+        except ModuleNotFoundError as error:
+            raise _not_installed("ORACULO_BULLMQ_URL", "bullmq", "bullmq", error) from error
+        made.append(BullmqBridge(settings.bullmq, broker, prefix, clock, entropy, telemetry, store))
+    return made
+
+
 def build(settings: Settings, role: Role = Role.WHOLE) -> System:
     """Raises InvalidSettings."""
     clock, entropy, metrics = SystemClock(), SystemEntropy(), Metrics()
@@ -158,17 +217,20 @@ def build(settings: Settings, role: Role = Role.WHOLE) -> System:
     own_queues = (names.requests, names.answers) if role is Role.WHOLE else ()
     broker = make_broker(settings, clock, telemetry, own_queues=own_queues)
     store = make_store(settings, exclusive=not broker.capabilities.shared)
+    objects = make_objects(settings)
     engine = Engine(
         settings,
         broker,
         store,
+        objects=objects,
         clock=clock,
         entropy=entropy,
         telemetry=telemetry,
         name=f"{socket.gethostname()}:{os.getpid()}:{entropy.new_id()[-8:]}",
         role=role,
+        bridges=make_bridges(settings, broker, store, clock, entropy, telemetry) if role is Role.WHOLE else (),
     )
-    return System(settings, engine, Operations(engine), broker, store, metrics, clock, entropy)
+    return System(settings, engine, Operations(engine), broker, store, objects, metrics, clock, entropy)
 
 
 def make_app(system: System, *, workers: Sequence[App] = (), only_health: bool = False) -> "FastAPI":
@@ -177,7 +239,7 @@ def make_app(system: System, *, workers: Sequence[App] = (), only_health: bool =
     from oraculo.api.app import create_app  # here, so that a worker process and `doctor` load without FastAPI
 
     settings = system.settings
-    embedded = [make_worker(app, system.broker, settings, system.clock) for app in workers]
+    embedded = [make_worker(app, system.broker, settings, system.clock, system.objects) for app in workers]
 
     @asynccontextmanager
     async def lifespan(_app: "FastAPI") -> AsyncIterator[None]:
@@ -198,9 +260,18 @@ def make_app(system: System, *, workers: Sequence[App] = (), only_health: bool =
     )
 
 
-def make_worker(app: App, broker: Broker, settings: Settings, clock: Clock) -> Worker:
-    renewal = settings.broker.lease / 3
-    return Worker(app, broker, settings.worker, clock, settings.broker.prefix, lease_renewal=renewal)
+def make_worker(app: App, broker: Broker, settings: Settings, clock: Clock, objects: Objects | None = None) -> Worker:
+    """It uses `objects` only when their URL is set: only then does the orchestrator count on workers that do."""
+    return Worker(
+        app,
+        broker,
+        settings.worker,
+        clock,
+        settings.broker.prefix,
+        lease_renewal=settings.broker.lease / 3,
+        objects=objects if settings.objects.url else None,
+        threshold=settings.objects.threshold_bytes,
+    )
 
 
 def _scheme(url: str) -> str:

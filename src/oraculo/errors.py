@@ -15,6 +15,9 @@ OraculoError
 │   └── BrokerUnavailable   it cannot be reached now; worth a retry
 ├── StoreError              the store refused
 │   └── StoreUnavailable    it cannot be reached now; worth a retry
+├── ObjectsError            the object store refused
+│   ├── ObjectsUnavailable  it cannot be reached now; worth a retry
+│   └── ObjectLost          an object is not there, or is not what was put
 └── InvariantBroken         a programmer's error: the state machine was asked for the impossible
 """
 
@@ -102,6 +105,18 @@ class StoreError(OraculoError):
 
 
 class StoreUnavailable(StoreError):
+    pass
+
+
+class ObjectsError(OraculoError):
+    pass
+
+
+class ObjectsUnavailable(ObjectsError):
+    pass
+
+
+class ObjectLost(ObjectsError):
     pass
 
 

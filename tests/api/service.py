@@ -19,6 +19,7 @@ from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.telemetry import Record
 from oraculo.settings import RunSettings, Settings
+from oraculo.stores.objects import FolderObjects
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.telemetry.metrics import Metrics
 
@@ -60,6 +61,7 @@ class Service:
             clock=SystemClock(),
             entropy=SystemEntropy(),
             telemetry=self.told,
+            objects=FolderObjects(folder / "objects"),
             post=_accepted,
         )
         self.operations = Operations(self.engine)

@@ -94,6 +94,7 @@ CALLS = {
     ("get", "/orquestracoes/{correlation_id}"),
     ("get", "/orquestracoes/{correlation_id}/eventos"),
     ("get", "/orquestracoes/{correlation_id}/explicacao"),
+    ("get", "/orquestracoes/{correlation_id}/resultados/{tarefa}"),
     ("post", "/orquestracoes/{correlation_id}/cancelar"),
     ("post", "/orquestracoes/{correlation_id}/repetir"),
     ("get", "/pipelines"),

@@ -44,7 +44,13 @@ async def _fill(service: Service) -> None:
         await service.bury("fila_x", b"nada" if number % 2 else b'{"correlation_id": "conhecida"}')
 
 
-KNOWN = {"correlation_id": "conhecida", "name": "conhecido", "fila": "fila_x", "letter_id": "7"}
+KNOWN = {
+    "correlation_id": "conhecida",
+    "name": "conhecido",
+    "fila": "fila_x",
+    "letter_id": "7",
+    "tarefa": "escavador_x",
+}
 
 
 # Not from the running server: pytest wants to know the cases before there is one.

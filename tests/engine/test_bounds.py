@@ -46,7 +46,7 @@ async def test_a_request_that_was_refused_for_want_of_a_store_is_never_run(monke
     store = MoodyStore(MEMORY)
     async with Harness(recording_app(Journal(), ("escavador_a",)), store=store) as oraculo:
         store.away = True
-        with pytest.raises(StoreUnavailable, match="not committed"):
+        with pytest.raises(StoreUnavailable, match="not known to be committed"):
             await oraculo.submit({"destinos": ["escavador_a"], "correlation_id": "recusada"})
         assert "waits for the store" in ((await oraculo.operations.health()).parts["engine"] or "")
         store.away = False

@@ -27,7 +27,7 @@ _PROBLEMS = {
     413: "Larger than the limit.",
     415: "The body is of a kind that cannot be read.",
     422: "Something given breaks a rule; `erros` names it.",
-    503: "The store or the broker cannot be reached now; try again after `Retry-After` seconds.",
+    503: "The store, the broker or the object store cannot be reached now; try again after `Retry-After` seconds.",
 }
 _SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},

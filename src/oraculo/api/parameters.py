@@ -40,6 +40,7 @@ def _existing(value: str) -> str:
 
 
 RunId = Annotated[str, Path(description="`correlation_id` of the run."), AfterValidator(_existing)]
+TaskId = Annotated[str, Path(description="Id of the subtask."), AfterValidator(_existing)]
 Name = Annotated[str, Path(description="Name of the pipeline."), AfterValidator(_existing)]
 Queue = Annotated[str, Path(description="Name of the queue, without the prefix."), AfterValidator(_existing)]
 LetterId = Annotated[str, Path(description="`id` of the dead letter."), AfterValidator(_existing)]

@@ -29,9 +29,10 @@ class SegmentConvertor(Convertor[str]):
 
 
 class RunConvertor(SegmentConvertor):
-    """A run's id. Its slashes may be written plainly too, unless what follows one is a word of ours at the end."""
+    """A run's id. Its slashes may be written plainly too, unless what follows one is a word of ours at the end, or
+    `resultados/` and a task."""
 
-    regex = r"(?:(?!/(?:eventos|explicacao|cancelar|repetir)\Z)[\s\S])+"
+    regex = r"(?:(?!/(?:eventos|explicacao|cancelar|repetir|resultados/[^/]+)\Z)[\s\S])+"
 
 
 register_url_convertor("segment", SegmentConvertor())

@@ -24,6 +24,7 @@ from oraculo.errors import (
     InvalidPipeline,
     InvalidRequest,
     NotFound,
+    ObjectsUnavailable,
     OraculoError,
     PayloadTooLarge,
     StoreUnavailable,
@@ -46,6 +47,7 @@ _KINDS: Sequence[tuple[type[Exception], int, str, str]] = (
     (Conflict, 409, "conflict", "It clashes with what is there"),
     (StoreUnavailable, 503, "store-unavailable", "The store cannot be reached now"),
     (BrokerUnavailable, 503, "broker-unavailable", "The broker cannot be reached now"),
+    (ObjectsUnavailable, 503, "objects-unavailable", "The object store cannot be reached now"),
     (Exception, 500, "internal-error", "Something went wrong inside"),
 )
 

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from oraculo.api.bodies import JSON_KINDS, expect_kind, read_body
 from oraculo.api.context import Door, Shared
 from oraculo.api.openapi import REQUEST_EXAMPLES, header, header_parameter, json_body, problems, reply
-from oraculo.api.parameters import Cursor, OptionalName, RunId, WhenGiven
+from oraculo.api.parameters import Cursor, OptionalName, RunId, TaskId, WhenGiven
 from oraculo.api.paths import RUN, RUNS
 from oraculo.api.preferences import applied, valid_traceparent, wait_of
 from oraculo.api.problems import FieldConflict
 from oraculo.api.replies import encoded_reply, json_reply
 from oraculo.core.run import RunStatus
-from oraculo.core.views import accepted_view, head_view, run_view
+from oraculo.core.views import accepted_view, head_view
 from oraculo.errors import Conflict, IdempotencyKeyReused
 from oraculo.ports.store import RunQuery
 
@@ -110,7 +110,7 @@ async def explain_run(operations: Door, correlation_id: RunId) -> Response:
     responses={200: reply("The cancelled run.", "Orquestracao"), **problems(404, 409, 422)},
 )
 async def cancel_run(operations: Door, correlation_id: RunId) -> Response:
-    return json_reply(run_view(await operations.cancel(correlation_id)))
+    return json_reply(await operations.view(await operations.cancel(correlation_id)))
 
 
 @router.post(
@@ -124,7 +124,16 @@ async def cancel_run(operations: Door, correlation_id: RunId) -> Response:
 )
 async def repeat_run(operations: Door, correlation_id: RunId) -> Response:
     run = await operations.repeat(correlation_id)
-    return json_reply(run_view(run), 202, {"Location": _address(run.id)})
+    return json_reply(await operations.view(run), 202, {"Location": _address(run.id)})
+
+
+@router.get(
+    RUN + "/resultados/{tarefa:segment}",
+    summary="The result of one subtask, whatever its size",
+    responses={200: reply("The payload of its answer, exactly as it came.", "Resultado"), **problems(404, 422)},
+)
+async def show_result(operations: Door, correlation_id: RunId, tarefa: TaskId) -> Response:
+    return encoded_reply(await operations.result(correlation_id, tarefa))
 
 
 @router.get(
@@ -133,4 +142,4 @@ async def repeat_run(operations: Door, correlation_id: RunId) -> Response:
     responses={200: reply("The run; once it ended, with its aggregate.", "Orquestracao"), **problems(404, 422)},
 )
 async def show_run(operations: Door, correlation_id: RunId) -> Response:
-    return json_reply(run_view(await operations.run(correlation_id)))
+    return json_reply(await operations.view(await operations.run(correlation_id)))

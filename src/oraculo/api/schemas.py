@@ -98,7 +98,13 @@ _SUMMARY = record(
     description="How many subtasks ended how.",
 )
 _LINKS = record(dict.fromkeys(("self", "eventos", "explicacao", "cancelar", "repetir"), TEXT))
-_RESULTS = {"type": "object", "description": "Each successful answer's payload, exactly as it came."}
+_RESULT = {"type": "object", "description": "The payload of a successful answer."}
+_RESULTS = {
+    "type": "object",
+    "description": "Each successful answer's payload, exactly as it came. Of large ones (256 kB unless set) only so "
+    'many are brought along (32 MiB unless set); what stands for the others is `{"oraculo_referencia": {…}}`, and '
+    "`GET /orquestracoes/{correlation_id}/resultados/{tarefa}` has them.",
+}
 _FAILURES = {
     "type": "object",
     "additionalProperties": record(
@@ -264,7 +270,8 @@ _LETTER = record(
 )
 _PART = record({"ok": FLAG, "problema": nullable(TEXT)})
 _HEALTH = record({"status": {"type": "string", "enum": ["ok", "indisponivel"]}, "versao": TEXT})
-_READY = record({**_HEALTH["properties"], "partes": {"type": "object", "additionalProperties": _PART}})
+_READINESS = {"type": "string", "enum": ["ok", "degradado", "indisponivel"]}
+_READY = record({"status": _READINESS, "versao": TEXT, "partes": {"type": "object", "additionalProperties": _PART}})
 
 _NAMED_OBJECTS: Schema = {"type": "object", "additionalProperties": {"type": "object"}}
 _ASYNCAPI = record(
@@ -293,6 +300,7 @@ COMPONENTS: dict[str, Schema] = {
     "OrquestracaoListada": record(_HEAD_FIELDS),
     "Orquestracoes": record({"orquestracoes": listed(ref("OrquestracaoListada")), "cursor": _CURSOR}),
     "Orquestracao": _RUN,
+    "Resultado": _RESULT,
     "Evento": _ENTRY,
     "Eventos": record({"eventos": listed(ref("Evento")), "proximo": nullable(COUNT)}),
     "Explicacao": record({"correlation_id": TEXT, "status": one_of(RunStatus), "explicacao": TEXT}),

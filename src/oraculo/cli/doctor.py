@@ -20,6 +20,7 @@ from oraculo.cli.pipelines import check_files
 from oraculo.errors import InvalidSettings, OraculoError
 
 if TYPE_CHECKING:
+    from oraculo.ports.objects import Objects
     from oraculo.settings import Settings
 
 OK, WARNING, ERROR = "ok", "aviso", "erro"
@@ -94,6 +95,8 @@ def _shown(settings: "Settings") -> dict[str, Any]:
         "broker.prefix": settings.broker.prefix,
         "store.url": redacted(settings.store.url),
         "store.retention_days": settings.store.retention_days,
+        "objects.url": redacted(settings.objects.url),
+        "objects.threshold_bytes": settings.objects.threshold_bytes,
         "api.keys": f"{len(settings.api.keys)} set",
         "webhook.secret": "set" if settings.webhook.secret else "not set",
         "runs.timeout": settings.runs.timeout,
@@ -146,7 +149,7 @@ def _pipelines(folder: Path) -> Check:
 
 async def _parts(settings: "Settings") -> list[Check]:
     """Raises InvalidSettings for what this version has no adapter for."""
-    from oraculo.bootstrap import make_adapters, make_store
+    from oraculo.bootstrap import make_adapters, make_objects, make_store
     from oraculo.ports.clock import SystemClock
 
     brokers, store = make_adapters(settings, SystemClock()), make_store(settings)
@@ -161,7 +164,20 @@ async def _parts(settings: "Settings") -> list[Check]:
         checks.append(missing)
     else:
         checks.append(await _part("store", store.start, store.check, store.close))
+    checks.append(await _large_results(settings, make_objects(settings)))
     return checks
+
+
+async def _large_results(settings: "Settings", objects: "Objects | None") -> Check:
+    if objects is None or not settings.objects.threshold_bytes:
+        why = "ORACULO_OBJECTS_THRESHOLD_BYTES is 0" if objects else "no object store is set"
+        remedy = None if objects else "set ORACULO_OBJECTS_URL to a place that all engines reach if they are many"
+        return Check("objects", OK, f"large results stay in the store: {why}", remedy)
+    return await _part("objects", _nothing_to_start, objects.check, objects.close)
+
+
+async def _nothing_to_start() -> None:
+    pass
 
 
 def _labelled(name: str, url: str, count: int) -> str:

@@ -18,12 +18,21 @@ from typing import Any, Protocol
 
 import uvicorn
 
-from oraculo.bootstrap import System, build, collect_garbage_less_often, make_app, make_broker, make_worker
+from oraculo.bootstrap import (
+    System,
+    build,
+    collect_garbage_less_often,
+    make_app,
+    make_broker,
+    make_objects,
+    make_worker,
+)
 from oraculo.cli import output
 from oraculo.engine.service import Role
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
+from oraculo.ports.objects import Objects
 from oraculo.settings import Settings
 from oraculo.telemetry.logs import configure_logging
 from oraculo.worker import App, Worker
@@ -160,15 +169,29 @@ def work(settings: Settings, app: App) -> None:
     configure_logging(settings.log)
     clock = SystemClock()
     broker = make_broker(settings, clock)
-    worker = make_worker(app, broker, settings, clock)
-    _run(_work(worker, broker), uvicorn.Config(_no_app))
+    objects = make_objects(settings) if settings.objects.url else None
+    worker = make_worker(app, broker, settings, clock, objects)
+    _run(_work(worker, broker, objects), uvicorn.Config(_no_app))
+
+
+def work_in_celery(settings: Settings, app: App, options: Sequence[str]) -> None:
+    """Celery's own worker, until a signal, with `options` of its command line. Raises InvalidSettings."""
+    try:
+        from oraculo.celery_app import make_celery_app
+    except ModuleNotFoundError as error:
+        missing = f"celery needs a package that is not installed ({error.name}): pip install 'oraculo[celery]'"
+        raise InvalidSettings(Fault("--engine", missing)) from error
+    configure_logging(settings.log)
+    # Celery wants a name for each worker; without one, two on a machine would be taken for the same.
+    name = ["--hostname", f"{app.name}-{os.getpid()}@%h"]
+    make_celery_app(settings, [app]).worker_main(["worker", *name, *options])
 
 
 async def _no_app(*_: object) -> None:
     """uvicorn knows which event loop is the best here, and asks for an app before it tells."""
 
 
-async def _work(worker: Worker, broker: Broker) -> None:
+async def _work(worker: Worker, broker: Broker, objects: Objects | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     with _first_signal(lambda: loop.call_soon_threadsafe(stop.set)):
@@ -176,6 +199,8 @@ async def _work(worker: Worker, broker: Broker) -> None:
         await stop.wait()
         await worker.stop()
         await broker.close()
+        if objects is not None:
+            await objects.close()
 
 
 # -- both ------------------------------------------------------------------------------------------------------------

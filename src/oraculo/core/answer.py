@@ -68,6 +68,15 @@ def has_failed(status: object, errors: object) -> bool:
     return isinstance(status, str) and status.lower() in FAILURE_WORDS
 
 
+def is_failure(payload: bytes) -> bool:
+    """Whether an answer with this payload is one; also when it cannot be told."""
+    try:
+        reply = _reply_decoder.decode(payload)
+    except (msgspec.DecodeError, RecursionError):
+        return True
+    return has_failed(reply.status, reply.erros)
+
+
 def _find_task(run: Run, message: Message, reply: _Reply) -> int | None:
     """The first of: `tarefa`; a name in the payload; the only task that awaits such an answer."""
     if message.tarefa is not None and (number := run.plan.by_id.get(message.tarefa)) is not None:

@@ -1,5 +1,7 @@
 """The command that a task sends to its queue."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ from oraculo.core.timestamps import to_iso
 
 _encoder = msgspec.json.Encoder()
 _EMPTY = msgspec.Raw(b"{}")
+_NONE: Mapping[str, bytes] = MappingProxyType({})
 
 
 class _EntryParameters(msgspec.Struct):
@@ -23,20 +26,22 @@ _parameters = msgspec.json.Decoder(_EntryParameters)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def encode_command(run: Run, task: Task, now_iso: str, reply_to: str) -> bytes:
-    """The message of the task's present attempt: the same bytes each time but for `timestamp`."""
+def encode_command(run: Run, task: Task, now_iso: str, reply_to: str, results: Mapping[str, bytes] = _NONE) -> bytes:
+    """The message of the task's present attempt: the same bytes each time but for `timestamp`. `results`, by their
+    task's id, are handed on in place of the references to them."""
     step = run.plan.steps[task.number]
     return encode_message(
         Message(
             correlation_id=run.id,
             tipo_evento=naming.START_COLLECT if run.plan.is_collector[task.number] else naming.START_EXECUTE,
-            payload=command_payload(run, task),
+            payload=command_payload(run, task, results),
             timestamp=now_iso,
             tarefa=step.id,
             tentativa=task.attempt,
             responder_em=reply_to,
             prazo=to_iso(deadline_of(run, task)),
             traceparent=run.head.traceparent,
+            ponte=None if step.bridge is None else msgspec.to_builtins(step.bridge),
         )
     )
 
@@ -46,7 +51,7 @@ def deadline_of(run: Run, task: Task) -> float:
     return run.head.deadline if task.deadline is None else min(task.deadline, run.head.deadline)
 
 
-def command_payload(run: Run, task: Task) -> msgspec.Raw:
+def command_payload(run: Run, task: Task, results: Mapping[str, bytes] = _NONE) -> msgspec.Raw:
     step = run.plan.steps[task.number]
     if run.plan.kind is Kind.FAN_OUT:
         return step.payload or msgspec.Raw(run.payload)
@@ -55,7 +60,7 @@ def command_payload(run: Run, task: Task) -> msgspec.Raw:
         "config": step.config or _EMPTY,
         "entrada": msgspec.Raw(run.payload),
         "resultados": {
-            names[number].id: msgspec.Raw(run.tasks[number].result or b"{}")
+            names[number].id: msgspec.Raw(results.get(names[number].id) or run.tasks[number].result or b"{}")
             for number in run.plan.dependencies[task.number]
         },
     }

@@ -37,6 +37,10 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     ] = None
     prazo: Annotated[str | None, msgspec.Meta(description="ISO 8601; after it the answer is late.")] = None
     traceparent: Annotated[str | None, msgspec.Meta(description="W3C trace context.")] = None
+    ponte: Annotated[
+        dict[str, Any] | None,
+        msgspec.Meta(description="On commands for a bridge: the Celery task or BullMQ queue where it is to go on."),
+    ] = None
 
 
 _RIGHT = {

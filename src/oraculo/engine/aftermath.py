@@ -1,30 +1,53 @@
 """What follows a commit: commands go out, timers are set, aggregates are delivered, watchers are woken."""
 
-from oraculo.core.aggregate import encode_aggregate
+import asyncio
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from oraculo.core.aggregate import aggregate, encode_aggregate
 from oraculo.core.events import Event, Sent
-from oraculo.core.run import Changes
+from oraculo.core.reference import Reference
+from oraculo.core.run import Changes, RunHead
 from oraculo.engine.delivery import Courier
 from oraculo.engine.outbox import Outbox
+from oraculo.engine.results import LargeResults
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Watchers
 from oraculo.ports.telemetry import RunFinished, Telemetry
 
+# Aggregates whose large results are being read. Past that a run is left to its delivery timer, and to the lookout.
+MAX_READING = 200
+_AT_ONCE = 4
+
 
 class Consequences:
     def __init__(
-        self, outbox: Outbox, timers: Timers, courier: Courier, watchers: Watchers, telemetry: Telemetry
+        self,
+        outbox: Outbox,
+        timers: Timers,
+        courier: Courier,
+        watchers: Watchers,
+        results: LargeResults,
+        telemetry: Telemetry,
     ) -> None:
         self._outbox = outbox
         self._timers = timers
         self._courier = courier
         self._watchers = watchers
+        self._results = results
         self._telemetry = telemetry
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(_AT_ONCE)  # what was read is held until it is handed out
 
     def committed(self, changes: Changes) -> None:
         self._outbox.send(changes)
         if not changes.dirty:
             return
         self._timers.expect(changes)
+        if self._reading:
+            self._give_up_outdated(changes)
         if changes.ended or changes.deliver:
             self._ended(changes)
         self._watchers.changed(changes.run.id)
@@ -35,15 +58,61 @@ class Consequences:
 
     def _ended(self, changes: Changes) -> None:
         run = changes.run
-        watched = run.id in self._watchers
         # The aggregate of a wide run is large: it is made only for those who take it.
-        aggregate = encode_aggregate(run) if watched or changes.deliver else b""
-        if changes.deliver:
-            self._courier.deliver(run, aggregate)
+        if run.id in self._watchers or changes.deliver:
+            if references := self._results.references(run):
+                self._read_and_hand_out(changes, references)
+            else:
+                self._hand_out(run.head, encode_aggregate(run), changes.deliver, changes.ended)
         if changes.ended:
-            if watched:
-                self._watchers.ended(run.id, aggregate)
             self._tell(changes)
+
+    def _hand_out(self, head: RunHead, encoded: bytes, deliver: bool, ended: bool) -> None:
+        if deliver:
+            self._courier.deliver(head, encoded)
+        if ended:
+            self._watchers.ended(head.id, encoded)
+
+    # -- large results ----------------------------------------------------------------------------------------
+
+    def _read_and_hand_out(self, changes: Changes, references: dict[str, Reference]) -> None:
+        """The run goes on being changed meanwhile: what was committed now is copied now."""
+        head = changes.run.head
+        if head.id in self._reading or len(self._reading) >= MAX_READING:
+            return
+        copied = msgspec.structs.replace(head, deliveries=[msgspec.structs.replace(one) for one in head.deliveries])
+        work = self._read(copied, aggregate(changes.run), references, changes.deliver, changes.ended)
+        task = asyncio.create_task(work, name="large results")
+        self._reading[head.id] = task
+        task.add_done_callback(partial(self._has_read, head.id))
+
+    async def _read(
+        self, head: RunHead, made: dict[str, Any], references: dict[str, Reference], deliver: bool, ended: bool
+    ) -> None:
+        async with self._turns:
+            await self._results.fill(made["resultados"], references)
+            self._hand_out(head, msgspec.json.encode(made), deliver, ended)
+
+    def _give_up_outdated(self, changes: Changes) -> None:
+        """An aggregate that is still being put together when the run is reopened or amended is not handed out."""
+        run = changes.run
+        if run.id in self._reading and (changes.ended or run.is_open):
+            self._reading.pop(run.id).cancel()
+
+    def _has_read(self, run_id: str, task: "asyncio.Task[None]") -> None:
+        if self._reading.get(run_id) is task:
+            del self._reading[run_id]
+
+    async def handed_out(self) -> None:
+        """Returns when no large result is being read for an aggregate."""
+        while self._reading:
+            await asyncio.wait(list(self._reading.values()))
+
+    async def abandon(self) -> None:
+        """Stops reading; the delivery timers bring it back."""
+        for task in self._reading.values():
+            task.cancel()
+        await self.handed_out()
 
     def _tell(self, changes: Changes) -> None:
         head = changes.run.head

@@ -67,8 +67,8 @@ class Catalogue:
         if (mark := await store.pipelines_mark()) == self._mark:
             return False
         stored = await store.pipelines()
-        self._mark = mark
         self._layers[Origin.STORED] = {name: decode_definition(body) for name, body in stored.items()}
+        self._mark = mark
         self._merge()
         return True
 

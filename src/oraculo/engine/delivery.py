@@ -14,7 +14,7 @@ from oraculo.core.events import Delivered, DeliveryFailed, Event
 from oraculo.core.message import Message, encode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.retry import RetryPolicy
-from oraculo.core.run import Channel, Delivery, DeliveryStatus, Run
+from oraculo.core.run import Channel, Delivery, DeliveryStatus, RunHead
 from oraculo.core.timestamps import in_words, to_iso
 from oraculo.engine.inputs import Inbox, Note
 from oraculo.errors import BrokerError
@@ -56,15 +56,16 @@ class Courier:
         self._under_way: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._bytes = 0
 
-    def deliver(self, run: Run, aggregate: bytes) -> None:
+    def deliver(self, head: RunHead, aggregate: bytes) -> None:
         """Starts an attempt for each channel that is due. Never blocks."""
-        for number, delivery in enumerate(run.head.deliveries):
-            key = (run.id, number)
+        for number, delivery in enumerate(head.deliveries):
+            key = (head.id, number)
             if delivery.status is not DeliveryStatus.PENDING or key in self._under_way:
                 continue
-            if len(self._under_way) >= MAX_UNDER_WAY or self._bytes + len(aggregate) > MAX_BYTES_UNDER_WAY:
+            is_too_much = self._bytes and self._bytes + len(aggregate) > MAX_BYTES_UNDER_WAY  # one alone always goes
+            if len(self._under_way) >= MAX_UNDER_WAY or is_too_much:
                 return
-            attempt = self._attempt(run.id, number, msgspec.structs.replace(delivery), run.head.edition, aggregate)
+            attempt = self._attempt(head.id, number, msgspec.structs.replace(delivery), head.edition, aggregate)
             self._bytes += len(aggregate)
             self._under_way[key] = asyncio.create_task(attempt)
             self._under_way[key].add_done_callback(partial(self._finished, key, len(aggregate)))

@@ -29,6 +29,7 @@ class Answer(msgspec.Struct, eq=False, gc=False):
 
     message: Message
     arrived: Arrived
+    reference: bytes | None = None  # what stands for its payload, when that rests in the object store
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +84,14 @@ async def patiently(future: "asyncio.Future[T]") -> T:
     if done:
         return future.result()
     future.cancel()
-    raise StoreUnavailable("not committed: the store does not answer; ask again later, with the same Idempotency-Key")
+    raise StoreUnavailable(
+        "not known to be committed: the store does not answer; ask again later, with the same Idempotency-Key"
+    )
+
+
+def is_withdrawn(one: Input) -> bool:
+    """Whoever asked was told that it may not be done, and does not wait any more."""
+    return not isinstance(one, Arrived) and one.done is not None and one.done.cancelled()
 
 
 class Inbox:
@@ -114,6 +122,10 @@ class Inbox:
         self._notes.extend(notes)
         if self._waiter is not None and self._lingering is None:
             self._lingering = asyncio.get_running_loop().call_later(self._linger, self.wake)
+
+    def forget_withdrawn(self) -> None:
+        """Those whose callers gave up: while the store is away they would pile up, with their payloads."""
+        self._inputs = deque(one for one in self._inputs if not is_withdrawn(one))
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

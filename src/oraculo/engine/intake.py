@@ -11,15 +11,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from oraculo.core import machine, naming
 from oraculo.core.answer import read_answer
-from oraculo.core.events import Event
+from oraculo.core.events import Answered, Event
 from oraculo.core.machine import Verdict
 from oraculo.core.message import Message, decode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import Changes, Run
 from oraculo.engine.cache import HotRuns, Plans
-from oraculo.engine.inputs import Answer, Arrived, Inbox, Input, Note, OfRun, Resend, Submission
+from oraculo.engine.inputs import Answer, Arrived, Inbox, Input, Note, OfRun, Resend, Submission, is_withdrawn
+from oraculo.engine.offload import Offload
 from oraculo.engine.requests import RunMaker
 from oraculo.errors import (
     InvalidInput,
@@ -35,6 +38,7 @@ from oraculo.ports.store import Committed, Created, Creation, Outcome, Store
 from oraculo.ports.telemetry import AnswerTaken, BatchCommitted, DeadLettered, LoopFailed, Telemetry
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_FAILURES_BEFORE_LESS = 2  # of a batch, while the store works otherwise
 _MOST_SETTLING = 16  # batches that are being settled at the same time
 
 
@@ -66,6 +70,7 @@ class Batch:
     by_run: dict[str, list[OfRun]] = field(default_factory=dict)
     handled: list[Arrived] = field(default_factory=list)
     refused: list[tuple[Arrived, str]] = field(default_factory=list)
+    large: list[Answer] = field(default_factory=list)  # which may rest in the object store instead
     unknown: list[Arrived] = field(default_factory=list)  # requests for pipelines that are not known here, or not yet
 
     def of_run(self, run_id: str, item: OfRun) -> None:
@@ -81,6 +86,7 @@ class Intake:
         refresh_pipelines: Callable[[], Awaitable[None]],
         plans: Plans,
         hot: HotRuns,
+        offload: Offload,
         aftermath: Aftermath,
         *,
         names: QueueNames,
@@ -95,6 +101,7 @@ class Intake:
         self._refresh_pipelines = refresh_pipelines
         self._plans = plans
         self._hot = hot
+        self._offload = offload
         self._aftermath = aftermath
         self._names = names
         self._clock = clock
@@ -150,8 +157,8 @@ class Intake:
             await asyncio.wait(self._settling)
 
     async def _process_surely(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
-        """Waits for a store that cannot be reached; sets apart an input that breaks the engine."""
-        pause = _FIRST_PAUSE
+        """Waits for a store that cannot be reached; sets apart an input that breaks the engine, or the store."""
+        pause, failures = _FIRST_PAUSE, 0
         while True:
             try:
                 await self._process(inputs, notes)
@@ -159,17 +166,35 @@ class Intake:
                 return
             except StoreUnavailable as error:
                 self.trouble = f"waits for the store: {error}"
-                self._telemetry.emit(LoopFailed("intake", str(error)))
+                self._telemetry.emit(LoopFailed("intake", self.trouble))
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
-                inputs = [one for one in inputs if not _is_withdrawn(one)]
-                for one in inputs:
-                    if isinstance(one, Submission):
-                        one.uncertain = True
+                pause, failures = min(pause * 2, _LONGEST_PAUSE), failures + 1
+                self._inbox.forget_withdrawn()
+                inputs = _still_wanted(inputs)
+                if failures >= _FAILURES_BEFORE_LESS and await self._is_done_with_less(inputs, notes, failures, error):
+                    return
             except Exception as error:  # noqa: BLE001  whatever it is, the other inputs must go on
                 self._telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
-                await self._set_apart(inputs, notes, error)
+                await self._set_apart(_still_wanted(inputs), notes, error)
                 return
+
+    async def _is_done_with_less(
+        self, inputs: Sequence[Input], notes: Sequence[Note], failures: int, error: Exception
+    ) -> bool:
+        """The store answers, and this batch cannot be done: it may be too much at once. Half of it may not be, and one
+        input alone that the store cannot do is not to hold up all others for ever."""
+        try:
+            await self._store.check()
+        except OraculoError:
+            return False
+        if len(inputs) + len(notes) <= 1:
+            if failures < _FAILURES_BEFORE_LESS * 3:
+                return False
+            await self._set_apart(inputs, notes, error)
+            return True
+        for half in (slice(None, None, 2), slice(1, None, 2)):
+            await self._process_surely(inputs[half], notes[half])
+        return True
 
     async def _set_apart(self, inputs: Sequence[Input], notes: Sequence[Note], error: Exception) -> None:
         if len(inputs) + len(notes) > 1:
@@ -179,7 +204,7 @@ class Intake:
                 await self._process_surely([], [note])
         elif inputs:
             await self._give_back(inputs[0], error)
-        else:
+        elif notes:
             self._aftermath.noted(notes[0].run_id, notes[0].event)
 
     async def _give_back(self, one: Input, error: Exception) -> None:
@@ -199,6 +224,8 @@ class Intake:
             await self._refresh_pipelines()
             for arrived in batch.unknown:
                 self._read_arrived(arrived, batch, is_last_try=True)
+        if batch.large:
+            await self._offload.keep(batch.large)
         created, by_run, conflicts, runs = batch.submissions, batch.by_run, 0, 0
         while created or by_run:
             try:
@@ -230,7 +257,7 @@ class Intake:
         for note in notes:  # first: what was sent comes before its answer
             batch.of_run(note.run_id, note)
         for one in inputs:
-            if _is_withdrawn(one):
+            if is_withdrawn(one):
                 continue
             if isinstance(one, Arrived):
                 self._read_arrived(one, batch)
@@ -247,7 +274,10 @@ class Intake:
                 batch.submissions.append(self._read_request(message, arrived))
             else:
                 _expect_event(message, naming.ANSWER_EVENTS | {naming.PROGRESS})
-                batch.of_run(message.correlation_id, Answer(message, arrived))
+                answer = Answer(message, arrived)
+                batch.of_run(message.correlation_id, answer)
+                if len(arrived.delivery.body) > self._offload.threshold:
+                    batch.large.append(answer)
         except UnknownPipeline as error:
             if is_last_try:
                 batch.refused.append((arrived, str(error)))
@@ -319,6 +349,8 @@ class Intake:
         event = read_answer(run, item.message, self._entropy.jitter(), redelivered=redelivered)
         if not isinstance(event, Event):
             return Verdict.UNKNOWN, event
+        if item.reference is not None and isinstance(event, Answered):
+            event = msgspec.structs.replace(event, payload=item.reference)
         verdict = machine.apply(run, event, now, changes)
         return verdict, "its task was not sent yet, so no answer is awaited" if verdict is Verdict.UNKNOWN else ""
 
@@ -430,9 +462,13 @@ def _expect_event(message: Message, known: Iterable[str]) -> None:
         )
 
 
-def _is_withdrawn(one: Input) -> bool:
-    """Whoever asked was told that it is not done, and must find that to be true."""
-    return not isinstance(one, Arrived) and one.done is not None and one.done.cancelled()
+def _still_wanted(inputs: Iterable[Input]) -> list[Input]:
+    """Without those whose callers gave up. Of a submission it is not known any more whether it was written."""
+    wanted = [one for one in inputs if not is_withdrawn(one)]
+    for one in wanted:
+        if isinstance(one, Submission):
+            one.uncertain = True
+    return wanted
 
 
 def _resend(run: Run, item: Resend, changes: Changes) -> Verdict:

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from oraculo.core import naming
-from oraculo.core.aggregate import encode_aggregate
 from oraculo.core.events import Cancelled, Event, Repeated
 from oraculo.core.explain import explain
 from oraculo.core.history import HistoryEntry
@@ -130,7 +130,7 @@ class Operations:
         with self._engine.watchers.watching(run_id) as watch:
             run = await self.run(run_id)
             if not run.is_open:
-                return encode_aggregate(run)
+                return await self._engine.results.aggregate(run)
             done, _ = await asyncio.wait([watch.ended], timeout=max(0.0, seconds))
             return watch.ended.result() if done else None
 
@@ -140,6 +140,14 @@ class Operations:
         if snapshot is None:
             raise NotFound(f"there is no run with the correlation_id {naming.shown(run_id)}")
         return self._engine.plans.restore(snapshot)
+
+    async def view(self, run: Run) -> dict[str, Any]:
+        """The run as it is shown: large results are read from where they rest, as far as an aggregate brings them."""
+        return await self._engine.results.view(run)
+
+    async def result(self, run_id: str, task_id: str) -> bytes:
+        """One task's result as it came, whatever its size. Raises NotFound or ObjectsUnavailable."""
+        return await self._engine.results.one(await self.run(run_id), task_id)
 
     async def runs(self, query: RunQuery) -> Page:
         return await self._engine.store.runs(query)

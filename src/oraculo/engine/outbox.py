@@ -2,23 +2,31 @@
 noted as sent is sent again by whoever finds it, under the same identity."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 
 from oraculo.core.command import deadline_of, encode_command
-from oraculo.core.events import Sent
+from oraculo.core.events import Answered, Sent
 from oraculo.core.naming import QueueNames
+from oraculo.core.reference import Reference
 from oraculo.core.run import Changes, Run
 from oraculo.core.timestamps import to_iso
 from oraculo.engine.inputs import Inbox, Note, Resend
 from oraculo.engine.peers import Peers
 from oraculo.engine.publishing import Key, Line
+from oraculo.engine.results import LargeResults
+from oraculo.errors import ObjectLost, ObjectsError
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store, Unsent
-from oraculo.ports.telemetry import DeadLettered, Telemetry
+from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
 
 _PAGE = 1000
+_NONE: Mapping[str, bytes] = MappingProxyType({})
 _MOST_SEEN = 50_000
+_COURTESY = 2.0  # seconds that each engine that comes before has
+_MOST_READING = 200  # commands that wait for large results
 
 
 class Outbox:
@@ -28,6 +36,7 @@ class Outbox:
         store: Store,
         inbox: Inbox,
         peers: Peers,
+        results: LargeResults,
         *,
         names: QueueNames,
         clock: Clock,
@@ -37,6 +46,7 @@ class Outbox:
         self._store = store
         self._inbox = inbox
         self._peers = peers
+        self._results = results
         self._names = names
         self._clock = clock
         self._telemetry = telemetry
@@ -44,8 +54,9 @@ class Outbox:
         self._commands = Line(broker, clock, telemetry, self._confirmed, self._refused)
         self._dead_letters = Line(broker, clock, telemetry, self._confirmed, self._refused)
         self._in_flight: set[Key] = set()  # from the decision until the note of it is committed
+        self._reading: dict[Key, asyncio.Task[None]] = {}  # the large results that a command hands on
         self._spilled = False  # there was no room: the sweep finds what was left out
-        self._seen_unsent: dict[Unsent, int] = {}  # and in how many sweeps
+        self._seen_unsent: dict[Unsent, float] = {}  # and since when
 
     # -- what the intake hands over -----------------------------------------------------------------------------
 
@@ -70,14 +81,60 @@ class Outbox:
             return
         if task.attempt != attempt or not task.unsent:  # overtaken within the same batch
             return
-        body = encode_command(run, task, now_iso, self._names.answers)
+        if references := self._results.needed(run, number):
+            if len(self._reading) >= _MOST_READING:
+                self._spilled = True
+                return
+            self._in_flight.add(key)
+            self._reading[key] = asyncio.create_task(
+                self._read_and_line_up(key, run, references, dead), name="large results"
+            )
+            self._reading[key].add_done_callback(partial(self._has_read, key))
+        else:
+            self._line_up(key, run, now_iso, dead, _NONE)
+
+    def _line_up(self, key: Key, run: Run, now_iso: str, dead: str | None, results: Mapping[str, bytes]) -> None:
+        number, task = key[1], run.tasks[key[1]]
+        body = encode_command(run, task, now_iso, self._names.answers, results)
         queue = self._names.physical(run.plan.steps[number].queue)
         if dead is not None:
-            dead = f"failed for good at attempt {attempt}: {dead}"
+            dead = f"failed for good at attempt {task.attempt}: {dead}"
             self._telemetry.emit(DeadLettered(run.plan.steps[number].queue, dead, run.id))
-        self._in_flight.add(key)
         expires_at = None if dead is not None else deadline_of(run, task)
+        line = self._commands if dead is None else self._dead_letters
+        self._in_flight.add(key)
         line.add(key, Outgoing(queue, body, run.head.priority, dead, expires_at))
+
+    async def _read_and_line_up(
+        self, key: Key, run: Run, references: Mapping[str, Reference], dead: str | None
+    ) -> None:
+        """Left unsent when the object store is away: the sweep tries again. A result that is lost will not come back:
+        then the task fails and says so, and its dead letter keeps the reference."""
+        results: Mapping[str, bytes] = _NONE
+        try:
+            results = await self._results.read(references)
+        except ObjectLost as error:
+            if dead is None:
+                self._note_lost(key, error)
+                return
+        task = run.tasks[key[1]]
+        if task.attempt == key[2] and task.unsent:  # else it was overtaken while the results were read
+            self._line_up(key, run, to_iso(self._clock.now()), dead, results)
+            del self._reading[key]
+
+    def _note_lost(self, key: Key, error: ObjectLost) -> None:
+        run_id, number, attempt, _ = key
+        reason = f"a result that it needs is lost: {error}"
+        failed = Answered(number, attempt, b"{}", failed=True, retryable=False, reason=reason)
+        self._inbox.note([Note(run_id, failed)])
+
+    def _has_read(self, key: Key, task: "asyncio.Task[None]") -> None:
+        """Whatever was not lined up is nobody's any more: the sweep may find it."""
+        if self._reading.get(key) is task:
+            del self._reading[key]
+            self._in_flight.discard(key)
+        if not task.cancelled() and (error := task.exception()) and not isinstance(error, ObjectsError):
+            self._telemetry.emit(LoopFailed("outbox", f"{type(error).__name__}: {error}"))
 
     def noted(self, run_id: str, event: Sent) -> None:
         """The note of this sending is committed, or no longer matters."""
@@ -100,21 +157,33 @@ class Outbox:
 
     async def flushed(self) -> None:
         """Returns when everything that was handed over is confirmed."""
+        while self._reading:
+            await asyncio.wait(list(self._reading.values()))
         await self._commands.flushed()
         await self._dead_letters.flushed()
+
+    async def abandon(self) -> None:
+        """Stops reading for commands, which stay unsent."""
+        for task in self._reading.values():
+            task.cancel()
+        if self._reading:
+            await asyncio.wait(list(self._reading.values()))
 
     # -- the sweep ------------------------------------------------------------------------------------------------
 
     async def sweep(self, *, at_once: bool = False) -> None:
         """Finds commands that were committed and are not noted as sent: a crash's, another engine's, the spilled.
 
-        What is seen for the first time may be another engine's, on its way now; it is sent when the next sweep still
-        finds it, or a later one when other engines come first. `at_once` skips that courtesy: at start, and for what
-        this engine had no room for, when there is no other.
+        What is seen for the first time may be another process's, on its way now. Alone, it is sent when the next sweep
+        still finds it; with other engines, which may have much to send, when the one that committed it would be missed
+        by now, and those that come first had their time. `at_once` skips that courtesy: at start, and for what this
+        engine had no room for, when there is no other.
         """
+        if self._commands.is_failing and not self._peers.is_alone:
+            return  # others' commands would only be sent twice when the broker is back
         at_once = (at_once or self._spilled) and self._peers.is_alone
         self._spilled = False
-        seen: dict[Unsent, int] = {}
+        seen: dict[Unsent, float] = {}
         after: tuple[str, int] | None = None
         while page := await self._store.unsent(_PAGE, after):
             after = (page[-1].run_id, page[-1].task)
@@ -124,21 +193,27 @@ class Outbox:
                 break
         self._seen_unsent = seen
 
-    async def _resend(self, page: Sequence[Unsent], seen: dict[Unsent, int], at_once: bool) -> None:
+    async def _resend(self, page: Sequence[Unsent], seen: dict[Unsent, float], at_once: bool) -> None:
         """Waits until they are decided, so that a page does not pile up on the one before."""
         loop = asyncio.get_running_loop()
-        lost = [one for one in page if not self._is_in_flight(one) and (at_once or self._is_ours(one))]
+        now = self._clock.now()
+        left = [one for one in page if not self._is_in_flight(one)]
+        lost = [one for one in left if at_once or self._is_ours(one, now)]
         if len(seen) < _MOST_SEEN:
-            seen.update({one: self._seen_unsent.get(one, 0) + 1 for one in page})
+            seen.update({one: self._seen_unsent.get(one, now) for one in left})
         resends = [Resend(one.run_id, one.task, one.attempt, loop.create_future()) for one in lost]
         self._inbox.put(resends)
         await asyncio.gather(*(resend.done for resend in resends), return_exceptions=True)
 
-    def _is_ours(self, one: Unsent) -> bool:
-        return self._seen_unsent.get(one, 0) > self._peers.rank(one.run_id)
+    def _is_ours(self, one: Unsent, now: float) -> bool:
+        since = self._seen_unsent.get(one)
+        if since is None:
+            return False
+        return self._peers.is_alone or now - since >= self._peers.ttl + self._peers.rank(one.run_id) * _COURTESY
 
     def _is_in_flight(self, one: Unsent) -> bool:
         return any((one.run_id, one.task, one.attempt, dead) in self._in_flight for dead in (False, True))
 
     def _is_full(self) -> bool:
-        return max(self._commands.load, self._dead_letters.load) >= 0.5
+        """Dead letters do not count: a quarantine that is full does not hold up the commands."""
+        return self._commands.load >= 0.5

@@ -5,7 +5,7 @@ and what the first does not take up in time the next one does.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 
@@ -14,17 +14,29 @@ from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import EnginesChanged, Telemetry
 
-TTL = 5.0  # seconds after which an engine that was not seen counts as gone
+TTL = 5.0  # seconds, or so many polls, after which an engine that was not seen counts as gone
 
 
 class Peers:
-    def __init__(self, store: Store, clock: Clock, telemetry: Telemetry, name: str, poll: float) -> None:
+    """`is_well`: whether this engine decides things now. One that does not is missed, and others do its work."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        telemetry: Telemetry,
+        name: str,
+        poll: float,
+        is_well: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.name = name
         self.engines: Sequence[str] = (name,)
         self._store = store
         self._clock = clock
         self._telemetry = telemetry
         self._poll = poll
+        self._is_well = is_well
+        self.ttl = max(TTL, TTL * poll)
 
     @property
     def is_alone(self) -> bool:
@@ -39,14 +51,15 @@ class Peers:
         return sum(_weight(engine, run_id) > mine for engine in self.engines if engine != self.name)
 
     async def attend(self) -> None:
-        seen = await self._store.attend(self.name, self._clock.now(), TTL)
+        seen = await self._store.attend(self.name, self._clock.now(), self.ttl)
         if list(seen) != list(self.engines):
             self.engines = seen
             self._telemetry.emit(EnginesChanged(self.name, tuple(seen)))
 
     async def run(self) -> None:
         while True:
-            await self.attend()
+            if self._is_well():
+                await self.attend()
             await asyncio.sleep(self._poll)
 
     async def depart(self) -> None:

@@ -34,6 +34,7 @@ class Line:
         self._refused = refused
         self._waiting: deque[Entry] = deque()
         self._bytes = 0
+        self.is_failing = False  # the broker did not take the last batch
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -74,6 +75,7 @@ class Line:
             try:
                 via = await self._broker.publish([message for _, message in batch])
             except BrokerError as error:
+                self.is_failing = True
                 self._telemetry.emit(PublishFailed(len(batch), str(error)))
                 if not isinstance(error, BrokerUnavailable):
                     await self._set_apart(batch)
@@ -81,6 +83,7 @@ class Line:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
             else:
+                self.is_failing = False
                 self._telemetry.emit(CommandsPublished(len(batch), self._clock.now() - started))
                 self._confirmed([key for key, _ in batch], via)
                 return

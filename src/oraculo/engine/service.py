@@ -23,21 +23,27 @@ from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.delivery import Courier, Post, http_post
 from oraculo.engine.inputs import Arrived, Inbox
 from oraculo.engine.intake import Intake
+from oraculo.engine.janitor import Janitor
 from oraculo.engine.links import LinkWatch
+from oraculo.engine.offload import Offload
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.peers import Peers
 from oraculo.engine.requests import RunMaker
+from oraculo.engine.results import LargeResults
 from oraculo.engine.retention import Retention
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Lookout, Watchers
-from oraculo.errors import BrokerError, BrokerUnavailable, InvalidPipeline, OraculoError, StoreUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, InvalidPipeline, OraculoError, StoreError, StoreUnavailable
+from oraculo.ports.bridge import RunningBridge
 from oraculo.ports.broker import Broker, Consumer, Link
 from oraculo.ports.clock import Clock, Entropy
+from oraculo.ports.objects import Objects
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import Settings
 
 _FIRST_PAUSE, _PAUSE_AFTER_FAILURE = 0.1, 1.0
+_LAST_NOTES = 2.0  # seconds, at the end, for what was sent to be noted
 _AGENT = {"user-agent": f"oraculo/{__version__}"}
 
 
@@ -66,25 +72,35 @@ class Engine:
         clock: Clock,
         entropy: Entropy,
         telemetry: Telemetry,
+        objects: Objects | None = None,
         post: Post | None = None,
         name: str = "",
         role: Role = Role.WHOLE,
+        bridges: Sequence[RunningBridge] = (),
     ) -> None:
         runs, engine = settings.runs, settings.engine
         retry = RetryPolicy(runs.max_attempts, runs.backoff, runs.max_backoff)
         self.settings = settings
         self.broker = broker
         self.store = store
+        self.objects = objects
         self.clock = clock
         self.entropy = entropy
         self.telemetry = telemetry
         self.names = QueueNames(settings.broker.prefix)
         self.role = role
-        self.peers = Peers(store, clock, telemetry, name or entropy.new_id(), engine.poll)
+        self.bridges = bridges
+        self.peers = Peers(store, clock, telemetry, name or entropy.new_id(), engine.poll, self._decides)
         self.catalogue = Catalogue(settings.routes, settings.pipelines, retry)
         self.plans = Plans()
         self.inbox = Inbox(engine.note_linger)
         self.watchers = Watchers()
+        self.results = LargeResults(
+            objects,
+            telemetry,
+            inline_bytes=settings.objects.inline_bytes,
+            hands_on=bool(settings.objects.url),
+        )
         self._http: httpx2.AsyncClient | None = None
         if post is None:
             self._http = httpx2.AsyncClient(timeout=settings.webhook.timeout, headers=_AGENT)
@@ -99,7 +115,16 @@ class Engine:
             default_retry=retry,
         )
         self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll)
-        self._outbox = Outbox(broker, store, self.inbox, self.peers, names=self.names, clock=clock, telemetry=telemetry)
+        self._outbox = Outbox(
+            broker,
+            store,
+            self.inbox,
+            self.peers,
+            self.results,
+            names=self.names,
+            clock=clock,
+            telemetry=telemetry,
+        )
         self._courier = Courier(
             broker,
             self.inbox,
@@ -110,6 +135,10 @@ class Engine:
             telemetry=telemetry,
             post=post,
         )
+        self._offload = Offload(objects, settings.objects.threshold_bytes, telemetry)
+        self._consequences = Consequences(
+            self._outbox, self._timers, self._courier, self.watchers, self.results, telemetry
+        )
         self._intake = Intake(
             store,
             self.inbox,
@@ -117,7 +146,8 @@ class Engine:
             self.refresh_pipelines,
             self.plans,
             HotRuns(engine.cached_tasks),
-            Consequences(self._outbox, self._timers, self._courier, self.watchers, telemetry),
+            self._offload,
+            self._consequences,
             names=self.names,
             clock=clock,
             entropy=entropy,
@@ -125,9 +155,10 @@ class Engine:
             batch=engine.batch,
         )
         self._retention = Retention(store, clock, telemetry, settings.store.retention_days)
-        self._lookout = Lookout(self.watchers, store, self.plans, self._is_sole, engine.poll)
+        self._lookout = Lookout(self.watchers, store, self.plans, self.results, self._is_sole, engine.poll)
         self._links = LinkWatch(broker, store, self.inbox, clock, telemetry, engine.poll, acts=role is Role.WHOLE)
         self._connected = False
+        self._declared: set[str] = set()
         self._consumers: dict[str, Consumer] = {}
         self._pumps: list[asyncio.Task[None]] = []
         self._duties: list[asyncio.Task[None]] = []
@@ -140,9 +171,6 @@ class Engine:
         if self.accepting:
             return
         await self._open_store()
-        await self.catalogue.load(self.store)
-        if self.role is Role.WHOLE:
-            await self.peers.attend()
         self._connected = await self._connects()
         if self._connected and not self.broker.capabilities.durable:
             await self.store.forget_sent()
@@ -153,6 +181,8 @@ class Engine:
                 with suppress(BrokerError):  # the pump tries again
                     await self._subscribe(queue)
             self._pumps.append(self._duty(f"consume {queue}", lambda queue=queue: self._pump(queue)))  # type: ignore[misc]
+        for bridge in self.bridges:
+            await bridge.start()
         self.accepting = True
 
     def _works(self) -> dict[str, Callable[[], Awaitable[None]]]:
@@ -164,6 +194,8 @@ class Engine:
         }
         if self.role is Role.FRONT:
             return of_all
+        if self.objects is not None:
+            of_all["janitor"] = Janitor(self.objects, self.store, self.peers, self.clock).run
         return of_all | {
             "engines": self.peers.run,
             "sweep": self._sweep,
@@ -176,24 +208,47 @@ class Engine:
     def _own_queues(self) -> Sequence[str]:
         return (self.names.answers, self.names.requests) if self.role is Role.WHOLE else ()
 
+    def _decides(self) -> bool:
+        return self._intake.trouble is None
+
     def _is_sole(self) -> bool:
         """Whether nobody else changes runs, as far as is known."""
         return self.role is Role.WHOLE and self.peers.is_alone
 
     async def _open_store(self) -> None:
         """A server that is still starting is waited for, and that is told."""
-        pause, patience = _FIRST_PAUSE, self.settings.store.patience
+        loop = asyncio.get_running_loop()
+        pause, deadline = _FIRST_PAUSE, loop.time() + self.settings.store.patience
         while True:
             try:
                 await self.store.start()
+                await self.catalogue.load(self.store)
+                if self.role is Role.WHOLE:
+                    await self._join()
                 return
             except StoreUnavailable as error:
-                if patience <= 0:
+                if loop.time() >= deadline:
                     raise
                 self.telemetry.emit(LoopFailed("store", f"waits for it: {error}"))
             await asyncio.sleep(pause)
-            patience -= pause
             pause = min(pause * 2, _PAUSE_AFTER_FAILURE)
+
+    async def _join(self) -> None:
+        """Raises StoreError when others use the store whose queues cannot be this engine's."""
+        await self.peers.attend()
+        if self.broker.capabilities.shared or self.store.name == "sqlite":  # that file has a lock for it
+            return
+        waited = 0.0
+        while not self.peers.is_alone:  # one that was killed is forgotten after a while
+            if waited > self.peers.ttl + 1:
+                await self.peers.depart()
+                raise StoreError(
+                    f"another engine uses this {self.store.name} store, and {self.broker.name}:// lives inside one "
+                    "process: set ORACULO_BROKER_URL to a broker that both can reach, or give each its own store"
+                )
+            await asyncio.sleep(_PAUSE_AFTER_FAILURE)
+            waited += _PAUSE_AFTER_FAILURE
+            await self.peers.attend()
 
     async def _connects(self) -> bool:
         """A broker that is away is no reason not to start: runs are accepted and wait for it, and readiness says so.
@@ -217,7 +272,8 @@ class Engine:
 
     async def declare_queues(self) -> None:
         """So that a worker that starts before the first command finds its queue."""
-        known = sorted(self.names.physical(queue) for queue in self.catalogue.destinations())
+        self._declared = self.catalogue.destinations()
+        known = sorted(self.names.physical(queue) for queue in self._declared)
         await self.broker.declare([self.names.requests, self.names.answers, *known])
 
     def _duty(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
@@ -264,7 +320,7 @@ class Engine:
 
     async def _renew_leases(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.broker.lease / 3)
+            await asyncio.sleep(self.settings.engine_lease / 3)
             await self._intake.renew_leases()
 
     async def _sweep(self) -> None:
@@ -275,19 +331,19 @@ class Engine:
 
     async def refresh_pipelines(self) -> None:
         """Another process may have put one a moment ago."""
-        if await self.catalogue.refresh_stored(self.store):
-            with suppress(BrokerError):  # a queue is also declared when something is published to it
-                await self.declare_queues()
+        await self.catalogue.refresh_stored(self.store)
 
     async def _watch_pipelines(self) -> None:
         while True:
             await asyncio.sleep(self.settings.engine.poll)
             await self.refresh_pipelines()
             try:
-                if self.catalogue.refresh_folder():
-                    await self.declare_queues()
+                self.catalogue.refresh_folder()
             except InvalidPipeline as error:
                 self.telemetry.emit(LoopFailed("pipelines", f"kept the definitions of before: {error}"))
+            if self.catalogue.destinations() != self._declared:
+                with suppress(BrokerError):  # a queue is also declared when something is published to it
+                    await self.declare_queues()
 
     # -- stop -------------------------------------------------------------------------------------------------
 
@@ -298,11 +354,14 @@ class Engine:
 
     async def stop(self) -> None:
         self.quiesce()
+        await asyncio.gather(*(bridge.stop() for bridge in self.bridges))
         await self._end_tasks(self._pumps)
         if self._deciding is not None:  # else nobody decides, sends or delivers: it never started, or has stopped
             await self._finish_in_grace()
+        await self._consequences.abandon()
         await self._courier.abandon()
         await self._end_tasks(self._duties)
+        await self._outbox.abandon()
         await self._stop_deciding()
         for consumer in self._consumers.values():
             with suppress(OraculoError):
@@ -314,12 +373,15 @@ class Engine:
         if self.role is Role.WHOLE:
             await self.peers.depart()
         await self.store.close()
+        if self.objects is not None:
+            await self.objects.close()
 
     async def _finish_in_grace(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self.settings.engine.stop_grace):
                 await self._intake.drained()
                 await self._outbox.flushed()
+                await self._consequences.handed_out()
                 await self._courier.finished()
 
     async def _stop_deciding(self) -> None:
@@ -328,7 +390,7 @@ class Engine:
             return
         self._intake.stop()
         with suppress(TimeoutError, asyncio.CancelledError):
-            await asyncio.wait_for(self._deciding, self.settings.engine.stop_grace)
+            await asyncio.wait_for(self._deciding, min(_LAST_NOTES, self.settings.engine.stop_grace))
         self._deciding = None
 
     async def _end_tasks(self, tasks: list[asyncio.Task[None]]) -> None:
@@ -351,6 +413,9 @@ class Engine:
             parts["consumers"] = f"nobody reads {', '.join(unread)}: a consumer is being made" if unread else None
         parts[f"store {self.store.name}"] = await _fault_of(self.store.check)
         others = [fault for part, fault in parts.items() if not part.startswith("broker ")]
+        if self.objects is not None:  # behind the others: without it, large results stay in the store
+            parts[f"objects {self.objects.name}"] = self._offload.trouble or await _fault_of(self.objects.check)
+        parts |= {f"ponte {bridge.name}": bridge.trouble for bridge in self.bridges}  # steps of others go on
         is_heard = not any(link.deaf for link in links)
         return Health(parts, broken is None and is_heard and not any(others))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import islice
 
 from oraculo.core.events import Event, RunDue, TaskDue
 from oraculo.core.run import Changes
@@ -14,6 +15,7 @@ _PAGE = 500
 _SET_APART_FOR = 30.0
 _MOST_SET_APART = 1_000
 _COURTESY = 2.0  # seconds in which the engine that comes first may ring a timer
+_MOST_LEFT = 20_000
 _GLANCE = 0.1  # seconds between two looks while there are such timers
 
 
@@ -59,8 +61,8 @@ class Timers:
     async def _ring_due(self) -> None:
         while True:
             self._next = None
-            # Those set apart come first again, being the oldest: they must not fill the page.
-            found = await self._store.due(self._clock.now(), _PAGE + len(self._set_apart))
+            # Those set apart, or left to others, come first again, being the oldest: they must not fill the page.
+            found = await self._store.due(self._clock.now(), _PAGE + len(self._set_apart) + len(self._left))
             due = self._leave_to_others([one for one in found if self._set_apart.get(one, 0.0) <= self._clock.now()])
             if not due:
                 break
@@ -81,7 +83,8 @@ class Timers:
         ranked = [(one, self._peers.rank(one.run_id)) for one in due]
         since = {one: self._left.get(one, now) for one, rank in ranked if rank}
         ours = [one for one, rank in ranked if not rank or now - since[one] >= rank * _COURTESY]
-        self._left = {one: seen for one, seen in since.items() if one not in set(ours)}
+        left = since.keys() - set(ours)
+        self._left = {one: since[one] for one in islice(left, _MOST_LEFT)}
         return ours
 
     async def _ring(self, due: Sequence[Due]) -> None:
@@ -92,7 +95,8 @@ class Timers:
         outcomes = await asyncio.gather(*(wish.done for wish in wishes), return_exceptions=True)
         for one, outcome in zip(due, outcomes, strict=True):
             self._set_apart.pop(one, None)
-            if isinstance(outcome, Exception) and len(self._set_apart) < _MOST_SET_APART:
+            is_stuck = outcome is None or isinstance(outcome, Exception)  # None: there is no such run
+            if is_stuck and len(self._set_apart) < _MOST_SET_APART:
                 self._set_apart[one] = self._clock.now() + _SET_APART_FOR
 
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from oraculo.core.aggregate import encode_aggregate
 from oraculo.core.run import RunStatus
 from oraculo.engine.cache import Plans
+from oraculo.engine.results import LargeResults
 from oraculo.ports.store import Store
 
 _PAGE = 500
@@ -104,8 +104,15 @@ class Lookout:
     whoever waits hears of it soon, and an old one seldom, so that long waits cost little."""
 
     def __init__(
-        self, watchers: Watchers, store: Store, plans: Plans, is_sole: Callable[[], bool], poll: float
+        self,
+        watchers: Watchers,
+        store: Store,
+        plans: Plans,
+        results: LargeResults,
+        is_sole: Callable[[], bool],
+        poll: float,
     ) -> None:
+        self._results = results
         self._watchers = watchers
         self._store = store
         self._plans = plans
@@ -130,4 +137,4 @@ class Lookout:
     async def _tell_end(self, run_id: str) -> None:
         snapshot = (await self._store.load([run_id])).get(run_id)
         if snapshot is not None and snapshot.head.status is not RunStatus.RUNNING:
-            self._watchers.ended(run_id, encode_aggregate(self._plans.restore(snapshot)))
+            self._watchers.ended(run_id, await self._results.aggregate(self._plans.restore(snapshot)))

@@ -130,6 +130,7 @@ class CelerySettings(Section, frozen=True):
     broker_url: Url = ""  # of the Celery app whose tasks are steps; empty: there is no bridge to Celery
     queue: Text = "celery"  # where tasks go that name no queue: the app's `task_default_queue`
     key_prefix: Text = ""  # the app's `global_keyprefix`, when its broker is Redis and it has one
+    apps: Names = ()  # worker apps, as module:app, whose commands `celery -A oraculo.celery_app worker` answers
     events: Flag = True  # ask the workers for task events, as Flower does: they tell of revoked and unknown tasks
 
 

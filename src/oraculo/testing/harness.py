@@ -16,6 +16,7 @@ from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine, Role
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
+from oraculo.ports.objects import Objects
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import Silent, Telemetry
 from oraculo.settings import Settings
@@ -32,6 +33,7 @@ class Harness:
         settings: Settings | None = None,
         broker: Broker | None = None,
         store: Store | None = None,
+        objects: Objects | None = None,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         telemetry: Telemetry | None = None,
@@ -49,12 +51,24 @@ class Harness:
             clock=self.clock,
             entropy=entropy or SystemEntropy(),
             telemetry=telemetry or Silent(),
+            objects=objects,
             post=post,
             role=role,
         )
         self.operations = Operations(self.engine)
+        # As in production: workers reach the object store only when its URL is set.
+        shared = objects if self.settings.objects.url else None
         self.workers = [
-            Worker(app, self.broker, self.settings.worker, self.clock, self.settings.broker.prefix) for app in apps
+            Worker(
+                app,
+                self.broker,
+                self.settings.worker,
+                self.clock,
+                self.settings.broker.prefix,
+                objects=shared,
+                threshold=self.settings.objects.threshold_bytes,
+            )
+            for app in apps
         ]
 
     async def __aenter__(self) -> Self:

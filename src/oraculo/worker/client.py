@@ -16,7 +16,9 @@ from oraculo.core.timestamps import in_words, to_iso
 from oraculo.errors import Conflict, Fault, InvalidInput, InvalidRequest, OraculoError
 from oraculo.ports.broker import Broker, Delivery, Outgoing
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
+from oraculo.ports.objects import Objects
 from oraculo.worker.intake import Intake, Subscription
+from oraculo.worker.large import completed
 
 _PREFETCH = 500
 _NO_LIMITS = Limits(payload_bytes=sys.maxsize, request_bytes=sys.maxsize)  # the server's are its own to say
@@ -29,7 +31,8 @@ class Client:
 
     The broker belongs to whoever made it; the client starts it (which is idempotent) and does not close it. The
     private reply queue stays on the broker when the client is gone: a process that starts often should pass a
-    `reply_queue` of its own, which no other process reads.
+    `reply_queue` of its own, which no other process reads. `objects`, when it is the orchestrator's own object store,
+    gives back the large results that an aggregate does not bring along.
     """
 
     def __init__(
@@ -40,8 +43,10 @@ class Client:
         entropy: Entropy | None = None,
         *,
         reply_queue: str | None = None,
+        objects: Objects | None = None,
     ) -> None:
         self._broker = broker
+        self._objects = objects
         self._names = naming.QueueNames(prefix)
         self._clock = clock or SystemClock()
         self._entropy = entropy or SystemEntropy()
@@ -84,7 +89,8 @@ class Client:
             async with asyncio.timeout(timeout):
                 await self._listen()
                 await self._send(run_id, {**request, "responder_em": self._names.logical(self._reply_queue)})
-                return await answer
+                aggregate = await answer
+                return aggregate if self._objects is None else await completed(self._objects, aggregate)
         except TimeoutError:
             raise TimeoutError(f"run {run_id} has not ended in {in_words(timeout)}") from None
         finally:

@@ -15,13 +15,14 @@ import structlog
 from oraculo.core import naming
 from oraculo.core.message import Message, decode_message, fault_of
 from oraculo.core.timestamps import from_iso
-from oraculo.errors import Fault, InvalidInput, InvalidMessage
+from oraculo.errors import Fault, InvalidInput, InvalidMessage, ObjectsError
 from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock
 from oraculo.worker.answers import AnswerWriter, DoNotRetry, describe
 from oraculo.worker.context import Context
 from oraculo.worker.intake import Subscription
 from oraculo.worker.jobs import Job, Lane, Receipt
+from oraculo.worker.large import LargeAnswers, may_refer
 from oraculo.worker.outbox import Outbox
 from oraculo.worker.remembered import Identity, RememberedAnswers, identity_of
 
@@ -48,6 +49,7 @@ class Dispatcher:
         outbox: Outbox,
         writer: AnswerWriter,
         remembered: RememberedAnswers,
+        large: LargeAnswers,
         threads: Executor,
         clock: Clock,
     ) -> None:
@@ -56,6 +58,7 @@ class Dispatcher:
         self._outbox = outbox
         self._writer = writer
         self._remembered = remembered
+        self._large = large
         self._threads = threads
         self._clock = clock
         self._unfinished: dict[Identity, Job] = {}
@@ -170,8 +173,13 @@ class Dispatcher:
     async def _answer(self, job: Job) -> bytes:
         if job.deadline is not None and job.deadline <= self._clock.now():
             return self._refuse(job, "deadline passed before it was started")
+        given: bytes | msgspec.Raw = job.command.payload
         try:
-            payload = job.lane.handler.payload.decode(job.command.payload)
+            if may_refer(given):
+                given = await self._large.resolved(job.command)
+            payload = job.lane.handler.payload.decode(given)
+        except ObjectsError as error:
+            return self._unreadable(job, error)
         except msgspec.DecodeError as error:
             return self._refuse(job, _payload_fault(error))
         try:
@@ -182,7 +190,8 @@ class Dispatcher:
             return self._failed(job, error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is its answer
             return self._failed(job, error)
-        return self._writer.success(job.lane.queue, job.command, value)
+        body = self._writer.success(job.lane.queue, job.command, value)
+        return body if len(body) <= self._large.threshold else await self._large.shortened(body)
 
     async def _call(self, job: Job, payload: object) -> object:
         handler = job.lane.handler
@@ -218,6 +227,11 @@ class Dispatcher:
     def _refuse(self, job: Job, reason: str) -> bytes:
         _log_of(job).warning("command refused", reason=reason)
         return self._writer.failure(job.lane.queue, job.command, [reason], retry=False)
+
+    def _unreadable(self, job: Job, error: ObjectsError) -> bytes:
+        """Another attempt may find the object store, or a worker that knows it."""
+        _log_of(job).error("the results that the command needs cannot be read", reason=str(error))
+        return self._writer.failure(job.lane.queue, job.command, [str(error)])
 
     def _failed(self, job: Job, error: BaseException) -> bytes:
         _log_of(job).error("handler failed", handler=job.lane.handler.name, exc_info=error)

@@ -130,14 +130,18 @@ class Outbox:
         self._sending.discard(task)
         self._wake.set()  # it may have put something back, or be the last that the end waits for
 
-    def _next_batch(self) -> tuple[list[Job], list[_Reply]]:
-        jobs, self._reports = list(self._reports), {}
+    def _next_batch(self) -> tuple[list[Job], list[_Reply], list[Outgoing]]:
+        """And their messages, made now: news that were taken are not told again by the next batch."""
+        jobs = [job for job in self._reports if job.context is not None and job.context.has_news]
         batch, self._replies = self._replies[:MAX_BATCH], self._replies[MAX_BATCH:]
-        return jobs, batch
+        self._reports = {}
+        return jobs, batch, [*map(self._report_message, jobs), *map(self._reply_message, batch)]
 
-    async def _send_batch(self, jobs: list[Job], batch: list[_Reply]) -> None:
+    async def _send_batch(self, jobs: list[Job], batch: list[_Reply], messages: list[Outgoing]) -> None:
+        if not messages:
+            return
         try:
-            await self._broker.publish([*map(self._report_message, jobs), *map(self._reply_message, batch)])
+            await self._broker.publish(messages)
         except Exception as error:  # noqa: BLE001 - an adapter's fault must not lose answers nor end the worker
             await (self._send_singly(batch) if _is_refusal(error) else self._put_back(batch, error))
         else:

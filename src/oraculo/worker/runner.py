@@ -11,13 +11,15 @@ from oraculo.core.naming import QueueNames
 from oraculo.errors import InvalidInput
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
-from oraculo.settings import WorkerSettings
+from oraculo.ports.objects import Objects
+from oraculo.settings import ObjectSettings, WorkerSettings
 from oraculo.worker.answers import AnswerWriter
 from oraculo.worker.app import App
 from oraculo.worker.dispatch import OVERDUE_PER_PLACE, Dispatcher
 from oraculo.worker.handlers import Handler
 from oraculo.worker.intake import Intake
 from oraculo.worker.jobs import Lane
+from oraculo.worker.large import LargeAnswers
 from oraculo.worker.outbox import Outbox
 from oraculo.worker.remembered import RememberedAnswers
 from oraculo.worker.threads import DaemonThreads
@@ -34,6 +36,9 @@ class Worker:
 
     The broker belongs to whoever made it: the worker starts it (which is idempotent) and does not close it. A broker
     that cannot be reached, at the start or later, is tried again until it can.
+
+    `objects` is where results above `threshold` bytes are put, and where those of the steps before are read from; it is
+    shared with the orchestrator, and is not closed here either.
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class Worker:
         *,
         entropy: Entropy | None = None,
         lease_renewal: float = LEASE_RENEWAL,
+        objects: Objects | None = None,
+        threshold: int = ObjectSettings().threshold_bytes,
     ) -> None:
         self._app = app
         self._broker = broker
@@ -54,6 +61,8 @@ class Worker:
         self._entropy = entropy or SystemEntropy()
         self._names = QueueNames(prefix)
         self._lease_renewal = lease_renewal
+        self._objects = objects
+        self._threshold = threshold
         self._intakes: list[Intake] = []
         self._duties: list[asyncio.Task[None]] = []
         self._stopping: asyncio.Task[None] | None = None
@@ -103,6 +112,7 @@ class Worker:
             outbox=self._outbox,
             writer=writer,
             remembered=remembered,
+            large=LargeAnswers(self._objects, self._threshold),
             threads=self._threads,
             clock=self._clock,
         )

@@ -9,19 +9,13 @@ import msgspec
 
 from oraculo.errors import StoreError, StoreUnavailable
 
-# By the first two characters of SQLSTATE, or by all five.
-_WORTH_A_RETRY = frozenset(
+# The kinds of SQLSTATE that speak of what was to be written. Everything else is the server's, its owner's or the
+# network's and may be mended while the engine waits: a right that was taken away, a table that is being restored.
+_OF_THE_DATA = frozenset(
     {
-        "08",  # the connection
-        "28",  # the user or the password: it may be mended while the engine waits
-        "40",  # a deadlock, or a clash of transactions
-        "53",  # no disk, no memory, no connection left
-        "57",  # starting, stopping, crashed; a statement that took too long
-        "58",  # a fault of the disk
-        "25006",  # a standby that does not take writes
-        "3D000",  # no such database
-        "55006",  # something is in use
-        "55P03",  # a lock
+        "22",  # a value that cannot be
+        "23",  # a constraint
+        "54",  # too large for a limit of the server
     }
 )
 _CLASHES = frozenset({"40001", "40P01"})
@@ -58,7 +52,7 @@ def _ours(error: Exception, place: str) -> StoreError:
 
 def _is_worth_a_retry(error: Exception, state: str | None) -> bool:
     if isinstance(error, asyncpg.PostgresError):
-        return state is not None and (state in _WORTH_A_RETRY or state[:2] in _WORTH_A_RETRY)
+        return state is None or state[:2] not in _OF_THE_DATA
     if isinstance(error, asyncpg.InternalClientError):
         return True
     # asyncpg's own: the connection is closed, or busy with what was given up; a ValueError is what it cannot encode.

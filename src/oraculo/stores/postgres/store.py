@@ -163,10 +163,10 @@ class PostgresStore:
         return pruned
 
     async def pipelines(self) -> dict[str, bytes]:
-        return dict(await self._ask(self._browser, "pipelines"))
+        return dict(await self._ask(self._reader, "pipelines"))
 
     async def pipelines_mark(self) -> str:
-        [(mark,)] = await self._ask(self._browser, "pipelines_mark")
+        [(mark,)] = await self._ask(self._reader, "pipelines_mark")
         return str(mark)
 
     async def put_pipeline(self, name: str, definition: bytes, now: float) -> None:

@@ -1,0 +1,102 @@
+"""References: what stands in a run for a result that is too large for it and rests in the object store.
+
+    {"oraculo_referencia": {"chave": "<key>", "bytes": 300000, "sha256": "<hex>"}}
+
+A reference is a result's whole payload. It is only taken for one when its key lies in the folder of the run that holds
+it: whatever a worker writes, by accident or malice, leads to nothing of another run, nor out of the object store.
+"""
+
+import re
+from collections.abc import Iterable
+from hashlib import blake2b, sha256
+from urllib.parse import quote
+
+import msgspec
+
+from oraculo.core.run import Run
+
+SHARDS = tuple(f"{number:02x}" for number in range(256))
+OWNER = "run"  # beside the results of a run: its id, for whoever cleans up
+UNNAMED = "resposta"  # in the key of an answer that does not tell its task
+
+_FIELD = "oraculo_referencia"
+_BEGINNING = b'{"oraculo_referencia":'
+_LONGEST = 1024  # a reference, with whatever spaces its writer put into it
+_LONGEST_NAME = 100  # of a task in a key: what a file's name may have leaves room for more
+_KEY = re.compile(r"[0-9a-f]{2}/[0-9a-f]{32}/[A-Za-z0-9%._~-]{1,100}-[0-9a-f]{32}\.json")
+_FOLDER = re.compile(r"[0-9a-f]{2}/[0-9a-f]{32}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"key": "chave", "size": "bytes"}):
+    key: str
+    size: int
+    sha256: str
+
+    def names(self, body: bytes) -> bool:
+        """Whether these are the bytes that were put."""
+        return len(body) == self.size and sha256(body).hexdigest() == self.sha256
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True, rename={"reference": _FIELD}):
+    reference: Reference
+
+
+_decoder = msgspec.json.Decoder(_Envelope)
+_encoder = msgspec.json.Encoder()
+
+
+def run_folder(run_id: str) -> str:
+    """Where the results of a run lie: in one of 256 shards, under a name that any id can have."""
+    name = _hash(run_id.encode(errors="surrogatepass"))
+    return f"{name[:2]}/{name}"
+
+
+def is_run_folder(folder: str) -> bool:
+    return _FOLDER.fullmatch(folder) is not None and folder[3:5] == folder[:2]
+
+
+def make_reference(run_id: str, task: str | None, body: bytes) -> Reference:
+    """The content's hash in the key makes it safe to put the same result twice, and two results of one task."""
+    key = f"{run_folder(run_id)}/{_safe(task or UNNAMED)}-{_hash(body)}.json"
+    return Reference(key, len(body), sha256(body).hexdigest())
+
+
+def encode_reference(reference: Reference) -> bytes:
+    return _encoder.encode(_Envelope(reference))
+
+
+def may_be_reference(payload: bytes | None) -> bool:
+    """Cheap: for those who look at every result."""
+    return payload is not None and payload.startswith(_BEGINNING) and len(payload) <= _LONGEST
+
+
+def read_reference(run_id: str, payload: bytes | None) -> Reference | None:
+    """None: it is no reference, or not one of this run."""
+    if payload is None or not may_be_reference(payload):
+        return None
+    try:
+        reference = _decoder.decode(payload).reference
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    is_sound = _KEY.fullmatch(reference.key) and _SHA256.fullmatch(reference.sha256) and reference.size >= 0
+    return reference if is_sound and reference.key.startswith(run_folder(run_id) + "/") else None
+
+
+def references_in(run: Run, numbers: Iterable[int] | None = None) -> dict[str, Reference]:
+    """The results that are references, by their task's id: of all its tasks, or of these."""
+    found: dict[str, Reference] = {}
+    for number in range(len(run.tasks)) if numbers is None else numbers:
+        result = run.tasks[number].result
+        if may_be_reference(result) and (reference := read_reference(run.id, result)) is not None:
+            found[run.plan.steps[number].id] = reference
+    return found
+
+
+def _safe(task: str) -> str:
+    quoted = quote(task, safe="", errors="surrogatepass")
+    return quoted if len(quoted) <= _LONGEST_NAME else _hash(quoted.encode())
+
+
+def _hash(content: bytes) -> str:
+    return blake2b(content, digest_size=16).hexdigest()

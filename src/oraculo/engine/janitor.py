@@ -1,0 +1,52 @@
+"""Deletes the large results of runs that are no longer in the store.
+
+Slowly: one shard of the 256 at a time, and of several engines only the one that comes first for that shard. A folder
+that was written in the last hour is left alone: its run may be about to be created again under the same id.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import cycle
+
+from oraculo.core.reference import SHARDS, run_folder
+from oraculo.engine.peers import Peers
+from oraculo.ports.clock import Clock
+from oraculo.ports.objects import Objects
+from oraculo.ports.store import Store
+
+EVERY = 60.0  # seconds between two shards: all of them in a little over four hours
+MIN_AGE = 3600.0
+_TOGETHER = 50
+
+
+class Janitor:
+    def __init__(self, objects: Objects, store: Store, peers: Peers, clock: Clock) -> None:
+        self._objects = objects
+        self._store = store
+        self._peers = peers
+        self._clock = clock
+        self._shards = cycle(SHARDS)  # kept here: a shard that fails does not keep it from the next
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            shard = next(self._shards)
+            if self._peers.rank(shard) == 0:
+                await self.tidy(shard)
+
+    async def tidy(self, shard: str) -> int:
+        """Returns how many folders were deleted."""
+        before = self._clock.now() - MIN_AGE
+        old = [folder.name for folder in await self._objects.folders(shard) if folder.written_at < before]
+        deleted = 0
+        for start in range(0, len(old), _TOGETHER):
+            for folder in await self._nobodys(old[start : start + _TOGETHER]):
+                deleted += await self._objects.delete(folder, before)
+        return deleted
+
+    async def _nobodys(self, folders: Sequence[str]) -> list[str]:
+        """A folder that does not say whose it is, or says something else than its name, is not ours to delete."""
+        owners = {folder: owner for folder in folders if (owner := await self._objects.owner(folder)) is not None}
+        sound = {folder: owner for folder, owner in owners.items() if run_folder(owner) == folder}
+        known = await self._store.heads(list(sound.values())) if sound else {}
+        return [folder for folder, owner in sound.items() if owner not in known]

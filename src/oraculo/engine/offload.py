@@ -1,0 +1,65 @@
+"""Puts large answers into the object store before they are decided: the run then holds a reference.
+
+It is a relief, not a duty: when the object store fails, the answer stays as it came and is committed whole.
+"""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from oraculo.core.answer import is_failure
+from oraculo.core.reference import encode_reference
+from oraculo.engine.inputs import Answer
+from oraculo.ports.objects import Objects, put_result
+from oraculo.ports.telemetry import LoopFailed, Telemetry
+
+PATIENCE = 10.0  # seconds for all the large answers of a batch
+REST = 5.0  # seconds after a failure in which nothing is tried
+_AT_ONCE = 8
+
+
+class Offload:
+    def __init__(self, objects: Objects | None, threshold: int, telemetry: Telemetry) -> None:
+        self._objects = objects
+        self._telemetry = telemetry
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._rests_until = 0.0
+        self._reason = ""
+        self.threshold = threshold if objects is not None and threshold else sys.maxsize
+
+    @property
+    def trouble(self) -> str | None:
+        """Why large answers stay as they came, now."""
+        return self._reason if self._is_resting else None
+
+    @property
+    def _is_resting(self) -> bool:
+        return asyncio.get_running_loop().time() < self._rests_until
+
+    async def keep(self, answers: Sequence[Answer]) -> None:
+        """Gives each that could be put its reference."""
+        if self._is_resting:
+            return
+        try:
+            async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+                for answer in answers:
+                    group.create_task(self._keep(answer))
+        except TimeoutError:
+            self._rest(f"no answer in {PATIENCE:g} s")
+        except ExceptionGroup as group_of_errors:
+            error = group_of_errors.exceptions[0]
+            self._rest(str(error) or type(error).__name__)
+
+    async def _keep(self, answer: Answer) -> None:
+        """A failure's payload is not kept, and need not be put anywhere."""
+        payload = bytes(answer.message.payload)
+        if self._objects is None or len(payload) <= self.threshold or is_failure(payload):
+            return
+        async with self._slots:
+            reference = await put_result(self._objects, answer.message.correlation_id, answer.message.tarefa, payload)
+        answer.reference = encode_reference(reference)
+
+    def _rest(self, reason: str) -> None:
+        self._rests_until = asyncio.get_running_loop().time() + REST
+        self._reason = f"large results stay in the store: {reason}"
+        self._telemetry.emit(LoopFailed("objects", self._reason))

@@ -1,0 +1,137 @@
+"""Reads large results back from the object store, for whoever is given them: the aggregate, the API, a command."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from oraculo.core.aggregate import aggregate, encode_aggregate
+from oraculo.core.reference import Reference, read_reference, references_in
+from oraculo.core.run import Run
+from oraculo.core.views import run_view
+from oraculo.errors import NotFound, ObjectLost, ObjectsUnavailable
+from oraculo.ports.objects import Objects, get_result
+from oraculo.ports.telemetry import LoopFailed, Telemetry
+
+PATIENCE = 10.0  # seconds for all the large results of one aggregate, or of one command
+REST = 2.0  # seconds after a failure in which no command asks again, nor an aggregate after one that took too long
+_AGGREGATES_AT_ONCE = 8
+_COMMANDS_AT_ONCE = 4
+_NO_OBJECTS = "no object store is set; set ORACULO_OBJECTS_URL to the one that the result was put into"
+
+
+class LargeResults:
+    """`inline_bytes`: how much one aggregate brings along; what is beyond it stays a reference. `hands_on`: whether
+    workers are given references, because they reach the object store too."""
+
+    def __init__(
+        self, objects: Objects | None, telemetry: Telemetry, *, inline_bytes: int = 0, hands_on: bool = False
+    ) -> None:
+        self._objects = objects
+        self._telemetry = telemetry
+        self._inline_bytes = inline_bytes
+        self._hands_on = hands_on
+        self._aggregates = asyncio.Semaphore(_AGGREGATES_AT_ONCE)
+        self._commands = asyncio.Semaphore(_COMMANDS_AT_ONCE)
+        self._hangs_until = 0.0
+        self._rests_until = 0.0
+
+    # -- aggregates -------------------------------------------------------------------------------------------
+
+    def references(self, run: Run) -> dict[str, Reference]:
+        """What the aggregate of the run lacks; nothing when nothing could be read."""
+        return {} if self._objects is None else references_in(run)
+
+    async def fill(self, results: dict[str, msgspec.Raw], references: Mapping[str, Reference]) -> None:
+        """Puts what can be read in the place of its reference. Never raises: an aggregate is worth having without."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._hangs_until:
+            return
+        faults: list[str] = []
+        try:
+            async with asyncio.timeout(PATIENCE), self._aggregates, asyncio.TaskGroup() as group:
+                for name, reference in self._within_limit(references):
+                    group.create_task(self._fill_one(results, name, reference, faults))
+        except TimeoutError:
+            self._hangs_until = loop.time() + REST
+            faults.append(f"not read in {PATIENCE:g} s")
+        if faults:
+            told = f"{len(faults)} large results of an aggregate stay references: {faults[0]}"
+            self._telemetry.emit(LoopFailed("objects", told))
+
+    def _within_limit(self, references: Mapping[str, Reference]) -> Iterable[tuple[str, Reference]]:
+        left = self._inline_bytes
+        for name, reference in references.items():
+            if reference.size <= left:
+                left -= reference.size
+                yield name, reference
+
+    async def _fill_one(
+        self, results: dict[str, msgspec.Raw], name: str, reference: Reference, faults: list[str]
+    ) -> None:
+        try:
+            results[name] = msgspec.Raw(await self._get(reference))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the reference stays and it is told
+            faults.append(str(error) or type(error).__name__)
+
+    async def aggregate(self, run: Run) -> bytes:
+        references = self.references(run)
+        if not references:
+            return encode_aggregate(run)
+        made = aggregate(run)
+        await self.fill(made["resultados"], references)
+        return msgspec.json.encode(made)
+
+    async def view(self, run: Run) -> dict[str, Any]:
+        """The run as the API shows it."""
+        view = run_view(run)
+        if "resultados" in view and (references := self.references(run)):
+            await self.fill(view["resultados"], references)
+        return view
+
+    async def one(self, run: Run, task_id: str) -> bytes:
+        """One task's result, whatever its size. Raises NotFound or ObjectsUnavailable."""
+        number = run.plan.by_id.get(task_id)
+        result = None if number is None else run.tasks[number].result
+        if result is None:
+            why = "it is not one of its tasks" if number is None else f"it is {run.tasks[number].status}"
+            raise NotFound(f"task '{task_id}' of run {run.id} has no result: {why}")
+        reference = read_reference(run.id, result)
+        if reference is None:
+            return result
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self._get(reference)
+        except ObjectLost as error:
+            raise NotFound(f"the result of task '{task_id}' is lost: {error}") from error
+        except TimeoutError:
+            raise ObjectsUnavailable(f"the result was not read in {PATIENCE:g} s") from None
+
+    # -- commands ---------------------------------------------------------------------------------------------
+
+    def needed(self, run: Run, number: int) -> dict[str, Reference]:
+        """The large results that must be read before the task's command can be sent."""
+        if self._objects is None or self._hands_on:
+            return {}
+        return references_in(run, run.plan.dependencies[number])
+
+    async def read(self, references: Mapping[str, Reference]) -> dict[str, bytes]:
+        """All of them, for a command. Raises ObjectLost, or ObjectsUnavailable: then it is worth another try."""
+        loop = asyncio.get_running_loop()
+        async with self._commands:
+            if loop.time() < self._rests_until:
+                raise ObjectsUnavailable("it failed a moment ago")
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    return {name: await self._get(reference) for name, reference in references.items()}
+            except (ObjectsUnavailable, TimeoutError) as error:
+                self._rests_until = loop.time() + REST
+                reason = str(error) or f"not read in {PATIENCE:g} s"
+                self._telemetry.emit(LoopFailed("objects", f"a command waits for the results that it needs: {reason}"))
+                raise ObjectsUnavailable(reason) from error
+
+    async def _get(self, reference: Reference) -> bytes:
+        if self._objects is None:
+            raise ObjectsUnavailable(_NO_OBJECTS)
+        return await get_result(self._objects, reference)

@@ -1,0 +1,70 @@
+"""Where large results rest, each run's in a folder of its own.
+
+Keys are those of `core.reference`. Every call may raise ObjectsUnavailable (cannot be reached now: try again) or
+ObjectsError (refused).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from oraculo.core.reference import Reference, make_reference
+from oraculo.errors import ObjectLost
+
+
+class RunFolder(msgspec.Struct, frozen=True, gc=False):
+    name: str  # as `core.reference.run_folder` has it
+    written_at: float  # when something was last put into it
+
+
+class Objects(Protocol):
+    @property
+    def name(self) -> str:
+        """For people: `folder`, `s3`, …"""
+        ...
+
+    async def put(self, run_id: str, key: str, body: bytes) -> None:
+        """Writes it, durably and whole or not at all. Before a folder's first object, its run's id is put there; the
+        same key again is the same body again, and costs little."""
+        ...
+
+    async def get(self, key: str) -> bytes:
+        """Raises ObjectLost when it is not there."""
+        ...
+
+    async def folders(self, shard: str) -> Sequence[RunFolder]:
+        """Of one of the 256 shards."""
+        ...
+
+    async def owner(self, folder: str) -> str | None:
+        """The id of the run whose folder it is; None when it holds none."""
+        ...
+
+    async def delete(self, folder: str, written_before: float) -> bool:
+        """Deletes the folder with all that is in it, the owner last; unless something was put there since then."""
+        ...
+
+    async def check(self) -> str:
+        """Proves that it can be used and tells where it is; raises ObjectsError with the reason."""
+        ...
+
+    async def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+async def put_result(objects: Objects, run_id: str, task: str | None, payload: bytes) -> Reference:
+    """Hashing takes a while: it is done in a thread, too."""
+    reference = await asyncio.to_thread(make_reference, run_id, task, payload)
+    await objects.put(run_id, reference.key, payload)
+    return reference
+
+
+async def get_result(objects: Objects, reference: Reference) -> bytes:
+    """Raises ObjectLost when it is not there, or is not what was put."""
+    payload = await objects.get(reference.key)
+    if not await asyncio.to_thread(reference.names, payload):
+        raise ObjectLost(f"{reference.key} is not what was put: its size or SHA-256 differs")
+    return payload

@@ -1,0 +1,164 @@
+"""Large results as files of a folder. What `put` returned from is there after a power cut.
+
+    <shard>/<hash of the run's id>/run                 the run's id
+    <shard>/<hash of the run's id>/<task>-<hash>.json  a result
+
+A file gets its name only when all of it is on the disk, so whatever has a name is whole.
+"""
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from oraculo.core.reference import OWNER, is_run_folder
+from oraculo.errors import ObjectLost, ObjectsUnavailable
+from oraculo.ports.objects import RunFolder
+from oraculo.stores.objects.threads import Threads
+
+_ABANDONED = 3600.0  # seconds after which what a crash left in the middle of a deletion is nobody's
+
+
+class FolderObjects:
+    name = "folder"
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root).absolute()
+        self._threads = Threads()
+
+    async def put(self, run_id: str, key: str, body: bytes) -> None:
+        await self._threads.call(self._put, run_id, self._root / key, body)
+
+    async def get(self, key: str) -> bytes:
+        return await self._threads.call(self._get, key)
+
+    async def folders(self, shard: str) -> Sequence[RunFolder]:
+        return await self._threads.call(self._folders, self._root / shard)
+
+    async def owner(self, folder: str) -> str | None:
+        return await self._threads.call(self._owner, self._root / folder / OWNER)
+
+    async def delete(self, folder: str, written_before: float) -> bool:
+        return await self._threads.call(self._delete, self._root / folder, written_before)
+
+    async def check(self) -> str:
+        return await self._threads.call(self._check)
+
+    async def close(self) -> None:
+        self._threads.close()
+
+    # -- in a thread ------------------------------------------------------------------------------------------
+
+    def _put(self, run_id: str, path: Path, body: bytes) -> None:
+        with _translated(path.parent):
+            for is_last_try in (False, True):
+                try:
+                    self._put_once(run_id, path, body)
+                    return
+                except FileNotFoundError:  # the folder was an ended run's with the same id, and was just deleted
+                    if is_last_try:
+                        raise
+
+    def _put_once(self, run_id: str, path: Path, body: bytes) -> None:
+        folder = path.parent
+        if not folder.is_dir():
+            _make_folder(folder)
+        owner = folder / OWNER
+        if not owner.exists():
+            _write(owner, run_id.encode(errors="surrogatepass"))
+        if path.exists():  # the name holds the content's hash; it counts as put now, for whoever cleans up
+            os.utime(folder)
+            _sync_folder(folder)
+        else:
+            _write(path, body)
+
+    def _get(self, key: str) -> bytes:
+        with _translated(self._root):
+            try:
+                return (self._root / key).read_bytes()
+            except FileNotFoundError:
+                raise ObjectLost(f"there is no {key} in {self._root}") from None
+
+    def _folders(self, shard: Path) -> list[RunFolder]:
+        found = []
+        with _translated(shard), suppress(FileNotFoundError), os.scandir(shard) as entries:
+            for entry in entries:
+                if is_run_folder(f"{shard.name}/{entry.name}"):
+                    found.append(RunFolder(f"{shard.name}/{entry.name}", entry.stat().st_mtime))
+                elif entry.name.startswith(".") and entry.stat().st_ctime < time.time() - _ABANDONED:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+        return found
+
+    def _owner(self, path: Path) -> str | None:
+        with _translated(path):
+            try:
+                return path.read_bytes().decode(errors="surrogatepass")
+            except (FileNotFoundError, UnicodeDecodeError):
+                return None
+
+    def _delete(self, folder: Path, written_before: float) -> bool:
+        """It is moved out of the way first, so that nobody can put something into what is being deleted."""
+        with _translated(folder):
+            try:
+                if folder.stat().st_mtime >= written_before:
+                    return False
+                doomed = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+                folder.rename(doomed)
+            except FileNotFoundError:
+                return False
+            if doomed.stat().st_mtime >= written_before:  # something was put there a moment ago
+                folder.mkdir(exist_ok=True)
+                for file in doomed.iterdir():
+                    file.replace(folder / file.name)
+                doomed.rmdir()
+                return False
+            shutil.rmtree(doomed)
+            return True
+
+    def _check(self) -> str:
+        """A folder that is not there yet is not made by looking at it."""
+        nearest = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
+            raise ObjectsUnavailable(f"{nearest} is not a folder that can be read and written")
+        return str(self._root)
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ObjectsUnavailable(f"{path}: {error.strerror or error}") from error
+
+
+def _make_folder(folder: Path) -> None:
+    """A name is on the disk when the folder that holds it is, so each new one's parent is synced."""
+    missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in reversed(missing):
+        _sync_folder(made.parent)
+
+
+def _write(path: Path, body: bytes) -> None:
+    draft = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        with draft.open("xb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

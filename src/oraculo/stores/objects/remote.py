@@ -1,0 +1,180 @@
+"""Large results wherever fsspec reaches: S3 and what speaks its language, Google, Azure, SFTP, …
+
+The URL's query holds options of the file system, as `s3://bucket/prefix?endpoint_url=http://minio:9000`; credentials
+come from where the file system's own package looks for them.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qsl
+
+from oraculo.core.reference import OWNER, is_run_folder
+from oraculo.errors import ObjectLost, ObjectsError, ObjectsUnavailable
+from oraculo.ports.objects import RunFolder
+from oraculo.stores.objects.threads import Threads
+
+# A bucket is not made in silence, and its folders are only part of a name.
+_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "obs"})
+_PATIENCE: dict[str, dict[str, Any]] = {
+    "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 10, "retries": {"max_attempts": 2}}}
+}
+_CHECKED_FOR = 30.0  # seconds in which a check that went well is not made again
+# No folder is deleted that was written in the last hour: as long as that, an owner that was put is there.
+_MARKED_FOR = 1800.0
+_MOST_MARKED = 10_000
+_CHECK = "oraculo-check"
+
+
+class RemoteObjects:
+    def __init__(self, url: str) -> None:
+        """Raises ImportError when a package is missing, ValueError for a URL that fsspec does not know."""
+        from fsspec.core import url_to_fs  # here, so that nobody needs it who keeps large results in a folder
+
+        place, _, query = url.partition("?")
+        self.name = place.partition(":")[0].lower()
+        self._place = place
+        options = _PATIENCE.get(self.name, {}) | dict(parse_qsl(query))
+        self._fs, root = url_to_fs(place, **options)
+        self._root = str(root).rstrip("/")
+        self._threads = Threads()
+        self._lock = threading.Lock()
+        self._marked: OrderedDict[str, float] = OrderedDict()  # folders whose owner was put, and when
+        self._checked_at: float | None = None
+
+    async def put(self, run_id: str, key: str, body: bytes) -> None:
+        await self._threads.call(self._put, run_id, key, body)
+
+    async def get(self, key: str) -> bytes:
+        return await self._threads.call(self._get, key)
+
+    async def folders(self, shard: str) -> Sequence[RunFolder]:
+        return await self._threads.call(self._folders, shard)
+
+    async def owner(self, folder: str) -> str | None:
+        try:
+            return (await self.get(f"{folder}/{OWNER}")).decode(errors="surrogatepass")
+        except (ObjectLost, UnicodeDecodeError):
+            return None
+
+    async def delete(self, folder: str, written_before: float) -> bool:
+        return await self._threads.call(self._delete, folder, written_before)
+
+    async def check(self) -> str:
+        """By writing and reading something small."""
+        if self._checked_at is None or time.monotonic() - self._checked_at > _CHECKED_FOR:
+            await self._threads.call(self._prove)
+            self._checked_at = time.monotonic()
+        return self._place
+
+    async def close(self) -> None:
+        self._threads.close()
+
+    # -- in a thread ------------------------------------------------------------------------------------------
+
+    def _put(self, run_id: str, key: str, body: bytes) -> None:
+        folder = key.rpartition("/")[0]
+        with self._translated():
+            if not self._is_marked(folder):
+                self._write(f"{folder}/{OWNER}", run_id.encode(errors="surrogatepass"))
+                self._mark(folder)
+            self._write(key, body)
+
+    def _is_marked(self, folder: str) -> bool:
+        with self._lock:
+            marked_at = self._marked.get(folder)
+        return marked_at is not None and time.monotonic() - marked_at < _MARKED_FOR
+
+    def _mark(self, folder: str) -> None:
+        with self._lock:
+            self._marked.pop(folder, None)
+            self._marked[folder] = time.monotonic()
+            while len(self._marked) > _MOST_MARKED:
+                self._marked.popitem(last=False)
+
+    def _write(self, key: str, body: bytes) -> None:
+        path = self._path(key)
+        if self.name not in _BUCKETS:
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._fs.pipe_file(path, body)
+
+    def _get(self, key: str) -> bytes:
+        with self._translated():
+            try:
+                return bytes(self._fs.cat_file(self._path(key)))
+            except FileNotFoundError:
+                raise ObjectLost(f"there is no {key} in {self._place}") from None
+
+    def _folders(self, shard: str) -> list[RunFolder]:
+        written: dict[str, float] = {}
+        with self._translated():
+            for path, moment in self._files(shard):
+                name = f"{shard}/{path.split('/')[-2]}"
+                written[name] = max(moment, written.get(name, 0.0))
+        return [RunFolder(name, moment) for name, moment in written.items() if is_run_folder(name)]
+
+    def _delete(self, folder: str, written_before: float) -> bool:
+        with self._translated():
+            files = list(self._files(folder))
+            if not files or max(moment for _, moment in files) >= written_before:
+                return False
+            owner = self._path(f"{folder}/{OWNER}")
+            results = [path for path, _ in files if path.rpartition("/")[2] != OWNER]
+            if results:
+                self._fs.rm(results)
+            self._fs.rm(owner)  # last: a folder with something in it must say whose it is
+            if self.name not in _BUCKETS:
+                with suppress(Exception):
+                    self._fs.rmdir(self._path(folder))
+            return True
+
+    def _files(self, folder: str) -> list[tuple[str, float]]:
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.find(self._path(folder), detail=True)
+        except FileNotFoundError:
+            return []
+        return [(path, self._written_at(path, info)) for path, info in found.items()]
+
+    def _written_at(self, path: str, info: dict[str, Any]) -> float:
+        """Each file system has its own name for it."""
+        for name in ("LastModified", "last_modified", "mtime", "created", "updated"):
+            if (moment := _seconds(info.get(name))) is not None:
+                return moment
+        moment = _seconds(self._fs.modified(path))
+        if moment is None:
+            raise ObjectsError(f"{self.name} does not tell when {path} was written")
+        return moment
+
+    def _prove(self) -> None:
+        with self._translated():
+            self._write(_CHECK, b"{}")
+            if bytes(self._fs.cat_file(self._path(_CHECK))) != b"{}":
+                raise ObjectsUnavailable(f"{self._place} does not give back what was put")
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Each package has errors of its own: but for a missing object, which is told apart before, all are taken to be
+        worth another try."""
+        try:
+            yield
+        except ObjectsError:
+            raise
+        except Exception as error:
+            raise ObjectsUnavailable(f"{self._place}: {type(error).__name__}: {error}") from error
+
+
+def _seconds(moment: object) -> float | None:
+    if isinstance(moment, str):
+        with suppress(ValueError):
+            moment = datetime.fromisoformat(moment)
+    if isinstance(moment, datetime):
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return float(moment) if isinstance(moment, int | float) else None

@@ -1,0 +1,102 @@
+"""Large results over HTTP: in the run's view, and one by one."""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from oraculo.errors import ObjectsUnavailable
+
+from .service import SETTINGS, Service, assert_problem, running
+
+LARGE = "x" * 300_000
+
+
+async def large_run(service: Service, run_id: str = "r", task: str = "escavador_x") -> None:
+    await service.start_run(destinos=[{"id": task, "fila": "escavador_x"}], correlation_id=run_id)
+    await service.answer("escavador_x", {"dados": LARGE, "n": 1.0})
+    await service.ended(run_id)
+
+
+async def test_a_run_shows_a_large_result_whole(service: Service, tmp_path: Path) -> None:
+    await large_run(service)
+    assert list((tmp_path / "objects").rglob("escavador_x-*.json")), "it rests outside of the store"
+    run = (await service.client.get("/orquestracoes/r")).json()
+    assert run["resultados"] == {"escavador_x": {"dados": LARGE, "n": 1.0}}
+
+
+async def test_one_result_comes_out_byte_for_byte(service: Service) -> None:
+    await large_run(service)
+    reply = await service.client.get("/orquestracoes/r/resultados/escavador_x")
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.text == f'{{"dados":"{LARGE}","n":1.0}}'
+
+
+async def test_a_small_result_is_there_too_and_while_the_run_is_open(service: Service) -> None:
+    await service.start_run(destinos=["escavador_x", "escavador_y"], correlation_id="r")
+    assert_problem(await service.client.get("/orquestracoes/r/resultados/escavador_x"), 404, None, "has no result")
+    await service.answer("escavador_x", {"dados": 1})
+    async for _ in service.operations.follow(await service.operations.run("r")):
+        reply = await service.client.get("/orquestracoes/r/resultados/escavador_x")
+        if reply.status_code == 200:
+            break
+    assert reply.text == '{"dados":1}'
+    assert (await service.client.get("/orquestracoes/r")).json()["status"] == "em_execucao"
+
+
+async def test_ids_with_slashes_are_told_from_the_word_between_them(service: Service) -> None:
+    await large_run(service, "a/b", "t/u")
+    for path in ("a%2Fb/resultados/t%2Fu", "a/b/resultados/t%2Fu"):
+        reply = await service.client.get(f"/orquestracoes/{path}")
+        assert reply.json()["dados"] == LARGE
+    await service.start_run(destinos=["escavador_x"], correlation_id="a/resultados/b")
+    run = (await service.client.get("/orquestracoes/a%2Fresultados%2Fb")).json()
+    assert run["correlation_id"] == "a/resultados/b"
+
+
+async def test_what_there_is_not_is_404(service: Service) -> None:
+    assert_problem(await service.client.get("/orquestracoes/nada/resultados/x"), 404)
+    await large_run(service)
+    reply = await service.client.get("/orquestracoes/r/resultados/outra")
+    assert_problem(reply, 404, None, "not one of its tasks")
+
+
+async def test_a_lost_result_is_404_and_an_object_store_that_is_away_503(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await large_run(service)
+
+    async def away(_key: str) -> bytes:
+        raise ObjectsUnavailable("nobody home")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.engine.objects, "get", away)
+        assert_problem(await service.client.get("/orquestracoes/r/resultados/escavador_x"), 503, None, "nobody home")
+    shutil.rmtree(tmp_path / "objects")
+    assert_problem(await service.client.get("/orquestracoes/r/resultados/escavador_x"), 404, None, "lost")
+    shown = (await service.client.get("/orquestracoes/r")).json()
+    assert "oraculo_referencia" in shown["resultados"]["escavador_x"]
+
+
+async def test_an_object_store_that_is_away_does_not_make_it_unready(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await service.client.get("/health/ready")).json()["partes"]["objects folder"]["ok"]
+
+    async def away() -> str:
+        raise ObjectsUnavailable("nobody home")
+
+    monkeypatch.setattr(service.engine.objects, "check", away)
+    reply = await service.client.get("/health/ready")
+    assert (reply.status_code, reply.json()["status"]) == (200, "degradado")
+    assert reply.json()["partes"]["objects folder"] == {"ok": False, "problema": "nobody home"}
+
+
+async def test_the_document_knows_the_path_and_every_readiness(tmp_path: Path) -> None:
+    async with running(tmp_path, msgspec.structs.replace(SETTINGS)) as service:
+        document = (await service.client.get("/openapi.json")).json()
+    path = document["paths"]["/orquestracoes/{correlation_id}/resultados/{tarefa}"]["get"]
+    assert set(path["responses"]) >= {"200", "404", "503"}
+    assert "degradado" in document["components"]["schemas"]["Prontidao"]["properties"]["status"]["enum"]

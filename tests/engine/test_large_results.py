@@ -1,0 +1,601 @@
+"""Results above the threshold: out of the store, and back wherever somebody is given them."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.core.message import decode_message
+from oraculo.core.reference import SHARDS, encode_reference, make_reference, read_reference, run_folder
+from oraculo.engine import delivery, janitor, outbox, results
+from oraculo.engine.janitor import Janitor
+from oraculo.errors import NotFound, ObjectsUnavailable
+from oraculo.ports.clock import SystemClock
+from oraculo.ports.objects import Objects, put_result
+from oraculo.ports.telemetry import LoopFailed, Record
+from oraculo.settings import EngineSettings, ObjectSettings, RunSettings, Settings
+from oraculo.stores.objects import FolderObjects
+from oraculo.stores.sqlite import SqliteStore
+from oraculo.testing.harness import Harness
+from oraculo.worker import App, Client
+from tests.engine.workers import answer
+from tests.waiting import until
+
+LARGE = "x" * 300_000
+QUICK = EngineSettings(poll=0.05, note_linger=0.005)
+KEPT = Settings(engine=QUICK, runs=RunSettings(backoff=0.01))
+TWO_STEPS = b"""
+name: dois-passos
+steps:
+  - {type: escavador_a}
+  - {type: executador_b, dependsOn: [escavador_a]}
+"""
+
+
+def shared(folder: Path, **more: Any) -> Settings:
+    return msgspec.structs.replace(KEPT, objects=ObjectSettings(url=str(folder), **more))
+
+
+class Told:
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    def emit(self, record: Record) -> None:
+        if isinstance(record, LoopFailed) and record.duty == "objects":
+            self.failures.append(record.reason)
+
+
+class Faulty(FolderObjects):
+    """A folder that can be away, forget, or keep its callers waiting."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.puts = self.gets = 0
+        self.away = False
+        self.gate: asyncio.Event | None = None
+
+    async def put(self, run_id: str, key: str, body: bytes) -> None:
+        self.puts += 1
+        if self.away:
+            raise ObjectsUnavailable("nobody home")
+        await super().put(run_id, key, body)
+
+    async def get(self, key: str) -> bytes:
+        self.gets += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.away:
+            raise ObjectsUnavailable("nobody home")
+        return await super().get(key)
+
+
+def two_steps_app(seen: list[Any]) -> App:
+    app = App("large")
+
+    @app.queue("escavador_a")
+    async def collect(payload: dict[str, Any]) -> str:
+        return LARGE
+
+    @app.queue("executador_b")
+    async def process(payload: dict[str, Any]) -> int:
+        seen.append(payload["resultados"])
+        return len(payload["resultados"]["escavador_a"]["dados"])
+
+    return app
+
+
+async def stored_results(oraculo: Harness, run_id: str) -> list[bytes | None]:
+    return [task.result for task in (await oraculo.store.load([run_id]))[run_id].tasks]
+
+
+class PlainWorker:
+    """Takes commands off a queue and answers them without the SDK, by `tarefa` alone."""
+
+    def __init__(self, oraculo: Harness, queue: str) -> None:
+        self.oraculo, self.queue = oraculo, queue
+
+    async def takes(self) -> dict[str, Any]:
+        consumer = await self.oraculo.broker.consume(self.queue, prefetch=1)
+        async with asyncio.timeout(10):
+            (delivery,) = await consumer.take(1)
+        await consumer.ack([delivery])
+        await consumer.close()
+        message = decode_message(delivery.body)
+        return {"id": message.correlation_id, "tarefa": message.tarefa, **msgspec.json.decode(message.payload)}
+
+    async def answers(self, run_id: str, payload: dict[str, Any], **fields: Any) -> None:
+        event = "resultado_coleta" if self.queue.startswith("escavador") else "resultado_execucao"
+        await self.oraculo.publish(
+            "resultados", answer(run_id, tarefa=self.queue, tipo_evento=event, payload=payload, **fields)
+        )
+
+
+# -- both modes, end to end -------------------------------------------------------------------------------------------
+
+
+async def test_kept_nobody_notices(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    objects = FolderObjects(tmp_path)
+    async with Harness(two_steps_app(seen), settings=KEPT, objects=objects) as oraculo:
+        await oraculo.operations.put_pipeline("dois-passos", TWO_STEPS)
+        aggregate = await oraculo.run({"pipeline": "dois-passos"})
+        run_id = aggregate["correlation_id"]
+        first, second = await stored_results(oraculo, run_id)
+        assert read_reference(run_id, first) is not None, "the store holds a reference"
+        assert second == b'{"status":"ok","resultado":300000}', "a small one stays"
+        assert aggregate["resultados"]["escavador_a"] == {"status": "ok", "dados": LARGE}
+        assert seen == [{"escavador_a": {"status": "ok", "dados": LARGE}}]
+        assert await oraculo.ended(run_id) == aggregate
+        view = await oraculo.operations.view(await oraculo.operations.run(run_id))
+        assert msgspec.json.decode(msgspec.json.encode(view))["resultados"] == aggregate["resultados"]
+
+
+async def test_shared_references_travel_and_workers_resolve_them(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    broker = Recording()
+    objects = Faulty(tmp_path)
+    async with Harness(two_steps_app(seen), settings=shared(tmp_path), objects=objects, broker=broker) as oraculo:
+        await oraculo.operations.put_pipeline("dois-passos", TWO_STEPS)
+        aggregate = await oraculo.run({"pipeline": "dois-passos"})
+        assert aggregate["resultados"]["escavador_a"] == {"status": "ok", "dados": LARGE}
+        assert seen == [{"escavador_a": {"status": "ok", "dados": LARGE}}]
+        assert objects.puts == 1, "the worker put it; the engine had nothing to put"
+    assert max(map(len, broker.bodies)) < 2_000, "nothing large went through the broker"
+
+
+class Recording(MemoryBroker):
+    def __init__(self) -> None:
+        super().__init__(clock=SystemClock())
+        self.bodies: list[bytes] = []
+
+    async def publish(self, messages: Any) -> str:
+        self.bodies += [message.body for message in messages]
+        return await super().publish(messages)
+
+
+async def test_a_plain_worker_is_given_the_whole_result_of_the_step_before(tmp_path: Path) -> None:
+    async with Harness(settings=KEPT, objects=FolderObjects(tmp_path)) as oraculo:
+        await oraculo.operations.put_pipeline("dois-passos", TWO_STEPS)
+        run_id = await oraculo.submit({"pipeline": "dois-passos", "responder_em": "respostas"})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        processor = PlainWorker(oraculo, "executador_b")
+        command = await processor.takes()
+        assert command["resultados"] == {"escavador_a": {"dados": LARGE}}
+        await processor.answers(run_id, {"resultado": "ok"})
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+        reply = await PlainWorker(oraculo, "respostas").takes()
+        assert reply["resultados"]["escavador_a"] == {"dados": LARGE}, "the reply queue has it whole, too"
+
+
+async def test_an_answer_that_names_no_task_is_found_by_what_its_payload_says(tmp_path: Path) -> None:
+    async with Harness(settings=KEPT, objects=FolderObjects(tmp_path)) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a", "escavador_b"]})
+        for name in "ab":
+            await oraculo.publish("resultados", answer(run_id, payload={"fonte": name, "dados": LARGE}))
+        aggregate = await oraculo.ended(run_id)
+        assert {name: result["fonte"] for name, result in aggregate["resultados"].items()} == {
+            "escavador_a": "a",
+            "escavador_b": "b",
+        }
+        assert all(read_reference(run_id, result) for result in await stored_results(oraculo, run_id))
+
+
+async def test_a_large_failure_is_still_a_failure(tmp_path: Path) -> None:
+    objects = Faulty(tmp_path)
+    async with Harness(settings=KEPT, objects=objects) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        bad = {"status": "erro", "erros": ["quebrou"], "repetir": False, "rastro": LARGE}
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, bad)
+        aggregate = await oraculo.ended(run_id)
+    assert aggregate["falhas"]["escavador_a"]["motivo"] == "quebrou"
+    assert objects.puts == 0
+
+
+@pytest.mark.parametrize(("size", "is_put"), [(1000, False), (1001, True)])
+async def test_what_is_above_the_threshold_is_put(tmp_path: Path, size: int, is_put: bool) -> None:
+    limits = msgspec.structs.replace(KEPT, objects=ObjectSettings(threshold_bytes=1000))
+    objects = Faulty(tmp_path)
+    async with Harness(settings=limits, objects=objects) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        payload = {"d": "x" * (size - len('{"d":""}'))}
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, payload)
+        assert (await oraculo.ended(run_id))["resultados"]["escavador_a"] == payload
+    assert (objects.puts == 1) is is_put
+
+
+async def test_a_threshold_of_zero_puts_nothing_and_still_reads(tmp_path: Path) -> None:
+    async with Harness(settings=KEPT, objects=FolderObjects(tmp_path), store=store_at(tmp_path)) as before:
+        run_id = await before.submit({"destinos": ["escavador_a"]})
+        await PlainWorker(before, "escavador_a").answers(run_id, {"dados": LARGE})
+        await before.ended(run_id)
+    off = msgspec.structs.replace(KEPT, objects=ObjectSettings(threshold_bytes=0))
+    objects = Faulty(tmp_path)
+    async with Harness(settings=off, objects=objects, store=store_at(tmp_path)) as after:
+        assert (await after.ended(run_id))["resultados"]["escavador_a"] == {"dados": LARGE}
+        other = await after.submit({"destinos": ["escavador_a"]})
+        await PlainWorker(after, "escavador_a").answers(other, {"dados": LARGE})
+        await after.ended(other)
+    assert objects.puts == 0
+
+
+def store_at(folder: Path) -> SqliteStore:
+    return SqliteStore(str(folder / "oraculo.db"))
+
+
+def lose_all(folder: Path) -> None:
+    for file in folder.rglob("*.json"):
+        file.unlink()
+
+
+# -- forged, lost, away -----------------------------------------------------------------------------------------------
+
+
+async def test_a_reference_to_another_runs_result_stays_as_it_came(tmp_path: Path) -> None:
+    objects = FolderObjects(tmp_path)
+    async with Harness(settings=KEPT, objects=objects) as oraculo:
+        foreign = await put_result(objects, "another run", "a", b'{"segredo":1}')
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        forged = msgspec.json.decode(encode_reference(foreign))
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, forged)
+        assert (await oraculo.ended(run_id))["resultados"]["escavador_a"] == forged
+        assert msgspec.json.decode(await oraculo.operations.result(run_id, "escavador_a")) == forged
+
+
+async def test_an_object_that_is_lost_leaves_its_reference_in_the_aggregate(tmp_path: Path) -> None:
+    told = Told()
+    async with Harness(settings=KEPT, objects=FolderObjects(tmp_path), telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a", "escavador_b"]})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        await until(lambda: list(tmp_path.rglob("*.json")))
+        lose_all(tmp_path)
+        await PlainWorker(oraculo, "escavador_b").answers(run_id, {"dados": 1})
+        aggregate = await oraculo.ended(run_id)
+        assert aggregate["status"] == "concluida"
+        assert aggregate["resultados"]["escavador_b"] == {"dados": 1}
+        assert "oraculo_referencia" in aggregate["resultados"]["escavador_a"]
+        with pytest.raises(NotFound, match="lost"):
+            await oraculo.operations.result(run_id, "escavador_a")
+    assert "there is no" in told.failures[0]
+
+
+async def test_a_step_whose_input_is_lost_fails_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = Faulty(tmp_path)
+    objects.gate = asyncio.Event()
+    async with Harness(settings=KEPT, objects=objects) as oraculo:
+        await oraculo.operations.put_pipeline("dois-passos", TWO_STEPS)
+        run_id = await oraculo.submit({"pipeline": "dois-passos"})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        await until(lambda: objects.gets)
+        lose_all(tmp_path)
+        objects.gate.set()
+        aggregate = await oraculo.ended(run_id)
+        assert aggregate["status"] == "erro"
+        assert "a result that it needs is lost" in aggregate["falhas"]["executador_b"]["motivo"]
+        (letter,) = await until(lambda: oraculo.operations.dead_letters("executador_b"))
+        assert "is lost" in letter.reason
+
+
+async def test_while_the_object_store_is_away_answers_stay_whole(tmp_path: Path) -> None:
+    told, objects = Told(), Faulty(tmp_path)
+    objects.away = True
+    async with Harness(settings=KEPT, objects=objects, telemetry=told) as oraculo:
+        for attempt in range(3):
+            run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+            await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE, "n": attempt})
+            aggregate = await oraculo.ended(run_id)
+            assert aggregate["resultados"]["escavador_a"] == {"dados": LARGE, "n": attempt}
+        health = await oraculo.operations.health()
+        assert health.is_ready
+        assert "nobody home" in (health.parts["objects folder"] or "")
+    assert objects.puts == 1, "it is not asked again at once"
+    assert "nobody home" in told.failures[0]
+
+
+async def test_a_command_waits_for_an_object_store_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "REST", 0.01)
+    told, objects, seen = Told(), Faulty(tmp_path), []
+    async with Harness(two_steps_app(seen), settings=KEPT, objects=objects, telemetry=told) as oraculo:
+        objects.gate = asyncio.Event()
+        await oraculo.operations.put_pipeline("dois-passos", TWO_STEPS)
+        run_id = await oraculo.submit({"pipeline": "dois-passos"})
+        await until(lambda: objects.gets)
+        objects.away = True
+        objects.gate.set()
+        await until(lambda: len(told.failures) > 2, saying="the sweep tries again")
+        assert not seen
+        objects.away = False
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+        assert len(seen) == 1
+
+
+async def test_commands_that_find_no_room_to_wait_are_sent_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "_MOST_READING", 1)
+    seen: list[Any] = []
+    async with Harness(two_steps_app(seen), settings=KEPT, objects=FolderObjects(tmp_path)) as oraculo:
+        await oraculo.operations.put_pipeline("dois-passos", TWO_STEPS)
+        runs = await asyncio.gather(*(oraculo.run({"pipeline": "dois-passos"}) for _ in range(10)))
+    assert {run["status"] for run in runs} == {"concluida"}
+    assert len(seen) == 10
+
+
+async def test_a_slow_object_store_keeps_nobody_waiting_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PATIENCE", 0.05)
+    told, objects = Told(), Faulty(tmp_path)
+    objects.gate = asyncio.Event()
+    async with Harness(settings=KEPT, objects=objects, telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        aggregate = await oraculo.ended(run_id)
+        assert "oraculo_referencia" in aggregate["resultados"]["escavador_a"]
+        with pytest.raises(ObjectsUnavailable):
+            await oraculo.operations.result(run_id, "escavador_a")
+    assert "not read in" in told.failures[0]
+
+
+# -- editions, restarts, limits ---------------------------------------------------------------------------------------
+
+AMENDS = b"""
+name: emenda
+onLate: amend
+timeout: 0.3
+steps:
+  - {type: escavador_a}
+  - {type: escavador_b}
+"""
+
+
+async def test_an_amended_run_is_not_delivered_with_the_aggregate_before(tmp_path: Path) -> None:
+    posted: list[dict[str, Any]] = []
+
+    async def post(_url: str, body: bytes, _headers: dict[str, str]) -> int:
+        posted.append(msgspec.json.decode(body))
+        return 200
+
+    objects = Faulty(tmp_path)
+    objects.gate = asyncio.Event()
+    async with Harness(settings=KEPT, objects=objects, post=post) as oraculo:
+        await oraculo.operations.put_pipeline("emenda", AMENDS)
+        run_id = await oraculo.submit({"pipeline": "emenda", "webhook": "http://nobody/"})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        await until(lambda: objects.gets, saying="the aggregate of the first end is being read")
+        await PlainWorker(oraculo, "escavador_b").answers(run_id, {"dados": 2})
+        await until(lambda: objects.gets > 1, saying="and that of the amendment")
+        objects.gate.set()
+        await until(lambda: posted)
+        await until(lambda: _delivered(oraculo, run_id))
+    assert [(one["versao"], sorted(one["resultados"])) for one in posted] == [(2, ["escavador_a", "escavador_b"])]
+    assert posted[0]["resultados"]["escavador_a"] == {"dados": LARGE}
+
+
+async def _delivered(oraculo: Harness, run_id: str) -> bool:
+    head = (await oraculo.store.heads([run_id]))[run_id]
+    return all(delivery.status == "entregue" for delivery in head.deliveries)
+
+
+async def test_a_run_that_was_reopened_is_not_delivered_with_the_aggregate_before(tmp_path: Path) -> None:
+    posted: list[int] = []
+
+    async def post(_url: str, body: bytes, _headers: dict[str, str]) -> int:
+        posted.append(msgspec.json.decode(body)["versao"])
+        return 200
+
+    objects = Faulty(tmp_path)
+    objects.gate = asyncio.Event()
+    async with Harness(settings=KEPT, objects=objects, post=post) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a", "escavador_b"], "webhook": "http://nobody/"})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        await PlainWorker(oraculo, "escavador_b").answers(run_id, {"status": "erro", "repetir": False})
+        await until(lambda: objects.gets, saying="the aggregate of the first end is being read")
+        await oraculo.operations.repeat(run_id)
+        objects.gate.set()
+        assert not still_reading()
+        await PlainWorker(oraculo, "escavador_b").answers(run_id, {"dados": 2}, tentativa=2)
+        await until(lambda: posted)
+        await until(lambda: _delivered(oraculo, run_id))
+    assert posted == [2]
+
+
+def still_reading() -> list[str]:
+    return [
+        task.get_name() for task in asyncio.all_tasks() if task.get_name() == "large results" and not task.cancelling()
+    ]
+
+
+async def test_a_restart_between_the_end_and_the_delivery_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oraculo.core import machine
+
+    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.1)
+    posted: list[dict[str, Any]] = []
+
+    async def post(_url: str, body: bytes, _headers: dict[str, str]) -> int:
+        posted.append(msgspec.json.decode(body))
+        return 200
+
+    stuck = Faulty(tmp_path)
+    stuck.gate = asyncio.Event()
+    hasty = msgspec.structs.replace(KEPT, engine=EngineSettings(poll=0.05, note_linger=0.005, stop_grace=0.05))
+    async with Harness(settings=hasty, objects=stuck, store=store_at(tmp_path), post=post) as before:
+        run_id = await before.submit({"destinos": ["escavador_a"], "webhook": "http://nobody/"})
+        await PlainWorker(before, "escavador_a").answers(run_id, {"dados": LARGE})
+        await until(lambda: stuck.gets)
+    assert not posted
+    assert not still_reading()
+    async with Harness(settings=KEPT, objects=FolderObjects(tmp_path), store=store_at(tmp_path), post=post) as after:
+        await until(lambda: _delivered(after, run_id))
+    assert posted[0]["resultados"]["escavador_a"] == {"dados": LARGE}
+
+
+async def test_a_restart_before_a_command_could_be_sent_sends_it(tmp_path: Path) -> None:
+    stuck = Faulty(tmp_path)
+    stuck.gate = asyncio.Event()
+    hasty = msgspec.structs.replace(KEPT, engine=EngineSettings(poll=0.05, note_linger=0.005, stop_grace=0.05))
+    async with Harness(settings=hasty, objects=stuck, store=store_at(tmp_path)) as before:
+        await before.operations.put_pipeline("dois-passos", TWO_STEPS)
+        run_id = await before.submit({"pipeline": "dois-passos"})
+        await PlainWorker(before, "escavador_a").answers(run_id, {"status": "ok", "dados": LARGE})
+        await until(lambda: stuck.gets)
+    assert not still_reading()
+    seen: list[Any] = []
+    app = two_steps_app(seen)
+    async with Harness(app, settings=KEPT, objects=FolderObjects(tmp_path), store=store_at(tmp_path)) as after:
+        assert (await after.ended(run_id))["status"] == "concluida"
+    assert seen == [{"escavador_a": {"status": "ok", "dados": LARGE}}]
+
+
+async def test_an_aggregate_brings_along_only_so_much(tmp_path: Path) -> None:
+    limits = msgspec.structs.replace(KEPT, objects=ObjectSettings(inline_bytes=650_000))
+    async with Harness(settings=limits, objects=FolderObjects(tmp_path)) as oraculo:
+        queues = ["escavador_a", "escavador_b", "escavador_c"]
+        run_id = await oraculo.submit({"destinos": queues})
+        for queue in queues:
+            await PlainWorker(oraculo, queue).answers(run_id, {"dados": LARGE, "de": queue})
+        results = (await oraculo.ended(run_id))["resultados"]
+        assert ["oraculo_referencia" in results[queue] for queue in queues] == [False, False, True]
+        reference = results["escavador_c"]["oraculo_referencia"]
+        assert reference["bytes"] > 300_000
+        whole = msgspec.json.decode(await oraculo.operations.result(run_id, "escavador_c"))
+        assert whole == {"dados": LARGE, "de": "escavador_c"}
+
+
+@pytest.mark.parametrize("knows", ["nothing", "a store that is away", "the store"])
+async def test_a_client_with_the_object_store_gets_what_was_too_much(tmp_path: Path, knows: str) -> None:
+    objects = None if knows == "nothing" else Faulty(tmp_path)
+    if objects is not None:
+        objects.away = knows == "a store that is away"
+    settings = shared(tmp_path, inline_bytes=0)
+    async with (
+        Harness(two_steps_app([]), settings=settings, objects=FolderObjects(tmp_path)) as oraculo,
+        Client(oraculo.broker, objects=objects) as client,
+    ):
+        aggregate = await client.run({"destinos": ["escavador_a"]}, timeout=10)
+    result = aggregate["resultados"]["escavador_a"]
+    if knows == "the store":
+        assert result == {"status": "ok", "dados": LARGE}
+    else:
+        assert "oraculo_referencia" in result
+
+
+async def test_an_aggregate_larger_than_all_that_may_be_under_way_is_delivered_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "MAX_BYTES_UNDER_WAY", 100_000)
+    async with Harness(settings=KEPT, objects=FolderObjects(tmp_path)) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"], "responder_em": "respostas"})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        reply = await PlainWorker(oraculo, "respostas").takes()
+        assert reply["resultados"]["escavador_a"] == {"dados": LARGE}
+
+
+async def test_commands_that_need_nothing_large_do_not_wait_behind_those_that_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "_MOST_READING", 1)
+    objects = Faulty(tmp_path)
+    objects.gate = asyncio.Event()
+    async with Harness(two_steps_app([]), settings=KEPT, objects=objects) as oraculo:
+        await oraculo.operations.put_pipeline("dois-passos", TWO_STEPS)
+        waiting = [await oraculo.submit({"pipeline": "dois-passos"}) for _ in range(2)]
+        await until(lambda: objects.gets)
+        run_id = await oraculo.submit({"destinos": ["escavador_z"]})
+        assert (await PlainWorker(oraculo, "escavador_z").takes())["id"] == run_id
+        objects.gate.set()
+        assert {(await oraculo.ended(one))["status"] for one in waiting} == {"concluida"}
+
+
+async def test_a_result_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+    async with Harness(settings=KEPT, objects=FolderObjects(tmp_path)) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        for task, why in (("escavador_a", "it is (pendente|em_execucao)"), ("outra", "not one of its tasks")):
+            with pytest.raises(NotFound, match=why):
+                await oraculo.operations.result(run_id, task)
+
+
+async def test_without_an_object_store_a_reference_says_what_to_set() -> None:
+    async with Harness(settings=KEPT) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        reference = msgspec.json.decode(encode_reference(make_reference(run_id, "escavador_a", b"{}")))
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, reference)
+        assert (await oraculo.ended(run_id))["resultados"]["escavador_a"] == reference
+        with pytest.raises(ObjectsUnavailable, match="ORACULO_OBJECTS_URL"):
+            await oraculo.operations.result(run_id, "escavador_a")
+
+
+# -- the janitor ------------------------------------------------------------------------------------------------------
+
+
+async def tidied(oraculo: Harness, objects: Objects) -> int:
+    cleaner = Janitor(objects, oraculo.store, oraculo.engine.peers, oraculo.clock)
+    return sum([await cleaner.tidy(shard) for shard in SHARDS])
+
+
+async def test_the_results_of_runs_that_were_deleted_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = FolderObjects(tmp_path)
+    async with Harness(settings=KEPT, objects=objects) as oraculo:
+        gone, stays = [await oraculo.submit({"destinos": ["escavador_a"]}) for _ in range(2)]
+        for run_id in (gone, stays):
+            await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+            await oraculo.ended(run_id)
+            if run_id == gone:
+                await until(lambda: _pruned(oraculo), saying="the run is deleted")
+        assert await tidied(oraculo, objects) == 0, "it is not an hour old"
+        monkeypatch.setattr(janitor, "MIN_AGE", -5.0)
+        assert await tidied(oraculo, objects) == 1
+        assert not (tmp_path / run_folder(gone)).exists()
+        assert (await oraculo.ended(stays))["resultados"]["escavador_a"] == {"dados": LARGE}
+
+
+async def _pruned(oraculo: Harness) -> int:
+    return await oraculo.store.prune(oraculo.clock.now() + 1, 10)
+
+
+async def test_what_is_not_a_runs_folder_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(janitor, "MIN_AGE", -5.0)
+    objects = FolderObjects(tmp_path)
+    nameless, mislabelled = tmp_path / run_folder("a"), tmp_path / run_folder("b")
+    for folder in (nameless, mislabelled):
+        folder.mkdir(parents=True)
+        (folder / "theirs.json").write_text("{}")
+    (mislabelled / "run").write_text("somebody else")
+    async with Harness(settings=KEPT, objects=objects) as oraculo:
+        assert await tidied(oraculo, objects) == 0
+    assert (nameless / "theirs.json").exists()
+    assert (mislabelled / "theirs.json").exists()
+
+
+async def test_only_the_engine_that_comes_first_tidies_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(janitor, "EVERY", 0.0)
+    asked: dict[str, list[str]] = {"one": [], "two": []}
+
+    class Peers:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def rank(self, shard: str) -> int:
+            return int((shard[-1] in "02468ace") != (self.name == "one"))
+
+    class Asked(FolderObjects):
+        async def folders(self, shard: str) -> Any:
+            asked[os.path.basename(self._root)].append(shard)
+            return []
+
+    for name in asked:
+        cleaner = Janitor(Asked(tmp_path / name), SqliteStore(":memory:"), Peers(name), SystemClock())  # type: ignore[arg-type]
+        running = asyncio.create_task(cleaner.run())
+        await until(lambda name=name: len(asked[name]) >= 128)  # type: ignore[misc]
+        running.cancel()
+    assert set(asked["one"]).isdisjoint(asked["two"])
+    assert set(asked["one"]) | set(asked["two"]) == set(SHARDS)

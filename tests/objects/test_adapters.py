@@ -1,0 +1,164 @@
+"""The port's promises, kept by each adapter: a folder, and whatever fsspec reaches."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from oraculo.core.reference import make_reference, run_folder
+from oraculo.errors import ObjectLost
+from oraculo.ports.objects import Objects, get_result, put_result
+from oraculo.stores.objects import FolderObjects, RemoteObjects
+
+BODY = b'{"dados":"' + b"x" * 300_000 + b'"}'
+RUN = "um/execução ../ estranha"
+
+
+@pytest.fixture(params=["folder", "fsspec memory", "fsspec file"])
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Objects]:
+    match request.param:
+        case "folder":
+            yield FolderObjects(tmp_path / "objects")
+        case "fsspec memory":
+            yield RemoteObjects(f"memory://{uuid4()}/prefix")
+        case _:
+            yield RemoteObjects(f"file://{tmp_path}/objects")
+
+
+async def test_what_is_put_is_there(objects: Objects) -> None:
+    reference = await put_result(objects, RUN, "a/b?*", BODY)
+    assert await objects.get(reference.key) == BODY
+    assert await get_result(objects, reference) == BODY
+    assert await objects.owner(run_folder(RUN)) == RUN
+
+
+async def test_the_same_again_changes_nothing(objects: Objects) -> None:
+    first = await put_result(objects, RUN, "a", BODY)
+    assert await put_result(objects, RUN, "a", BODY) == first
+    assert await objects.get(first.key) == BODY
+
+
+async def test_what_is_not_there_is_lost(objects: Objects) -> None:
+    with pytest.raises(ObjectLost, match="there is no"):
+        await objects.get(make_reference(RUN, "a", BODY).key)
+    assert await objects.owner(run_folder(RUN)) is None
+    assert not await objects.folders("00")
+    assert not await objects.delete(run_folder(RUN), time.time() + 60)
+
+
+async def test_what_is_not_what_was_put_is_lost(objects: Objects) -> None:
+    reference = make_reference(RUN, "a", BODY)
+    await objects.put(RUN, reference.key, BODY[:-1])
+    with pytest.raises(ObjectLost, match="not what was put"):
+        await get_result(objects, reference)
+
+
+async def test_folders_are_listed_by_shard_with_their_age(objects: Objects) -> None:
+    before = time.time()
+    for run_id in ("a", "b", "c"):
+        await put_result(objects, run_id, "t", b"{}")
+        await put_result(objects, run_id, "u", b"{ }")
+    (found,) = [one for one in await objects.folders(run_folder("a")[:2]) if one.name == run_folder("a")]
+    assert before - 5 <= found.written_at <= time.time() + 5
+
+
+async def test_a_folder_is_deleted_with_all_that_is_in_it(objects: Objects) -> None:
+    reference = await put_result(objects, RUN, "a", BODY)
+    await put_result(objects, RUN, "b", BODY)
+    other = await put_result(objects, "another", "a", BODY)
+    assert await objects.delete(run_folder(RUN), time.time() + 60)
+    with pytest.raises(ObjectLost):
+        await objects.get(reference.key)
+    assert await objects.owner(run_folder(RUN)) is None
+    assert run_folder(RUN) not in [one.name for one in await objects.folders(run_folder(RUN)[:2])]
+    assert await objects.get(other.key) == BODY
+
+
+async def test_a_folder_that_was_written_since_is_not_deleted(objects: Objects) -> None:
+    reference = await put_result(objects, RUN, "a", BODY)
+    assert not await objects.delete(run_folder(RUN), time.time() - 60)
+    assert await objects.get(reference.key) == BODY
+
+
+async def test_it_can_be_checked(objects: Objects) -> None:
+    assert "objects" in await objects.check() or "prefix" in await objects.check()
+
+
+async def test_closing_twice_is_no_harm(objects: Objects) -> None:
+    await put_result(objects, RUN, "a", BODY)
+    await objects.close()
+    await objects.close()
+
+
+# -- the folder ------------------------------------------------------------------------------------------------------
+
+
+def everything_in(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+async def test_a_name_appears_only_when_its_bytes_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at any of these steps, it leaves no name that leads to half a result."""
+    steps: list[str] = []
+    real_fsync, real_replace = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        kind = "folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file"
+        steps.append(f"sync {kind}")
+        real_fsync(descriptor)
+
+    def replace(self: Path, target: Path) -> Path:
+        steps.append(f"name {'run' if target.name == 'run' else 'result'}")
+        return real_replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    await put_result(FolderObjects(tmp_path / "objects"), RUN, "a", BODY)
+    written = steps[steps.index("sync file") :]
+    assert written == ["sync file", "name run", "sync folder", "sync file", "name result", "sync folder"]
+    assert steps[: -len(written)] == ["sync folder"] * 3, "each new folder's parent"
+
+
+async def test_a_write_that_fails_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = FolderObjects(tmp_path)
+    await put_result(objects, RUN, "a", b"{}")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    there = everything_in(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(Exception, match="No space left"):
+            await put_result(objects, RUN, "b", BODY)
+    assert everything_in(tmp_path) == there
+
+
+async def test_what_a_killed_deletion_left_is_cleared_away_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = FolderObjects(tmp_path)
+    await put_result(objects, RUN, "a", b"{}")
+    shard = tmp_path / run_folder(RUN)[:2]
+    (shard / f".{run_folder(RUN)[3:]}.0123").mkdir()
+    assert len(await objects.folders(shard.name)) == 1
+    assert len(list(shard.iterdir())) == 2, "it may be in the middle of it"
+    monkeypatch.setattr("oraculo.stores.objects.folder._ABANDONED", -1.0)
+    assert len(await objects.folders(shard.name)) == 1
+    assert len(list(shard.iterdir())) == 1
+
+
+async def test_a_folder_that_cannot_be_used_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Exception, match="not a folder"):
+        await FolderObjects(tmp_path / "file" / "objects").check()
+
+
+async def test_looking_at_a_folder_does_not_make_it(tmp_path: Path) -> None:
+    assert await FolderObjects(tmp_path / "not" / "yet").check() == str(tmp_path / "not" / "yet")
+    assert os.listdir(tmp_path) == []
