@@ -1,6 +1,7 @@
 """Several engines on one store and one broker: each run's care is one engine's first, and another's when that fails."""
 
 import asyncio
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -9,17 +10,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from oraculo.bootstrap import make_store
 from oraculo.brokers.memory import MemoryBroker
+from oraculo.core.events import RunDue
+from oraculo.core.run import Changes
+from oraculo.engine.inputs import Inbox, Wish
 from oraculo.engine.peers import Peers
+from oraculo.engine.publishing import MAX_WAITING_BYTES
 from oraculo.engine.service import Role
-from oraculo.errors import BrokerUnavailable
+from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
 from oraculo.ports.broker import Capabilities, Outgoing
 from oraculo.ports.clock import SystemClock
+from oraculo.ports.store import Committed, Creation, Due
 from oraculo.ports.telemetry import BatchCommitted, EnginesChanged, Record, Silent
-from oraculo.settings import EngineSettings, Settings
+from oraculo.settings import EngineSettings, Settings, StoreSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
 from tests.engine.workers import Journal, recording_app
+from tests.servers.fleet import Fleet
 from tests.waiting import until
 
 
@@ -291,3 +299,114 @@ async def test_a_pipeline_deleted_through_one_is_gone_in_another(group: Group) -
         await until(lambda: "novo" in other.engine.catalogue.pipelines)
         await one.operations.delete_pipeline("novo")
         await until(lambda: "novo" not in other.engine.catalogue.pipelines)
+
+
+# -- what a review found ---------------------------------------------------------------------------------------------
+
+
+class Narrow(SqliteStore):
+    """A store that works, but cannot do more than so many runs at once, and one run not at all."""
+
+    most = 3
+    impossible = ""
+
+    async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+        ids = [one.changes.run.id for one in creations] + [change.run.id for change in changes]
+        if len(ids) > self.most or self.impossible in ids:
+            raise StoreUnavailable("no answer in time")
+        return await super().commit(creations, changes)
+
+
+async def test_a_batch_that_is_too_much_for_the_store_is_done_in_parts(tmp_path: Path) -> None:
+    store = Narrow(str(tmp_path / "oraculo.db"))
+    async with Harness(store=store) as oraculo:
+        runs = await asyncio.gather(*(oraculo.submit({"destinos": ["nobody"], "timeout": 60}) for _ in range(20)))
+        assert len(await store.heads(runs)) == 20
+
+
+async def test_one_run_that_the_store_cannot_do_holds_up_no_other(tmp_path: Path) -> None:
+    store = Narrow(str(tmp_path / "oraculo.db"))
+    async with Harness(store=store) as oraculo:
+        store.impossible = "giant"
+        giant = asyncio.create_task(oraculo.submit({"destinos": ["nobody"], "correlation_id": "giant"}))
+        with pytest.raises(StoreUnavailable):
+            await asyncio.wait_for(giant, 25)
+        assert await asyncio.wait_for(oraculo.submit({"destinos": ["nobody"]}), 10)
+
+
+async def test_callers_who_gave_up_leave_nothing_behind() -> None:
+    inbox = Inbox(0.05)
+    loop = asyncio.get_running_loop()
+    wishes = [Wish(f"run-{n}", RunDue(), loop.create_future()) for n in range(10)]
+    inbox.put(wishes)
+    for wish in wishes[:7]:
+        wish.done.cancel()
+    inbox.forget_withdrawn()
+    assert len(inbox) == 3
+
+
+async def test_own_timers_are_rung_though_another_leaves_many_behind(group: Group) -> None:
+    """The other is noted as alive and rings nothing."""
+    one = group.member()
+    async with one:
+        name = "zz-mute"
+        one.engine.peers.engines = [one.engine.peers.name, name]
+        one.engine.peers._is_well = lambda: False  # keeps what it knows of the others
+        mine, theirs = [], []
+        for n in range(3000):
+            (theirs if one.engine.peers.rank(f"run-{n}") else mine).append(f"run-{n}")
+        request = {"destinos": ["nobody"], "timeout": 1.0}
+        await asyncio.gather(*(one.submit({**request, "correlation_id": run_id}) for run_id in theirs))
+        await one.submit({**request, "correlation_id": mine[0], "timeout": 1.2})
+        started = asyncio.get_running_loop().time()
+        assert (await one.ended(mine[0], wait=10))["status"] == "timeout"
+        assert asyncio.get_running_loop().time() - started < 6
+
+
+async def test_a_timer_whose_run_is_gone_is_not_rung_without_end() -> None:
+    looks = 0
+
+    class Orphaned(SqliteStore):
+        async def due(self, now: float, limit: int) -> Sequence[Due]:
+            nonlocal looks
+            looks += 1
+            return [Due("gone")]
+
+    async with Harness(store=Orphaned(MEMORY)):
+        await until(lambda: looks)
+        before = looks
+        await asyncio.sleep(0.5)  # the time in which it would be looked at hundreds of times
+        assert looks - before < 10
+
+
+async def test_commands_are_swept_though_the_quarantine_is_full(group: Group) -> None:
+    async with group.member() as one:
+        one.engine._outbox._dead_letters._bytes = MAX_WAITING_BYTES
+        assert not one.engine._outbox._is_full()
+
+
+async def test_commands_of_others_are_left_while_the_broker_takes_nothing(group: Group) -> None:
+    one, other = group.member(), group.member()
+    async with acquainted(one, other):
+        one.engine._outbox._commands.is_failing = True
+        looked = one.store.unsent
+        one.store.unsent = None  # type: ignore[method-assign, assignment]
+        await one.engine._outbox.sweep()
+        one.store.unsent = looked  # type: ignore[method-assign]
+
+
+async def test_an_engine_in_trouble_does_not_say_that_it_lives(group: Group) -> None:
+    one, other = group.member(), group.member()
+    async with acquainted(one, other):
+        other.engine._intake.trouble = "waits for the store: it is broken"
+        await until(lambda: one.engine.peers.is_alone, within=10)
+
+
+async def test_memory_queues_and_a_shared_store_go_for_one_engine_only(fleet: Fleet) -> None:
+    url = f"{fleet.url('redis')}?namespace=t{uuid.uuid4().hex[:10]}"
+    settings = Settings(store=StoreSettings(url=url))
+    async with Harness(settings=settings, store=make_store(settings)):
+        second = Harness(settings=settings, store=make_store(settings))
+        with pytest.raises(StoreError, match="lives inside one process"):
+            await second.engine.start()
+        await second.engine.stop()

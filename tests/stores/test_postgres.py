@@ -751,3 +751,21 @@ async def test_a_store_that_is_not_open_says_so(url: str) -> None:
         await store.load(["a"])
     with pytest.raises(StoreError, match="not open"):
         await store.commit([], [Changes(make_run("a"))])
+
+
+async def test_a_fault_of_the_database_is_waited_for_and_not_blamed_on_the_run(url: str) -> None:
+    """A table that is being restored, a right that was taken away: answers must not end as dead letters."""
+    store = PostgresStore(url)
+    await store.start()
+    try:
+        await create(store, run := make_run("a"))
+        await ask(url, "ALTER TABLE oraculo_tasks RENAME TO oraculo_tasks_aside")
+        with pytest.raises(StoreUnavailable):
+            await store.commit([], [changed(run, Progressed(0, 1.0))])
+        with pytest.raises(StoreUnavailable):
+            await store.load(["a"])
+        await ask(url, "ALTER TABLE oraculo_tasks_aside RENAME TO oraculo_tasks")
+        run = revived(await load(store, "a"))
+        await change(store, changed(run, Progressed(0, 1.0)))
+    finally:
+        await store.close()
