@@ -353,7 +353,7 @@ async def test_own_timers_are_rung_though_another_leaves_many_behind(group: Grou
         one.engine.peers.engines = [one.engine.peers.name, name]
         one.engine.peers._is_well = lambda: False  # keeps what it knows of the others
         mine, theirs = [], []
-        for n in range(3000):
+        for n in range(6000):
             (theirs if one.engine.peers.rank(f"run-{n}") else mine).append(f"run-{n}")
         request = {"destinos": ["nobody"], "timeout": 1.0}
         await asyncio.gather(*(one.submit({**request, "correlation_id": run_id}) for run_id in theirs))
