@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.servers.mongo import Mongo, MongoMissing
 from tests.servers.nats import Nats
 from tests.servers.postgres import Postgres
 from tests.servers.process import Server, ServerMissing
@@ -12,7 +13,13 @@ from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.valkey import Valkey
 
 BROKERS = ("rabbitmq", "redis", "nats")
-_MAKERS: dict[str, Callable[[], Server]] = {"rabbitmq": RabbitMQ, "redis": Valkey, "nats": Nats, "postgres": Postgres}
+_MAKERS: dict[str, Callable[[], Server]] = {
+    "rabbitmq": RabbitMQ,
+    "redis": Valkey,
+    "nats": Nats,
+    "postgres": Postgres,
+    "mongodb": Mongo,
+}
 
 
 class Fleet:
@@ -39,13 +46,17 @@ class Fleet:
     def _running(self, servers: dict[str, Server], name: str) -> Server:
         if name in os.environ.get("ORACULO_TEST_SKIP", "").split(","):
             self.skipped[name] = "left out by ORACULO_TEST_SKIP"
-            pytest.skip(f"{name} is named in ORACULO_TEST_SKIP")
+        if name in self.skipped:
+            pytest.skip(f"{name}: {self.skipped[name]}")
         try:
             if name not in servers:
                 server = servers[name] = _MAKERS[name]()
                 server.start()
             elif not servers[name].is_running:
                 servers[name].start()
+        except MongoMissing as missing:
+            self.skipped[name] = f"{missing}; put a mongod on the PATH, or set ORACULO_TEST_MONGODB_URL"
+            pytest.skip(str(missing))
         except ServerMissing as missing:
             pytest.fail(
                 f"{missing}\nTests need a real {name}; ORACULO_TEST_SKIP={name} goes without it.", pytrace=False

@@ -1,0 +1,94 @@
+"""The border: what pymongo, the BSON encoder and the network raise becomes ours."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from bson.errors import BSONError
+from pymongo.errors import (
+    BulkWriteError,
+    ConnectionFailure,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+)
+
+from oraculo.errors import StoreError, StoreUnavailable
+
+DUPLICATE_KEY = 11000
+_WORTH_A_RETRY = frozenset(
+    {
+        6, 7, 89, 9001,  # another server could not be reached
+        18, 8000,  # the user or the password: it may be mended while the engine waits
+        24, 46, 112, 117, 314, 365, 462,  # busy: locks, clashes of writes, too much to do
+        43, 175,  # a cursor, or a plan, that was lost
+        50, 64, 202, 262,  # it took too long
+        74, 91, 11600, 11601,  # stopping, or asked to stop this
+        133, 189, 10107, 11602, 13435, 13436,  # no primary, or one that steps down
+        146, 14031,  # no memory, no disk
+    }
+)  # fmt: skip
+_LABELS = ("RetryableWriteError", "TransientTransactionError", "SystemOverloadedError")
+# UnicodeError and the BSON encoder's own are ValueErrors.
+_FOREIGN = (PyMongoError, BSONError, msgspec.MsgspecError, OSError, ValueError, OverflowError, RecursionError)
+
+
+@contextmanager
+def translated(place: str) -> Iterator[None]:
+    try:
+        yield
+    except _FOREIGN as error:
+        raise _ours(error, place) from error
+
+
+def _ours(error: Exception, place: str) -> StoreError:
+    kind = StoreUnavailable if _is_worth_a_retry(error) else StoreError
+    return kind(f"MongoDB at {place}: {_in_words(error)}")
+
+
+def _is_worth_a_retry(error: Exception) -> bool:
+    if isinstance(error, ConnectionFailure | WaitQueueTimeoutError | OSError):
+        return True
+    if not isinstance(error, PyMongoError):
+        return False
+    if error.timeout or any(map(error.has_error_label, _LABELS)):
+        return True
+    if isinstance(error, BulkWriteError):
+        faults = list(_faults(error))
+        return bool(faults) and all(fault.get("code") in _WORTH_A_RETRY for fault in faults)
+    return isinstance(error, OperationFailure) and error.code in _WORTH_A_RETRY
+
+
+def _faults(error: BulkWriteError) -> Iterator[Mapping[str, Any]]:
+    details = error.details or {}
+    yield from details.get("writeErrors", ())
+    yield from details.get("writeConcernErrors", ())
+
+
+def duplicates(error: BulkWriteError) -> set[int]:
+    """The places, in the batch, of the documents that are there already. Raises the error when it tells of more."""
+    faults = list(_faults(error))
+    if not faults or any(fault.get("code") != DUPLICATE_KEY for fault in faults):
+        raise error
+    return {fault["index"] for fault in faults}
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, BulkWriteError):
+        return "; ".join(dict.fromkeys(str(fault.get("errmsg")) for fault in _faults(error)))[:500] or str(error)
+    if isinstance(error, ServerSelectionTimeoutError):
+        return f"it cannot be reached: {str(error).split(', Timeout:')[0]}"
+    if isinstance(error, PyMongoError) and error.timeout:
+        return f"no answer in time: {error}"
+    if isinstance(error, OperationFailure):
+        return f"{str(error).split(', full error')[0]} ({error.code})"
+    return str(error) or type(error).__name__
+
+
+def place_of(url: str) -> str:
+    """`host:port/database`, for people: without the password."""
+    parts = urlsplit(url)
+    return f"{parts.netloc.rpartition('@')[2] or 'localhost'}{parts.path.rstrip('/')}"
