@@ -1,5 +1,6 @@
 """`oraculo dev`, `serve`, `api`, `engine` and `worker`: the commands that are servers themselves."""
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -147,11 +148,32 @@ def _expect_shared_broker(settings: "Settings", instead: str) -> None:
         )
 
 
-def worker(app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="As meus_workers:app.")]) -> None:
-    """Run a worker app as a process of its own."""
+class Engine(StrEnum):
+    """What runs the handlers."""
+
+    OWN = "oraculo"
+    CELERY = "celery"
+
+
+def worker(
+    context: typer.Context,
+    app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="As meus_workers:app.")],
+    engine: Annotated[
+        Engine, typer.Option(help="Run the handlers in this process, or in a Celery worker: RabbitMQ only.")
+    ] = Engine.OWN,
+) -> None:
+    """Run a worker app as a process of its own.
+
+    With `--engine celery` all further options are those of `celery worker`, as --concurrency 8 or --autoscale 10,2.
+    """
     from oraculo.cli import serving
     from oraculo.settings import load_settings
 
+    if context.args and engine is not Engine.CELERY:
+        raise InvalidSettings(Fault(context.args[0], "is no option of `oraculo worker` (see `oraculo worker --help`)"))
     settings = load_settings()
     _expect_shared_broker(settings, f"use `oraculo dev --app {app}`")
-    serving.work(settings, load_app(app))
+    if engine is Engine.CELERY:
+        serving.work_in_celery(settings, load_app(app), context.args)
+    else:
+        serving.work(settings, load_app(app))

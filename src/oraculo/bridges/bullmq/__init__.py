@@ -1,0 +1,5 @@
+"""The bridge to BullMQ: jobs of `orchestrator-queue` start pipelines, and steps run as jobs of BullMQ queues."""
+
+from oraculo.bridges.bullmq.bridge import BullmqBridge
+
+__all__ = ["BullmqBridge"]

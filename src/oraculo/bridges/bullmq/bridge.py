@@ -1,0 +1,143 @@
+"""The bridge as one service: it owns the duties, keeps them going while Redis is away, and stops them in order."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from oraculo.bridges.bullmq.bull_v4 import SWEEP_PAUSE, BullEvents, BullLayout
+from oraculo.bridges.bullmq.entry import Entry
+from oraculo.bridges.bullmq.events import EventReader
+from oraculo.bridges.bullmq.handover import Handover
+from oraculo.bridges.bullmq.intake import Intake
+from oraculo.bridges.bullmq.layout import BullmqLayout, Layout
+from oraculo.bridges.bullmq.ledger import Ledger
+from oraculo.bridges.bullmq.reports import Reporter
+from oraculo.bridges.bullmq.runs import Runs
+from oraculo.bridges.bullmq.server import Backoff, Server
+from oraculo.bridges.bullmq.sweep import PAUSE, Sweep
+from oraculo.core.answer_writer import AnswerWriter
+from oraculo.core.bridge import BULLMQ, QUEUES
+from oraculo.core.naming import QueueNames
+from oraculo.ports.broker import Broker
+from oraculo.ports.clock import Clock, Entropy
+from oraculo.ports.store import Store
+from oraculo.ports.telemetry import LoopFailed, Telemetry
+from oraculo.settings import BullmqSettings
+
+Duty = Callable[[], Awaitable[None]]
+
+
+class BullmqBridge:
+    """`store` is only read: it tells how far a run is that a job of BullMQ started. Raises InvalidSettings."""
+
+    name = BULLMQ
+
+    def __init__(
+        self,
+        settings: BullmqSettings,
+        broker: Broker,
+        prefix: str,
+        clock: Clock,
+        entropy: Entropy,
+        telemetry: Telemetry,
+        store: Store,
+    ) -> None:
+        self._settings = settings
+        self._broker = broker
+        self._names = names = QueueNames(prefix)
+        self._entropy = entropy
+        self._telemetry = telemetry
+        self._server = Server(settings.url)
+        client = self._server.client
+        self._layout: Layout = (BullLayout if settings.legacy else BullmqLayout)(client, settings.prefix)
+        ledger = Ledger(client, self._layout, settings.prefix, prefix, clock)
+        reporter = Reporter(broker, ledger, AnswerWriter(clock, names), entropy)
+        self._sweep = Sweep(
+            client,
+            ledger,
+            self._layout,
+            reporter,
+            bull_prefix=settings.prefix,
+            keep=settings.keep,
+            clock=clock,
+            pause=SWEEP_PAUSE if settings.legacy else PAUSE,
+            has_events=not settings.legacy,
+        )
+        self._events: EventReader | BullEvents = (
+            BullEvents(self._server, ledger, reporter, settings.prefix)
+            if settings.legacy
+            else EventReader(self._server, ledger, reporter, settings.prefix, prefix)
+        )
+        self._handover = Handover(
+            ledger,
+            self._sweep,
+            reporter,
+            names=names,
+            clock=clock,
+            entropy=entropy,
+            telemetry=telemetry,
+            added=self._events.heed,
+        )
+        self._runs = Runs(client, broker, store, names=names, keep=settings.keep, clock=clock, telemetry=telemetry)
+        self._entry: Entry | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def trouble(self) -> str | None:
+        return self._server.trouble
+
+    async def start(self) -> None:
+        if self._tasks:
+            return
+        self._tasks = [
+            asyncio.create_task(self._keep_going(name, duty), name=f"bullmq {name}")
+            for name, duty in self._duties().items()
+        ]
+
+    def _duties(self) -> dict[str, Duty]:
+        duties: dict[str, Duty] = {
+            "watch": self._server.watch,
+            "events": self._events.run,
+            "sweep": self._sweep.run,
+        }
+        for queue in dict.fromkeys((QUEUES[BULLMQ], *self._settings.queues)):
+            duties[queue] = self._intake(self._names.physical(queue), self._handover.take)
+        if self._settings.entry:
+            self._entry = Entry(self._server, self._settings, self._runs, self._entropy)
+            duties["entry"] = self._entry.run
+            duties["runs"] = self._runs.watch
+            duties["aggregates"] = self._intake(self._runs.replies, self._runs.take)
+        return duties
+
+    def _intake(self, queue: str, handle: Callable[..., Awaitable[None]]) -> Duty:
+        return Intake(self._broker, queue, handle, self._entropy, self._telemetry).run
+
+    async def _keep_going(self, name: str, duty: Duty) -> None:
+        """A duty that fails is told of and taken up again: none may stop in silence."""
+        backoff = Backoff(self._entropy)
+        while True:
+            began = asyncio.get_running_loop().time()
+            try:
+                await duty()
+            except Exception as error:  # noqa: BLE001
+                self._telemetry.emit(LoopFailed(f"bridge bullmq {name}", f"{type(error).__name__}: {error}"))
+            if asyncio.get_running_loop().time() - began > 10:
+                backoff.reset()
+            await backoff.pause()
+
+    async def stop(self) -> None:
+        if self._entry is not None:
+            await self._entry.close()
+            self._entry = None
+        await _end(self._tasks)
+        self._tasks = []
+        await self._layout.close()
+        await self._server.close()
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    """Asks again: redis-py loses a cancellation now and then, when it comes while a connection is being taken."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=0.5)

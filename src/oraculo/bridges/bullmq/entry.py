@@ -1,0 +1,196 @@
+"""Jobs of `orchestrator-queue` start pipelines: BullMQ's own worker takes them, and each waits for its run.
+
+A job whose bridge dies stalls, and another bridge takes it over: the run's id is made of the job, so that the same run
+is found, not a second one started. A new attempt of the job, after its run did not succeed, is a new run.
+"""
+
+import asyncio
+import hashlib
+import re
+import time
+from typing import Any
+
+import msgspec
+import structlog
+from bullmq import Worker
+from bullmq.custom_errors import DelayedError, UnrecoverableError
+from redis.exceptions import RedisError
+
+from oraculo.bridges.bullmq.bull_v4_worker import BullWorker
+from oraculo.bridges.bullmq.runs import Followed, Lost, Refused, Runs
+from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, Backoff, Server, close_client, within
+from oraculo.core import naming
+from oraculo.errors import InvalidInput, OraculoError
+from oraculo.ports.clock import Entropy
+from oraculo.settings import BullmqSettings
+
+PIPELINE = "pipelineName"
+PAYLOAD = "payload"
+RECONNECT = 1.0  # seconds until BullMQ's worker asks again after a loss
+TRIES = 60  # of a call of BullMQ's worker, while the connection is lost: the end of a job must come through
+STOP_GRACE = 5.0
+NEVER = 1_000_000_000  # stalls after which a job is given up: its run goes on, whoever follows it
+MOST_FAULTS = 5
+SUCCESSES = ("concluida", "parcial")
+
+_UNREADABLE = re.compile(r"[^A-Za-z0-9_.-]+")
+_log = structlog.get_logger("oraculo.bullmq")
+
+
+class NotSucceeded(Exception):
+    """The run ended, and not well."""
+
+
+class Entry:
+    def __init__(self, server: Server, settings: BullmqSettings, runs: Runs, entropy: Entropy) -> None:
+        self._server = server
+        self._settings = settings
+        self._runs = runs
+        self._entropy = entropy
+        self._stopping = asyncio.Event()
+        self._worker: Any = None
+
+    async def run(self) -> None:
+        """Until Redis cannot be reached at the start, or it is closed."""
+        client = self._server.connection(timeout=BLOCKING_TIMEOUT, tries=TRIES)
+        try:
+            self._worker = self._make_worker(client)
+            await self._worker.run()
+        finally:
+            await close_client(client)
+
+    def _make_worker(self, client: Any) -> Any:
+        settings = self._settings
+        if settings.legacy:
+            base = f"{settings.prefix}:{settings.entry}:"
+            return BullWorker(
+                client,
+                base,
+                self._process,
+                concurrency=settings.concurrency,
+                lock=settings.lock,
+                tell=self._tell,
+            )
+        lock = max(1000, int(settings.lock * 1000))
+        options = {
+            "connection": client,
+            "prefix": settings.prefix,
+            "autorun": False,
+            "concurrency": settings.concurrency,
+            "lockDuration": lock,
+            "stalledInterval": max(500, lock // 2),
+            "maxStalledCount": NEVER,
+            "runRetryDelay": int(RECONNECT * 1000),
+        }
+        worker = Worker(settings.entry, self._process, options)
+        worker.on("error", self._tell)
+        return worker
+
+    def _tell(self, error: Exception, *_: object) -> None:
+        _log.warning("bullmq's worker met an error", queue=self._settings.entry, reason=str(error))
+
+    async def close(self) -> None:
+        """Gives back the jobs that it holds, for another bridge to follow their runs."""
+        self._stopping.set()
+        if self._worker is not None:
+            await within(STOP_GRACE, self._give_back(self._worker))
+
+    async def _give_back(self, worker: Any) -> None:
+        await worker.pause(do_not_wait_active=True)
+        while worker.jobs:  # noqa: ASYNC110 - bullmq tells nobody when the last one is gone
+            await asyncio.sleep(0.01)
+        await worker.close(force=True)
+
+    # -- one job ----------------------------------------------------------------------------------------------
+
+    async def _process(self, job: Any, token: str) -> Any:
+        try:
+            request = request_of(job.data)
+        except InvalidInput as error:
+            raise UnrecoverableError(str(error)) from None
+        followed = self._runs.follow(run_id_of(self._settings.entry, job))
+        try:
+            await self._start(job, followed, request)
+            await self._await_end(job, token, followed)
+        finally:
+            self._runs.leave(followed)
+        return self._outcome(followed)
+
+    async def _start(self, job: Any, followed: Followed, request: bytes) -> None:
+        """A job that was taken over finds its run, and asks for no other."""
+        backoff = Backoff(self._entropy)
+        while not self._stopping.is_set():
+            try:
+                if not await self._runs.is_started(followed.run_id):
+                    await self._runs.start(followed.run_id, request)
+                    await job.log(f"run {followed.run_id}")
+                followed.since = asyncio.get_running_loop().time()
+                return
+            except OraculoError as error:
+                _log.warning("a run could not be asked for; trying again", job=job.id, reason=str(error))
+            await backoff.pause()
+
+    async def _await_end(self, job: Any, token: str, followed: Followed) -> None:
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        told = -1
+        try:
+            while followed.aggregate is None and followed.fault is None:
+                changed = asyncio.ensure_future(followed.changed.wait())
+                await asyncio.wait((changed, stopping), return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if self._stopping.is_set():
+                    await job.moveToDelayed(int(time.time() * 1000), token)
+                    raise DelayedError
+                followed.changed.clear()
+                told = await self._tell_progress(job, followed.percent, told)
+        finally:
+            stopping.cancel()
+
+    async def _tell_progress(self, job: Any, percent: int, told: int) -> int:
+        if percent == told:
+            return told
+        try:
+            await job.updateProgress(percent)
+        except (RedisError, TypeError) as error:  # bullmq raises TypeError for a job that is not there
+            _log.debug("progress could not be told", job=job.id, reason=str(error))
+        return percent
+
+    def _outcome(self, followed: Followed) -> Any:
+        if isinstance(followed.fault, Refused | Lost):
+            raise UnrecoverableError(str(followed.fault))
+        assert followed.aggregate is not None
+        aggregate = msgspec.json.decode(followed.aggregate)
+        if aggregate.get("status") in SUCCESSES:
+            return aggregate
+        raise NotSucceeded(describe(aggregate))
+
+
+def request_of(data: object) -> bytes:
+    """The body of the request for the run: the same bytes for the same job. Raises InvalidInput."""
+    if not isinstance(data, dict):
+        raise InvalidInput.at("data", f'must be an object, as {{"{PIPELINE}": "…"}}; got {naming.shown(data)}')
+    name = data.get(PIPELINE)
+    if not isinstance(name, str) or not name:
+        got = f"; got {naming.shown(name)}" if PIPELINE in data else ""
+        raise InvalidInput.at(f"data.{PIPELINE}", f"must name a pipeline{got}")
+    given = data.get(PAYLOAD, {})
+    if not isinstance(given, dict):
+        raise InvalidInput.at(f"data.{PAYLOAD}", f"must be an object; got {naming.shown(given)}")
+    payload = {key: value for key, value in data.items() if key not in (PIPELINE, PAYLOAD)} | given
+    return msgspec.json.encode({"pipeline": name, "payload": payload}, order="deterministic")
+
+
+def run_id_of(queue: str, job: Any) -> str:
+    """BullMQ counts its ids from 1 again after a flush, so the job's time is part of it; and so is the attempt."""
+    identity = f"{queue}\0{job.id}\0{job.timestamp}\0{job.attemptsMade}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return f"{_UNREADABLE.sub('_', f'{queue}-{job.id}')[:100]}-{digest}"
+
+
+def describe(aggregate: dict[str, Any]) -> str:
+    """`run x ended erro: VOICE_OVER: no answer in 30 s`."""
+    faults = aggregate.get("falhas") or {}
+    told = [f"{step}: {fault.get('motivo') or fault.get('status')}" for step, fault in faults.items()]
+    more = f" and {len(told) - MOST_FAULTS} more" if len(told) > MOST_FAULTS else ""
+    reasons = f": {'; '.join(told[:MOST_FAULTS])}{more}" if told else ""
+    return f"run {aggregate.get('correlation_id')} ended {aggregate.get('status')}{reasons}"

@@ -1,0 +1,162 @@
+"""Reads what BullMQ tells of its jobs: one stream a queue, `<prefix>:<queue>:events`.
+
+All bridges read through one consumer group, so each event comes to one of them and none is missed while no bridge runs.
+Nothing is acked: what a bridge had read and not told when it died is found by the sweep, from the state of the jobs.
+"""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import structlog
+from redis.exceptions import ResponseError
+
+from oraculo.bridges.bullmq.ledger import Ledger
+from oraculo.bridges.bullmq.records import Record
+from oraculo.bridges.bullmq.reports import Report, Reporter
+from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, Server, close_client, is_passing
+
+BATCH = 500
+BLOCK = 1.0  # seconds that one reading waits; after each the queues are looked up again
+CONSUMER = "oraculo"
+STALLED = "the job stalled: its worker was lost, and BullMQ gives it to another"
+ENDED_BEFORE = ("completed", "failed")
+
+_log = structlog.get_logger("oraculo.bullmq")
+_TOLD = frozenset({"completed", "failed", "removed", "progress", "stalled"})
+
+
+class Event(msgspec.Struct):
+    kind: str
+    queue: str
+    job_id: str
+    fields: dict[str, str]
+
+
+class EventReader:
+    def __init__(self, server: Server, ledger: Ledger, reporter: Reporter, bull_prefix: str, prefix: str) -> None:
+        self._server = server
+        self._ledger = ledger
+        self._reporter = reporter
+        self._bull_prefix = bull_prefix
+        self._group = f"oraculo-{prefix}" if prefix else "oraculo"
+        self._grouped: set[str] = set()
+        self._client: Any = None
+        self._connection_id: int | None = None
+
+    async def run(self) -> None:
+        """Until Redis fails."""
+        self._client = self._server.connection(timeout=BLOCKING_TIMEOUT)
+        try:
+            while True:
+                queues = await self._ledger.queues()
+                if queues:
+                    await self._read(queues)
+                else:
+                    await asyncio.sleep(BLOCK)
+        finally:
+            self._grouped.clear()
+            await close_client(self._client)
+
+    async def heed(self, queues: set[str]) -> None:
+        """Jobs were added to these: if one was never read, the reading that waits now must not be waited for."""
+        if self._client is None or queues <= self._grouped or self._connection_id is None:
+            return
+        try:
+            await self._server.client.client_unblock(self._connection_id)
+        except ResponseError as error:  # some providers do not permit it: then it takes a second
+            _log.debug("the reading of events was not woken", reason=str(error))
+
+    async def _read(self, queues: set[str]) -> None:
+        async with self._client.client() as one:  # one connection, whose number is known
+            self._connection_id = await one.client_id()
+            try:
+                while queues:
+                    await self._make_groups(queues)
+                    await self._take(one, queues)
+                    queues = await self._ledger.queues()
+            finally:
+                self._connection_id = None
+
+    async def _take(self, one: Any, queues: set[str]) -> None:
+        streams = {self._stream(queue): ">" for queue in queues}
+        try:
+            found = await one.xreadgroup(
+                self._group, CONSUMER, streams, count=BATCH, block=int(BLOCK * 1000), noack=True
+            )
+        except ResponseError as error:
+            if is_passing(error):
+                return
+            if "NOGROUP" not in str(error) and "no longer exist" not in str(error):
+                raise
+            self._grouped.clear()  # a queue was obliterated, with its stream
+            return
+        entries = found.items() if isinstance(found, dict) else found or ()
+        events = [event for stream, read in entries for event in self._events(stream, read)]
+        if events:
+            await self._tell(events)
+
+    async def _make_groups(self, queues: set[str]) -> None:
+        """From the beginning: what happened before the group was there is for it too."""
+        for queue in queues - self._grouped:
+            try:
+                await self._server.client.xgroup_create(self._stream(queue), self._group, id="0", mkstream=True)
+            except ResponseError as error:
+                if not str(error).startswith("BUSYGROUP"):
+                    raise
+            self._grouped.add(queue)
+
+    def _stream(self, queue: str) -> str:
+        return f"{self._bull_prefix}:{queue}:events"
+
+    def _events(self, stream: str, read: Any) -> list[Event]:
+        queue = stream.removeprefix(f"{self._bull_prefix}:").removesuffix(":events")
+        # redis-py wraps the entries of a stream in one more list when it speaks the newer protocol.
+        entries = read[0] if read and isinstance(read[0], list) else read
+        return [
+            Event(fields["event"], queue, fields["jobId"], fields)
+            for _, fields in entries
+            if fields and fields.get("event") in _TOLD and "jobId" in fields
+        ]
+
+    # -- telling ----------------------------------------------------------------------------------------------
+
+    async def _tell(self, events: list[Event]) -> None:
+        records = await self._ledger.records(list({event.job_id for event in events}))
+        ours = [event for event in events if (record := records.get(event.job_id)) and record.queue == event.queue]
+        reports: dict[tuple[str, bool], Report] = {}
+        failed: dict[str, Record] = {}
+        for event in ours:
+            record = records[event.job_id]
+            if event.kind == "failed":
+                failed[event.job_id] = record
+            elif (report := self._report(event, record)) is not None:
+                reports[event.job_id, report.is_answer] = report  # of its progress only the last is worth telling
+        looks = await self._ledger.look(failed)
+        for event in ours:
+            if event.kind == "failed":
+                hopeless = looks[event.job_id].is_hopeless
+                reason = event.fields.get("failedReason") or "the job failed and did not say why"
+                reports[event.job_id, True] = self._reporter.failed(
+                    event.job_id, records[event.job_id], reason, retry=not hopeless
+                )
+        await self._reporter.send(sorted(reports.values(), key=lambda report: report.is_answer))
+
+    def _report(self, event: Event, record: Record) -> Report | None:
+        if event.kind == "completed":
+            return self._reporter.completed(event.job_id, record, event.fields.get("returnvalue"))
+        if event.kind == "progress":
+            return self._reporter.progressed(event.job_id, record, _decoded(event.fields.get("data")))
+        if event.kind == "stalled":
+            return self._reporter.progressed(event.job_id, record, STALLED)
+        if event.fields.get("prev") in ENDED_BEFORE:  # it was told already, when it ended
+            return None
+        reason = f"removed: somebody took the job out of {event.queue} before it ended"
+        return self._reporter.failed(event.job_id, record, reason, retry=False)
+
+
+def _decoded(text: str | None) -> object:
+    try:
+        return msgspec.json.decode(text or "null")
+    except msgspec.DecodeError:
+        return text

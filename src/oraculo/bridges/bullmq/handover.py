@@ -1,0 +1,151 @@
+"""From a command of ours to a job of BullMQ: it is acked once the job, and the record of it, are in Redis."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+import structlog
+
+from oraculo.bridges.bullmq.ledger import Known, Ledger
+from oraculo.bridges.bullmq.records import NewJob, Record, job_id_of, record_of
+from oraculo.bridges.bullmq.reports import Report, Reporter
+from oraculo.bridges.bullmq.server import Backoff, is_passing
+from oraculo.bridges.bullmq.sweep import OVERDUE, Sweep
+from oraculo.core import naming
+from oraculo.core.bridge import BULLMQ, Bridge
+from oraculo.core.message import Message, decode_message
+from oraculo.core.naming import QueueNames
+from oraculo.core.timestamps import from_iso
+from oraculo.errors import InvalidInput, InvalidMessage
+from oraculo.ports.broker import Consumer, Delivery
+from oraculo.ports.clock import Clock, Entropy
+from oraculo.ports.telemetry import DeadLettered, Telemetry
+
+_COMMANDS = (naming.START_COLLECT, naming.START_EXECUTE)
+_DEFAULT_NAME = "oraculo"  # of a job whose command names no task
+
+_log = structlog.get_logger("oraculo.bullmq")
+
+
+class Handover:
+    def __init__(
+        self,
+        ledger: Ledger,
+        sweep: Sweep,
+        reporter: Reporter,
+        *,
+        names: QueueNames,
+        clock: Clock,
+        entropy: Entropy,
+        telemetry: Telemetry,
+        added: Callable[[set[str]], Awaitable[None]],
+    ) -> None:
+        self._ledger = ledger
+        self._sweep = sweep
+        self._reporter = reporter
+        self._names = names
+        self._clock = clock
+        self._entropy = entropy
+        self._telemetry = telemetry
+        self._added = added
+
+    async def take(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
+        """Waits for Redis as long as it takes; meanwhile no more than this batch is held."""
+        jobs: list[NewJob] = []
+        readable: list[Delivery] = []
+        for delivery in deliveries:
+            try:
+                jobs.append(self._read(delivery))
+                readable.append(delivery)
+            except InvalidInput as error:
+                await consumer.dead_letter(delivery, str(error))
+                self._telemetry.emit(DeadLettered(self._names.logical(delivery.queue), str(error)))
+        await self._hand_over_surely(consumer, readable, jobs)
+        if readable:
+            await consumer.ack(readable)
+
+    def _read(self, delivery: Delivery) -> NewJob:
+        command = decode_message(delivery.body)
+        if command.tipo_evento not in _COMMANDS:
+            wrong = naming.shown(command.tipo_evento)
+            raise InvalidMessage.at(
+                "tipo_evento", f"{wrong} is not a command; a bridge takes {' and '.join(_COMMANDS)}"
+            )
+        place = self._place(command, self._names.logical(delivery.queue))
+        return NewJob(
+            id=job_id_of(self._names.prefix, command, delivery.body),
+            name=place.name or command.tarefa or _DEFAULT_NAME,
+            attempts=place.attempts or 1,
+            data=bytes(command.payload).decode(),
+            record=record_of(place.target, command),
+        )
+
+    def _place(self, command: Message, queue: str) -> Bridge:
+        """A command on the bridge's own queue says where it goes on; one on another of ours goes to its namesake."""
+        if not queue.startswith(naming.BRIDGE_PREFIX):
+            return Bridge(BULLMQ, queue)
+        try:
+            place = msgspec.convert(command.ponte, Bridge)
+        except msgspec.ValidationError as error:
+            raise InvalidMessage.at("ponte", f"must say where the command goes on: {error}") from None
+        if place.kind != BULLMQ or not place.target or ":" in place.target:
+            raise InvalidMessage.at("ponte", f"must name a BullMQ queue; got {naming.shown(place.url)}")
+        return place
+
+    async def _hand_over_surely(
+        self, consumer: Consumer, deliveries: Sequence[Delivery], jobs: Sequence[NewJob]
+    ) -> None:
+        backoff = Backoff(self._entropy)
+        while jobs:
+            try:
+                await self._hand_over(jobs)
+                return
+            except Exception as error:  # noqa: BLE001 - what is not Redis' being away is one command's fault
+                if not is_passing(error):
+                    await self._refuse_singly(jobs, error)
+                    return
+            await backoff.pause()
+            await consumer.extend(deliveries)
+
+    async def _refuse_singly(self, jobs: Sequence[NewJob], error: Exception) -> None:
+        """Redis answers, and says no to one of them: it must not hold up the others, and its run is told."""
+        if len(jobs) == 1:
+            _log.error("bullmq refused a job", job=jobs[0].id, queue=jobs[0].record.queue, reason=str(error))
+            reason = f"BullMQ refused the job: {type(error).__name__}: {error}"
+            await self._reporter.publish([self._reporter.failed(jobs[0].id, jobs[0].record, reason)])
+            return
+        for job in jobs:
+            try:
+                await self._hand_over([job])
+            except Exception as fault:
+                if is_passing(fault):
+                    raise
+                await self._refuse_singly([job], fault)
+
+    async def _hand_over(self, jobs: Sequence[NewJob]) -> None:
+        """A repeated command adds nothing: it is told again what there is to tell."""
+        new: dict[str, NewJob] = {}
+        late: list[Report] = []
+        again: list[Report] = []
+        begun: dict[str, Record] = {}
+        for job, known in zip(jobs, await self._ledger.known(jobs), strict=True):
+            if known.is_repeat:
+                self._sort_repeat(job, known, again, begun)
+            elif self._is_late(job.record.command):
+                late.append(self._reporter.failed(job.id, job.record, OVERDUE, retry=False))
+            else:
+                new[job.id] = job
+        await self._reporter.publish(late)
+        await self._ledger.add(list(new.values()))
+        await self._reporter.send(again)
+        await self._sweep.check(begun)
+        await self._added({job.record.queue for job in new.values()})
+
+    def _sort_repeat(self, job: NewJob, known: Known, again: list[Report], begun: dict[str, Record]) -> None:
+        if known.answer is not None:
+            again.append(self._reporter.repeated(job.id, job.record, known.answer))
+        else:
+            begun[job.id] = job.record
+
+    def _is_late(self, command: Message) -> bool:
+        deadline = None if command.prazo is None else from_iso(command.prazo)
+        return deadline is not None and deadline <= self._clock.now()

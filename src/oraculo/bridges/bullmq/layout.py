@@ -1,0 +1,115 @@
+"""Where BullMQ keeps a job, and how one is added, looked at and taken away. `bull_v4` has the same for old Bull."""
+
+from typing import Any, Protocol
+
+import msgspec
+from bullmq import Job, Queue
+from bullmq.scripts import Scripts
+
+from oraculo.bridges.bullmq.records import NewJob
+
+WAITING = ("waiting", "delayed", "prioritized", "paused")
+
+
+class Look(msgspec.Struct, frozen=True):
+    """A job as it is found. `ended`: `completed`, `failed`, or None while it is neither."""
+
+    exists: bool
+    ended: str | None = None
+    value: str | None = None  # what it returned, as JSON
+    reason: str | None = None
+    is_hopeless: bool = False  # it said itself that another attempt is of no use
+
+
+class Layout(Protocol):
+    def job_key(self, queue: str, job_id: str) -> str: ...
+
+    async def add(self, pipe: Any, job: NewJob) -> None:
+        """Puts the adding into the transaction. A job with the same id that is there already stays as it is."""
+        ...
+
+    async def withdraw(self, queue: str, job_id: str) -> bool:
+        """Takes away a job that nobody has begun. False: somebody has, or it is not there."""
+        ...
+
+    async def remove(self, queue: str, job_id: str) -> None:
+        """Takes away an ended job; one that is not ended stays."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class _VerbatimScripts(Scripts):  # type: ignore[misc]
+    """Data is stored as it came: what Python cannot hold, as 1e999, is for the worker to read."""
+
+    def addJobArgs(self, job: Any) -> list[Any]:  # noqa: N802 - bullmq's name
+        arguments: list[Any] = super().addJobArgs(job)
+        arguments[1] = job.verbatim
+        return arguments
+
+
+class BullmqLayout:
+    def __init__(self, client: Any, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._queues: dict[str, Any] = {}
+
+    def job_key(self, queue: str, job_id: str) -> str:
+        return f"{self._prefix}:{queue}:{job_id}"
+
+    def _queue(self, name: str) -> Any:
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = Queue(name, {"connection": self._client, "prefix": self._prefix})
+            queue.backend.scripts = _VerbatimScripts(self._prefix, name, queue.backend.connection)
+        return queue
+
+    async def add(self, pipe: Any, job: NewJob) -> None:
+        queue = self._queue(job.record.queue)
+        made = Job(queue, job.name, {}, {"jobId": job.id, "attempts": job.attempts})
+        made.verbatim = job.data
+        await queue.backend.scripts.addJob(made, pipe)
+
+    async def withdraw(self, queue: str, job_id: str) -> bool:
+        bull = self._queue(queue)
+        if await bull.getJobState(job_id) not in WAITING:
+            return False
+        return bool(await bull.remove(job_id))
+
+    async def remove(self, queue: str, job_id: str) -> None:
+        bull = self._queue(queue)
+        if await bull.getJobState(job_id) in ("completed", "failed"):
+            await bull.remove(job_id)
+
+    async def close(self) -> None:
+        self._queues.clear()  # the client is not theirs
+
+
+_FIELDS = ("returnvalue", "failedReason", "stacktrace")
+
+
+def ask_state(pipe: Any, layout: Layout, prefix: str, queue: str, job_id: str) -> None:
+    """Three commands whose replies `read_state` understands; the same in BullMQ and old Bull."""
+    pipe.hmget(layout.job_key(queue, job_id), "timestamp", *_FIELDS)
+    pipe.zscore(f"{prefix}:{queue}:completed", job_id)
+    pipe.zscore(f"{prefix}:{queue}:failed", job_id)
+
+
+def read_state(replies: list[Any]) -> Look:
+    (timestamp, value, reason, stacktrace), completed, failed = replies
+    if timestamp is None:
+        return Look(exists=False)
+    if completed is not None:
+        return Look(True, "completed", value=value)
+    if failed is not None:
+        return Look(True, "failed", reason=reason, is_hopeless=is_hopeless(stacktrace))
+    return Look(True)
+
+
+def is_hopeless(stacktrace: str | None) -> bool:
+    """Whether the last attempt ended in BullMQ's UnrecoverableError. Only the stack trace has the error's name."""
+    try:
+        traces = msgspec.json.decode(stacktrace or "[]", type=list[str])
+    except msgspec.DecodeError:
+        return False
+    return bool(traces) and any("UnrecoverableError" in line for line in traces[-1].splitlines()[:1])

@@ -1,0 +1,66 @@
+"""What the bridge remembers of a job, and how a job is named."""
+
+import hashlib
+import re
+
+import msgspec
+
+from oraculo.core import naming
+from oraculo.core.message import Message
+
+_READABLE = 80  # characters of a job's id that are for people
+_UNREADABLE = re.compile(r"[^A-Za-z0-9_.-]+")
+_NO_PAYLOAD = msgspec.Raw(b"{}")
+
+
+class Record(msgspec.Struct, gc=False, rename={"queue": "fila", "command": "comando"}):
+    """A job that the bridge added: BullMQ's queue, and the command that it answers, without its payload."""
+
+    queue: str
+    command: Message
+
+    @property
+    def kind(self) -> str:
+        """A destination of the same kind, for whoever writes the answer."""
+        is_collector = self.command.tipo_evento == naming.START_COLLECT
+        return naming.COLLECTOR_PREFIX if is_collector else "executador"
+
+
+class NewJob(msgspec.Struct):
+    """A job to be added. `data` is the step's payload, as it came."""
+
+    id: str
+    name: str
+    attempts: int
+    data: str
+    record: Record
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Record)
+
+
+def encode_record(record: Record) -> bytes:
+    return _encoder.encode(record)
+
+
+def decode_record(text: str) -> Record:
+    return _decoder.decode(text)
+
+
+def record_of(queue: str, command: Message) -> Record:
+    return Record(queue, msgspec.structs.replace(command, payload=_NO_PAYLOAD, ponte=None))
+
+
+def job_id_of(prefix: str, command: Message, body: bytes) -> str:
+    """The same for each repeat of a command, and for no other. BullMQ takes neither ':' nor a mere number.
+
+    A plain publisher's command has no task or attempt: then it is told by all that is in it.
+    """
+    if command.tarefa is None or command.tentativa is None:
+        readable, identity = command.correlation_id, body
+    else:
+        parts = (command.correlation_id, command.tarefa, str(command.tentativa))
+        readable, identity = ".".join(parts), "\0".join(parts).encode()
+    digest = hashlib.sha256(prefix.encode() + b"\0" + identity).hexdigest()[:20]
+    return f"{_UNREADABLE.sub('_', readable)[:_READABLE]}-{digest}"

@@ -1,0 +1,140 @@
+"""From what happened to a job to the message that tells the orchestrator, and to the note that it was told."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from oraculo.bridges.bullmq.ledger import Ledger
+from oraculo.bridges.bullmq.records import Record
+from oraculo.bridges.bullmq.server import Backoff
+from oraculo.core.answer_writer import AnswerWriter
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.clock import Entropy
+
+MAX_PROGRESS_TEXT = 500
+_PERCENT_FIELDS = ("percent", "percentage", "percentual", "progress", "progresso", "value")
+_TEXT_FIELDS = ("message", "mensagem", "text", "note", "status", "stage", "step")
+
+_log = structlog.get_logger("oraculo.bullmq")
+_raw = msgspec.json.Decoder(msgspec.Raw)
+
+
+class Report(msgspec.Struct):
+    """A message to be sent about a job; `is_answer`: it ends the job's task."""
+
+    job_id: str
+    record: Record
+    body: bytes
+    is_answer: bool = True
+
+
+class Reporter:
+    """Writes reports, publishes them until they are confirmed, and notes those that end something."""
+
+    def __init__(self, broker: Broker, ledger: Ledger, writer: AnswerWriter, entropy: Entropy) -> None:
+        self._broker = broker
+        self._ledger = ledger
+        self._writer = writer
+        self._backoff = Backoff(entropy)
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    def completed(self, job_id: str, record: Record, value: str | None) -> Report:
+        return Report(job_id, record, self._writer.success(record.kind, record.command, _json_of(value)))
+
+    def failed(self, job_id: str, record: Record, reason: str, *, retry: bool = True) -> Report:
+        return Report(job_id, record, self._writer.failure(record.kind, record.command, [reason], retry=retry))
+
+    def progressed(self, job_id: str, record: Record, data: object) -> Report:
+        percent, text = read_progress(data)
+        return Report(job_id, record, self._writer.progress(record.command, percent, text), is_answer=False)
+
+    def repeated(self, job_id: str, record: Record, body: str) -> Report:
+        """An answer that was given before."""
+        return Report(job_id, record, body.encode())
+
+    # -- sending ----------------------------------------------------------------------------------------------
+
+    async def send(self, reports: Sequence[Report]) -> None:
+        """Returns once the broker has taken them. Raises what Redis raises when they cannot be noted: then they are
+        found, and told, again."""
+        if not reports:
+            return
+        await self.publish(list(reports))
+        answers = [(report.job_id, report.record, report.body) for report in reports if report.is_answer]
+        if answers:
+            await self._ledger.answered(answers)
+
+    async def publish(self, reports: list[Report]) -> None:
+        """Returns once the broker has taken them, without a note of it."""
+        while reports:
+            try:
+                await self._broker.publish([self._message(report) for report in reports])
+            except BrokerUnavailable as error:
+                _log.warning("answers of bullmq's jobs cannot be published; trying again", reason=str(error))
+                await self._backoff.pause()
+            except BrokerError as error:
+                await self._refused(reports, error)
+                return
+            else:
+                self._backoff.reset()
+                return
+
+    async def _refused(self, reports: list[Report], error: BrokerError) -> None:
+        """One of them is at fault: it must not hold up the others, and its run is told by a short answer instead."""
+        if len(reports) > 1:
+            for report in reports:
+                await self.publish([report])
+            return
+        [report] = reports
+        reason = f"the broker refused the answer: {error}"
+        _log.warning("answer refused", correlation_id=report.record.command.correlation_id, reason=reason)
+        if report.is_answer and not report.body.endswith(_MARK):
+            report.body = self.failed(report.job_id, report.record, reason, retry=False).body + _MARK
+            await self.publish([report])
+
+    def _message(self, report: Report) -> Outgoing:
+        return Outgoing(self._writer.reply_queue(report.record.command), report.body)
+
+
+_MARK = b"\n"  # white space behind the JSON, by which an answer is known that stands in for a refused one
+
+
+def _json_of(value: str | None) -> object:
+    """What a job returned, as it wrote it; a text when it is no JSON, which only a worker of another kind writes."""
+    if not value:
+        return None
+    try:
+        return _raw.decode(value)
+    except msgspec.DecodeError:
+        return value
+
+
+def read_progress(data: object) -> tuple[float | None, str]:
+    """Percent and words of a job's progress, which may be anything that its worker chose."""
+    if isinstance(data, bool) or data is None:
+        return None, ""
+    if isinstance(data, int | float):
+        return _percent(data), ""
+    if isinstance(data, str):
+        return None, data[:MAX_PROGRESS_TEXT]
+    if not isinstance(data, dict):
+        return None, _shown(data)
+    percent = next((found for name in _PERCENT_FIELDS if (found := _percent(data.get(name))) is not None), None)
+    text = next((found for name in _TEXT_FIELDS if isinstance(found := data.get(name), str)), None)
+    if text is None and percent is None:
+        text = _shown(data)
+    return percent, (text or "")[:MAX_PROGRESS_TEXT]
+
+
+def _percent(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(min(100, max(0, value)))
+
+
+def _shown(data: object) -> str:
+    return msgspec.json.encode(data).decode()[:MAX_PROGRESS_TEXT]

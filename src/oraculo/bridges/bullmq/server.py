@@ -1,0 +1,142 @@
+"""The Redis that BullMQ uses: how it is reached, and what is wrong when it is not."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import structlog
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.exceptions import ConnectionError as LostConnection
+from redis.exceptions import RedisError, ResponseError
+
+from oraculo.core.retry import RetryPolicy
+from oraculo.errors import Fault, InvalidSettings
+from oraculo.ports.clock import Entropy
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT = 3.0
+COMMAND_TIMEOUT = 10.0
+BLOCKING_TIMEOUT = 30.0  # of a connection whose calls wait for something; longer than any of them waits
+MOST_CONNECTIONS = 16  # of one client; BullMQ's worker would open one for each job that it may take
+WATCH_PAUSE = 1.0
+SETTING = "ORACULO_BULLMQ_URL"
+
+# What cannot be done now and is worth another try; a wrong password too, for it may be mended on the server.
+_PASSING = (
+    *("BUSY ", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOAUTH", "NOPERM", "NOREPLICAS", "OOM"),
+    *("READONLY", "TRYAGAIN", "UNBLOCKED", "WRONGPASS", "invalid username", "invalid password"),
+)
+
+_log = structlog.get_logger("oraculo.bullmq")
+
+
+class Server:
+    """Opened by use, and again after each loss. `client` is for calls that return at once."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.place = _place_of(url)
+        self.trouble: str | None = f"not connected to {self.place} yet"
+        self.client: Any = self.connection(timeout=COMMAND_TIMEOUT)
+
+    def connection(self, *, timeout: float, tries: int = 0) -> Any:
+        """A client of its own. `tries`: how often a call is made again when the connection is lost meanwhile."""
+        retry = Retry(ExponentialBackoff(cap=1, base=0.05) if tries else NoBackoff(), tries)
+        pool = BlockingConnectionPool.from_url(
+            self._url,
+            max_connections=MOST_CONNECTIONS,
+            timeout=BLOCKING_TIMEOUT,  # for one of them to be free
+            decode_responses=True,
+            encoding_errors="replace",  # what others wrote must not break the reading of what is ours
+            socket_connect_timeout=CONNECT_TIMEOUT,
+            socket_timeout=timeout,
+            retry=retry,
+        )
+        return Redis.from_pool(pool)
+
+    async def watch(self) -> None:
+        """For ever: whether it answers."""
+        while True:
+            await self.ask()
+            await asyncio.sleep(WATCH_PAUSE)
+
+    async def ask(self) -> bool:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                await self.client.ping()
+        except (RedisError, OSError, TimeoutError) as error:
+            self._failed(error)
+            return False
+        if self.trouble is not None:
+            _log.info("bullmq can be reached", server=self.place)
+        self.trouble = None
+        return True
+
+    def _failed(self, error: BaseException) -> None:
+        trouble = f"cannot reach {self.place}: {_told(error)}"
+        if self.trouble != trouble:
+            _log.warning("bullmq cannot be reached; steps for it wait", reason=trouble)
+        self.trouble = trouble
+
+    async def close(self) -> None:
+        await close_client(self.client)
+
+
+class Backoff:
+    """Longer and longer pauses while something fails; short ones again once it works."""
+
+    _policy = RetryPolicy(backoff=0.1, max_backoff=3.0)
+
+    def __init__(self, entropy: Entropy) -> None:
+        self._entropy = entropy
+        self._failures = 0
+
+    def reset(self) -> None:
+        self._failures = 0
+
+    async def pause(self) -> None:
+        self._failures += 1
+        await asyncio.sleep(self._policy.delay(self._failures, self._entropy.jitter()))
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether it is worth another try: the server is away, or cannot do it now. Else it says no."""
+    if isinstance(error, ResponseError) and not isinstance(error, LostConnection):
+        return any(sign in str(error) for sign in _PASSING)
+    return isinstance(error, RedisError | OSError | TimeoutError)
+
+
+async def close_client(client: Any) -> None:
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            await client.aclose()
+    except (RedisError, OSError, TimeoutError) as error:
+        _log.debug("a connection did not close", reason=_told(error))
+
+
+async def within(seconds: float, awaitable: Awaitable[T]) -> T | None:
+    """Its result, or None when it takes longer: then it is cancelled."""
+    try:
+        return await asyncio.wait_for(awaitable, seconds)
+    except TimeoutError:
+        return None
+
+
+def _place_of(url: str) -> str:
+    """`host:port`, without the password. Raises InvalidSettings."""
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise InvalidSettings(Fault(SETTING, "must begin with redis://, rediss:// or unix://"))
+    try:
+        parts = urlsplit(url)
+        Redis.from_url(url)
+        return f"{parts.hostname or parts.path}:{parts.port or 6379}"
+    except ValueError as error:
+        raise InvalidSettings(Fault(SETTING, f"cannot be read: {error}")) from None
+
+
+def _told(error: BaseException) -> str:
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

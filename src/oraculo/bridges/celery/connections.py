@@ -1,0 +1,264 @@
+"""Celery's broker, spoken to with kombu: it blocks, so each of these lives in a thread of its own.
+
+Whatever goes wrong with the connection is CeleryAway, which says where and why, without the password.
+"""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import kombu
+from amqp.exceptions import NotFound as QueueMissing
+from amqp.exceptions import PreconditionFailed
+from kombu.exceptions import OperationalError
+
+from oraculo.bridges.celery.tasks import Task
+from oraculo.errors import Fault, InvalidSettings
+
+CONNECT_TIMEOUT = 3.0
+SEND_TIMEOUT = 5.0  # until a broker that does not confirm counts as lost
+SETUP_TIMEOUT = 10.0  # for what is asked of the broker once for each connection
+HEARTBEAT = 10  # seconds, where the broker knows such a thing
+_LEASE = 30  # seconds after which a report that a dead bridge held is read by another; RabbitMQ needs none
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+
+
+class CeleryAway(Exception):
+    """Celery's broker cannot be reached now; worth a retry."""
+
+
+class Refused(Exception):
+    """The broker can be reached, and says no to this one task."""
+
+
+class Address:
+    """Where Celery's broker is, and the place there that is ours. Raises InvalidSettings."""
+
+    def __init__(self, url: str, key_prefix: str, replies: str) -> None:
+        self._url = url
+        self._key_prefix = key_prefix
+        self.is_amqp = url.partition(":")[0].lower() in ("amqp", "amqps", "pyamqp", "librabbitmq")
+        self.is_redis = url.partition(":")[0].lower() in ("redis", "rediss", "sentinel")
+        # A quorum queue, as our own are: it is the one place where results wait while the bridge is away.
+        arguments = {"x-queue-type": "quorum"} if self.is_amqp else None
+        exchange = kombu.Exchange(replies, "direct", durable=True)
+        self.replies = kombu.Queue(replies, exchange, routing_key=replies, durable=True, queue_arguments=arguments)
+        try:
+            _ = self.connection().transport  # connects to nothing yet
+        except Exception as error:  # noqa: BLE001 - kombu looks for the transport's package, which may raise anything
+            raise InvalidSettings(
+                Fault("ORACULO_CELERY_BROKER_URL", f"is no broker that kombu knows: {error}")
+            ) from None
+
+    def connection(self, *, heartbeat: float = 0) -> kombu.Connection:
+        return kombu.Connection(
+            self._url,
+            connect_timeout=CONNECT_TIMEOUT,
+            heartbeat=heartbeat if self.is_amqp else 0,
+            transport_options=self._options(),
+        )
+
+    def _options(self) -> dict[str, Any]:
+        if self.is_amqp:
+            return {"confirm_publish": True, "read_timeout": SEND_TIMEOUT * 2, "write_timeout": SEND_TIMEOUT}
+        if not self.is_redis:
+            return {}
+        # What was delivered and not acked is kept under names of our own: giving it back after a short time must not
+        # touch the tasks that Celery's own workers hold for long.
+        own = f"{self.replies.name}.unacked"
+        options = {
+            "socket_timeout": SEND_TIMEOUT,
+            "socket_connect_timeout": CONNECT_TIMEOUT,
+            "socket_keepalive": True,
+            "visibility_timeout": _LEASE,
+            "unacked_key": own,
+            "unacked_index_key": f"{own}_index",
+            "unacked_mutex_key": f"{own}_mutex",
+            "unacked_mutex_expire": _LEASE,
+        }
+        return options | ({"global_keyprefix": self._key_prefix} if self._key_prefix else {})
+
+    @contextlib.contextmanager
+    def faults(self, connection: kombu.Connection) -> Iterator[None]:
+        """Raises CeleryAway for whatever a broken connection raises."""
+        try:
+            yield
+        except (OperationalError, OSError, *connection.connection_errors, *connection.channel_errors) as error:
+            raise CeleryAway(f"Celery's broker at {connection.as_uri()}: {_told(error)}") from error
+
+
+class _Fuse:
+    """Cuts a connection on which no answer comes: some of kombu's waits have no limit of their own, and a broker that
+    has just started may leave one of them for ever."""
+
+    def __init__(self, connection: kombu.Connection) -> None:
+        self._connection = connection
+        self._timer = threading.Timer(SETUP_TIMEOUT, self._cut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        self._timer.cancel()
+
+    def _cut(self) -> None:
+        with contextlib.suppress(Exception):  # it may be gone already; Redis' client has limits for all that it does
+            self._connection._connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+class TaskSender:
+    """Publishes tasks, each confirmed. Used from one thread at a time."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._connection: kombu.Connection | None = None
+        self._producer: kombu.Producer | None = None
+        self._known: set[str] = set()
+
+    def send(self, task: Task) -> None:
+        """Raises CeleryAway, or Refused. After CeleryAway it may have been taken all the same."""
+        connection = self._opened()
+        try:
+            with self._address.faults(connection):
+                self._ensure_queue(task.queue)
+                self._publish(task)
+        except CeleryAway:
+            self.close()
+            raise
+
+    def _opened(self) -> kombu.Connection:
+        if self._connection is None:
+            connection = self._address.connection()
+            try:
+                with self._address.faults(connection), _Fuse(connection):
+                    connection.connect()
+                    # Before any task is sent: what it reports would otherwise find no place.
+                    self._address.replies(connection.default_channel).declare()
+                    self._producer = kombu.Producer(connection.channel())
+            except CeleryAway:
+                _close(connection)
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _ensure_queue(self, name: str) -> None:
+        if name not in self._known:
+            assert self._connection is not None
+            with _Fuse(self._connection):
+                ensure_queue(self._connection, name)
+            self._known.add(name)
+
+    def _publish(self, task: Task) -> None:
+        assert self._producer is not None
+        limits = {"mandatory": True, "confirm_timeout": SEND_TIMEOUT} if self._address.is_amqp else {}
+        try:
+            self._producer.publish(
+                task.body,
+                exchange="",
+                routing_key=task.queue,
+                content_type="application/json",
+                content_encoding="utf-8",
+                headers=task.headers,
+                delivery_mode="persistent",
+                **task.properties,
+                **limits,
+            )
+        except PreconditionFailed as error:  # it is too large; the broker has closed the channel
+            self.close()
+            raise Refused(f"Celery's broker refused the task: {error}") from error
+
+    def close(self) -> None:
+        connection, self._connection, self._producer = self._connection, None, None
+        self._known.clear()
+        if connection is not None:
+            _close(connection)
+
+
+class Listener(threading.Thread):
+    """Keeps a connection in a thread of its own, and makes it again, after a pause, whenever it breaks."""
+
+    def __init__(self, name: str, address: Address, listen: Callable[["Listener", kombu.Connection], None]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._address = address
+        self._listen = listen
+        self._stopping = threading.Event()
+        self.trouble: str | None = "Celery's broker has not been reached yet"
+
+    def run(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._stopping.is_set():
+            connection = self._address.connection(heartbeat=HEARTBEAT)
+            try:
+                with self._address.faults(connection), _Fuse(connection) as self._fuse:
+                    connection.connect()
+                    self._listen(self, connection)
+            except CeleryAway as error:
+                self.trouble = str(error)
+            except Exception as error:  # noqa: BLE001 - the thread must outlive any fault, and tell it
+                self.trouble = f"listening to Celery's broker failed: {type(error).__name__}: {error}"
+            finally:
+                _close(connection)
+            # A connection that had worked is tried again at once.
+            pause = _FIRST_PAUSE if self._worked() else min(pause * 2, _LONGEST_PAUSE)
+            self._stopping.wait(pause)
+
+    _ready = False
+
+    def _worked(self) -> bool:
+        worked, self._ready = self._ready, False
+        return worked
+
+    def is_ready(self) -> None:
+        """Called by what listens, once it does."""
+        self._fuse.remove()
+        self._ready = True
+        self.trouble = None
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def drain(self, connection: kombu.Connection, timeout: float) -> None:
+        """Handles what arrives, for at most that long, and keeps the connection alive."""
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=timeout)
+        if self._address.is_amqp:
+            connection.heartbeat_check()
+
+    def end(self) -> None:
+        self._stopping.set()
+
+
+def ensure_queue(connection: kombu.Connection, name: str) -> None:
+    """Left as it is when it is there, whatever its arguments; else made as Celery's own clients make it."""
+    queue = kombu.Queue(name, kombu.Exchange(name, "direct", durable=True), routing_key=name, durable=True)
+    if connection.transport.driver_type != "amqp" or not _exists(connection, queue):
+        queue(connection.default_channel).declare()
+
+
+def _exists(connection: kombu.Connection, queue: kombu.Queue) -> bool:
+    channel = connection.channel()
+    try:
+        queue(channel).queue_declare(passive=True)
+    except QueueMissing:  # the broker has closed the channel
+        return False
+    channel.close()
+    return True
+
+
+def _close(connection: kombu.Connection) -> None:
+    with contextlib.suppress(Exception):
+        connection.release()
+
+
+def _told(error: BaseException) -> str:
+    """Not all of kombu's errors have a text."""
+    text = str(error) or type(error).__name__
+    return text if error.__cause__ is None or str(error.__cause__) in text else f"{text} ({error.__cause__})"

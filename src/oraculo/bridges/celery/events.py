@@ -1,0 +1,116 @@
+"""Task events: the faster source, for what no callback tells. They are not kept by the broker, so nothing depends on
+them; without them such a task ends by its deadline.
+
+Celery calls no errback for a task that was revoked, nor for one whose name its worker does not know. Its workers send
+events when they are asked to, which is what Flower does too.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import kombu
+from celery import Celery
+from celery.events.event import get_exchange
+
+from oraculo.bridges.celery.connections import Listener
+from oraculo.bridges.celery.reports import Report, failure
+from oraculo.core.message import Message
+
+ASK_EVERY = 15.0  # seconds; workers that started meanwhile did not hear us
+MOST_REMEMBERED = 10_000
+_IDLE = 0.5
+_UNKNOWN_TASK = "NotRegistered"
+
+
+class SentTasks:
+    """The commands whose tasks were sent from here and have not reported, by task id; the oldest are forgotten."""
+
+    def __init__(self, limit: int = MOST_REMEMBERED) -> None:
+        self._limit = limit
+        self._commands: OrderedDict[str, Message] = OrderedDict()
+
+    def __contains__(self, task_id: str) -> bool:
+        return task_id in self._commands
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._commands))
+
+    def add(self, task_id: str, command: Message) -> None:
+        self._commands[task_id] = command
+        if len(self._commands) > self._limit:
+            self._commands.popitem(last=False)
+
+    def get(self, task_id: object) -> Message | None:
+        return self._commands.get(task_id) if isinstance(task_id, str) else None
+
+    def forget(self, task_id: str) -> None:
+        self._commands.pop(task_id, None)
+
+
+class TaskEvents:
+    """Reads events in a `Listener`'s thread. `on_end` hears of tasks that ended without a callback, `on_retry` of those
+    that Celery runs again, and why."""
+
+    def __init__(
+        self,
+        app: Celery,
+        sent: SentTasks,
+        on_end: Callable[[Report], None],
+        on_retry: Callable[[Message, str], None],
+    ) -> None:
+        self._app = app
+        self._sent = sent
+        self._on_end = on_end
+        self._on_retry = on_retry
+
+    def listen(self, listener: Listener, connection: kombu.Connection) -> None:
+        exchange = get_exchange(connection, name=self._app.conf.event_exchange)
+        queue = kombu.Queue(
+            f"celeryev.oraculo.{kombu.uuid()}",
+            exchange,
+            routing_key="task.#",
+            durable=False,
+            auto_delete=True,
+            expires=60,
+            message_ttl=30,
+        )
+        asked = float("-inf")
+        with kombu.Consumer(connection.channel(), [queue], callbacks=[self._arrived], accept=["json"], no_ack=True):
+            listener.is_ready()
+            while not listener.stopping:
+                if time.monotonic() - asked > ASK_EVERY:
+                    self._app.control.enable_events(connection=connection)
+                    asked = time.monotonic()
+                listener.drain(connection, _IDLE)
+
+    def _arrived(self, body: Any, _message: kombu.Message) -> None:
+        for event in _events_in(body):
+            command = self._sent.get(event.get("uuid"))
+            if command is not None:
+                self._tell(event, command)
+
+    def _tell(self, event: Mapping[str, Any], command: Message) -> None:
+        match event.get("type"):
+            case "task-revoked":
+                self._on_end(_revoked(command, event))
+            case "task-failed" if str(event.get("exception")).startswith(_UNKNOWN_TASK):
+                worker = event.get("hostname")
+                self._on_end(failure(command, _UNKNOWN_TASK, f"the worker {worker} has no such task"))
+            case "task-retried":
+                self._on_retry(command, f"Celery runs it again after {event.get('exception')}")
+
+
+def _events_in(body: Any) -> Iterator[Mapping[str, Any]]:
+    """Workers send them singly, and those of tasks several at a time."""
+    for event in body if isinstance(body, list) else [body]:
+        if isinstance(event, dict):
+            yield event
+
+
+def _revoked(command: Message, event: Mapping[str, Any]) -> Report:
+    how = "its deadline passed before a worker began it" if event.get("expired") else "someone revoked it"
+    if event.get("terminated"):
+        how = f"someone terminated it (signal {event.get('signum')})"
+    return failure(command, "TaskRevokedError", how)

@@ -1,0 +1,131 @@
+"""What the callbacks tell, read: a value, or why there is none."""
+
+import io
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from kombu.utils import json as kombu_json
+
+from oraculo.bridges.celery.tasks import ADDRESS, FAILED, RETURNED
+from oraculo.core import naming
+from oraculo.core.message import Message
+from oraculo.errors import Fault, InvalidMessage
+
+NO_REASON = "the Celery task failed; its worker did not tell why"
+# What would happen again in just the same way.
+_HOPELESS = frozenset({"NotRegistered", "EncodeError", "TaskRevokedError"})
+_PICKLE = "application/x-python-serialize"
+_JSON = "application/json"
+_WRAPPER = "UnpickleableExceptionWrapper"
+_MOST_TEXT = 2000
+_LONGEST_NAME = 200
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What became of a task. `reason` is None when it succeeded, with `value`."""
+
+    command: Message  # as much of it as its answer needs
+    value: Any = None
+    reason: str | None = None
+    retry: bool = True
+
+
+def read_report(body: bytes | str, content_type: str | None, task: object) -> Report:
+    """Raises InvalidMessage, saying why it is no report of ours."""
+    args, keywords = _contents(body, content_type)
+    command = _command(keywords.get(ADDRESS))
+    if task == RETURNED:
+        return Report(command, value=args[0] if args else None)
+    if task != FAILED:
+        raise InvalidMessage(Fault("task", f"{naming.shown(task)} is none of ours"))
+    error = args[1] if len(args) > 1 else None
+    return failure(command, *_described(error)) if isinstance(error, _Stub) else failure(command, "", "")
+
+
+def failure(command: Message, kind: str, text: str) -> Report:
+    """`kind`: the name of the exception's class, `text`: what it says."""
+    reason = f"{kind}: {text}" if kind and text else kind or text or NO_REASON
+    return Report(command, reason=reason[:_MOST_TEXT], retry=kind not in _HOPELESS)
+
+
+def _contents(body: bytes | str, content_type: str | None) -> tuple[Sequence[Any], dict[str, Any]]:
+    try:
+        read = _unpickled(body) if content_type == _PICKLE else kombu_json.loads(body)
+        if isinstance(read, dict):  # version 1 of Celery's protocol
+            args, keywords = read["args"], read["kwargs"]
+        else:
+            args, keywords, _ = read
+    except Exception as error:  # noqa: BLE001 - bytes that others wrote: reading them may fail in any way
+        raise InvalidMessage(Fault("body", f"cannot be read as {content_type or _JSON}: {error}")) from None
+    if not isinstance(args, list | tuple) or not isinstance(keywords, dict):
+        raise InvalidMessage(Fault("body", "does not hold a task's arguments"))
+    return args, keywords
+
+
+def _command(address: object) -> Message:
+    if not isinstance(address, dict):
+        raise InvalidMessage(Fault(ADDRESS, "is missing: it says whose answer this is"))
+    try:
+        return msgspec.convert({"payload": msgspec.Raw(b"{}"), "timestamp": "", **address}, Message)
+    except msgspec.ValidationError as error:
+        raise InvalidMessage(Fault(ADDRESS, f"does not say whose answer this is: {error}")) from None
+
+
+# -- reading a pickle without running it -----------------------------------------------------------------------------
+
+
+class _Stub:
+    """Stands for every class and function that a pickle names: it keeps what it was called with, and does nothing."""
+
+    name = ""
+
+    def __new__(cls, *args: Any, **_keywords: Any) -> "_Stub":
+        made = object.__new__(cls)
+        made.args = args
+        return made
+
+    args: tuple[Any, ...]
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(map(repr, self.args))})"
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+    # What a pickle may do to a list, a set or a mapping of its own class.
+    def append(self, item: Any) -> None:
+        pass
+
+    def extend(self, items: Any) -> None:
+        pass
+
+    def add(self, item: Any) -> None:
+        pass
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return type("_Named", (_Stub,), {"name": name.rpartition(".")[2][:_LONGEST_NAME]})
+
+    def persistent_load(self, _pid: Any) -> Any:
+        return None
+
+
+def _unpickled(body: bytes | str) -> Any:
+    return _Reader(io.BytesIO(body.encode("latin-1") if isinstance(body, str) else body)).load()
+
+
+def _described(error: _Stub) -> tuple[str, str]:
+    """The name of the exception's class, and what str() of it would be, as far as that can be known here."""
+    name, args = error.name, error.args
+    if name == _WRAPPER and len(args) == 4:  # Celery's, for what cannot be pickled: module, class, args, text
+        name, args = str(args[1]), args[2]
+    return name, str(args[0]) if len(args) == 1 else ", ".join(map(repr, args))

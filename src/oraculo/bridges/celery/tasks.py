@@ -1,0 +1,126 @@
+"""A command as a Celery task: its name, arguments and id, and the callbacks that report what became of it.
+
+The callbacks are links to tasks that no Celery app has: whoever ends the task only sends them on, to an exchange of the
+bridge's. They carry the return address of the command, so the bridge need not remember anything.
+
+A link gets the task's value. A plain link_error that is not known to the worker would get the task's id and no reason;
+a *chain* is called with (request, exception, traceback), and hands them on to its first task. The exception is no JSON,
+so that one message is a pickle; `reports.py` reads it without running anything in it.
+"""
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from celery import Celery
+
+from oraculo.core import bridge as bridges
+from oraculo.core.bridge import Bridge
+from oraculo.core.message import Message
+from oraculo.core.timestamps import from_iso
+from oraculo.errors import Fault, InvalidMessage
+
+RETURNED = "oraculo.retornou"
+FAILED = "oraculo.falhou"
+ADDRESS = "comando"  # the keyword argument of both that holds the return address
+
+_IDS = uuid.UUID("6f1d2a0e-5a55-5c0c-9d7e-0aac1105e1e5")
+_STEP_PAYLOAD = frozenset({"config", "entrada", "resultados"})  # what a pipeline's step is sent
+_ECHOED = ("correlation_id", "tipo_evento", "tarefa", "tentativa", "responder_em", "traceparent")
+
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A task in Celery's protocol (version 2), ready to be published."""
+
+    id: str
+    queue: str
+    body: bytes
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+
+
+def read_destination(command: Message) -> Bridge:
+    """Raises InvalidMessage."""
+    try:
+        found = msgspec.convert(command.ponte, Bridge)
+    except msgspec.ValidationError as error:
+        raise InvalidMessage(Fault("ponte", f"does not say which task is meant: {error}")) from None
+    if found.kind != bridges.CELERY:
+        raise InvalidMessage(Fault("ponte.tipo", f"must be {bridges.CELERY} on this queue; got {found.kind!r}"))
+    return found
+
+
+def task_id_of(command: Message) -> str:
+    """The same for each repeat of a command; commands of plain publishers, without an identity, are all different."""
+    if command.tarefa is None or command.tentativa is None:
+        return str(uuid.uuid4())
+    return str(uuid.uuid5(_IDS, f"{command.correlation_id}\0{command.tarefa}\0{command.tentativa}"))
+
+
+def make_task(app: Celery, command: Message, destination: Bridge, *, reply_exchange: str, default_queue: str) -> Task:
+    """Raises InvalidMessage when the payload cannot be the task's arguments."""
+    positional, keywords = _arguments(command, destination)
+    task_id = task_id_of(command)
+    # Celery writes the headers, out of arguments as people see them; the body is ours, so that JSON stays as it came.
+    made = app.amqp.as_task_v2(
+        task_id,
+        destination.target,
+        argsrepr=_shown(positional),
+        kwargsrepr=_shown(keywords),
+        expires=_expiry(command),
+        origin="oraculo",
+    )
+    headers = made.headers | ({"traceparent": command.traceparent} if command.traceparent else {})
+    address = {name: value for name in _ECHOED if (value := getattr(command, name)) is not None}
+    embed = {
+        "callbacks": [_signature(RETURNED, address, reply_exchange, "json")],
+        "errbacks": [_chain(_signature(FAILED, address, reply_exchange, "pickle"))],
+        "chain": None,
+        "chord": None,
+    }
+    body = msgspec.json.encode([positional, keywords, embed])
+    return Task(task_id, destination.queue or default_queue, body, headers, made.properties)
+
+
+def _arguments(command: Message, destination: Bridge) -> tuple[list[Any], dict[str, Any]]:
+    if destination.send == bridges.PAYLOAD:
+        return [command.payload, *destination.args], destination.kwargs
+    fields = _object.decode(command.payload)
+    if fields.keys() == _STEP_PAYLOAD:
+        fields = _object.decode(fields["config"])
+    return destination.args, fields | destination.kwargs
+
+
+def _expiry(command: Message) -> str | None:
+    """Nobody needs what begins after the deadline; Celery's workers then leave it."""
+    at = None if command.prazo is None else from_iso(command.prazo)
+    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat()
+
+
+def _shown(arguments: object) -> str:
+    """For Flower and the worker's log."""
+    return msgspec.json.encode(arguments)[:500].decode(errors="replace")
+
+
+def _signature(name: str, address: dict[str, Any], exchange: str, serializer: str) -> dict[str, Any]:
+    # An exchange and not a queue: the app need not be allowed to make queues, and declares nothing of ours.
+    options = {"exchange": exchange, "routing_key": exchange, "serializer": serializer}
+    return _bare_signature(name, {ADDRESS: address}, options, None)
+
+
+def _chain(only: dict[str, Any]) -> dict[str, Any]:
+    return _bare_signature("celery.chain", {"tasks": [only]}, {}, "chain")
+
+
+def _bare_signature(name: str, keywords: dict[str, Any], options: dict[str, Any], kind: str | None) -> dict[str, Any]:
+    return {
+        "task": name,
+        "args": [],
+        "kwargs": keywords,
+        "options": options,
+        "subtask_type": kind,
+        "immutable": False,
+    }

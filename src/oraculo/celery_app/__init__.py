@@ -1,0 +1,106 @@
+"""`celery -A oraculo.celery_app worker`: the Celery app `orquestrador_core`.
+
+Its tasks start runs, as in the seeds. With `ORACULO_CELERY_APPS=module:app` its workers also answer the commands of
+these worker apps; `oraculo worker module:app --engine celery` is the same for one app.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from celery import Celery
+from celery.utils.imports import symbol_by_name
+
+from oraculo.celery_app.commands import register_handlers
+from oraculo.celery_app.entry import MAX_RETRIES, DeadLetters, Entry, register_entry
+from oraculo.celery_app.performing import Performer
+from oraculo.celery_app.publishing import Publisher
+from oraculo.errors import Fault, InvalidSettings
+from oraculo.ports.clock import SystemClock
+from oraculo.settings import Settings, load_settings
+from oraculo.worker import App
+
+NAME = "orquestrador_core"
+
+_AMQP = ("amqp", "amqps")
+_CELERY_KNOWS = (*_AMQP, "redis", "rediss")
+
+
+def make_celery_app(settings: Settings, apps: Sequence[App] = ()) -> Celery:
+    """Raises InvalidSettings. `apps`: those whose commands its workers answer."""
+    url = _commands_url(settings) if apps else _entry_url(settings)
+    made = Celery(NAME, broker=url, set_as_current=False)
+    made.conf.update(
+        task_default_queue=settings.broker.prefix + NAME,
+        task_ignore_result=True,
+        task_acks_late=True,  # a worker that is killed leaves the request to another
+        task_reject_on_worker_lost=True,
+        worker_prefetch_multiplier=1,
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={"confirm_publish": True} if url.startswith(_AMQP) else {},
+        task_publish_retry_policy={"max_retries": MAX_RETRIES},
+    )
+    clock, publisher = SystemClock(), Publisher(settings)
+    register_entry(made, Entry(settings, publisher, DeadLetters(made, publisher), clock))
+    performers = {
+        queue: Performer(handler, publisher, settings, clock)
+        for each in apps
+        for queue, handler in each.handlers.items()
+    }
+    if performers:
+        register_handlers(made, performers, publisher, settings.broker.prefix)
+    return made
+
+
+def _entry_url(settings: Settings) -> str:
+    if settings.celery.broker_url:
+        return settings.celery.broker_url
+    found = next((url for url in settings.broker.urls if _scheme(url) in _CELERY_KNOWS), None)
+    if found is None:
+        told = "names no broker that Celery knows (amqp://, redis://); set ORACULO_CELERY_BROKER_URL to Celery's own"
+        raise InvalidSettings(Fault("ORACULO_BROKER_URL", told))
+    return found
+
+
+def _commands_url(settings: Settings) -> str:
+    found = next((url for url in settings.broker.urls if _scheme(url) in _AMQP), None)
+    if found is None:
+        told = (
+            "must name a RabbitMQ (amqp://…) for Celery to answer commands: it speaks neither Redis Streams nor NATS; "
+            "`oraculo worker MODULE:APP` without --engine does"
+        )
+        raise InvalidSettings(Fault("ORACULO_BROKER_URL", told))
+    return found
+
+
+def _scheme(url: str) -> str:
+    return url.partition(":")[0].lower()
+
+
+def load_apps(settings: Settings) -> list[App]:
+    """Those that the settings name. Raises InvalidSettings."""
+    return [_load_app(target) for target in settings.celery.apps]
+
+
+def _load_app(target: str) -> App:
+    try:
+        found = symbol_by_name(target)
+    except Exception as error:  # the user's module may raise anything
+        raise InvalidSettings(Fault("ORACULO_CELERY_APPS", f"{target} cannot be loaded: {error}")) from error
+    if not isinstance(found, App) or not found.handlers:
+        raise InvalidSettings(Fault("ORACULO_CELERY_APPS", f"{target} is no oraculo.worker.App with handlers"))
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    """`app`, made when it is first asked for: `oraculo worker --engine celery` makes one of its own."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        settings = load_settings()
+        made = make_celery_app(settings, load_apps(settings))
+    except InvalidSettings as error:
+        print(f"oraculo: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    globals()["app"] = made
+    return made

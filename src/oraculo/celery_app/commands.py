@@ -1,0 +1,189 @@
+"""Plain JSON commands in a Celery worker: each delivery is dressed as a message of Celery's own, and from there on it
+is a task like any other. Pools, autoscale, time limits, rate limits, revoking, events and Flower are Celery's.
+
+The task is acked late: the delivery leaves its queue when the answer is confirmed, and is delivered again when the
+process that worked on it was lost.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import kombu
+import msgspec
+import structlog
+from celery import Celery, bootsteps
+from celery.signals import task_revoked
+from celery.worker.request import Request
+from kombu.common import ignore_errors
+
+from oraculo.bridges.celery.tasks import task_id_of
+from oraculo.celery_app.performing import DEADLINE_GRACE, Performer
+from oraculo.celery_app.publishing import Publisher
+from oraculo.core import naming
+from oraculo.core.message import Message, decode_message
+from oraculo.core.timestamps import from_iso
+from oraculo.errors import BrokerError, Fault, InvalidInput, InvalidMessage
+from oraculo.ports.broker import Outgoing
+from oraculo.ports.clock import Clock
+
+LAST_GRACE = 10.0  # seconds that a handler has to end after it was told that its time is up, before it is killed
+_COMMANDS = (naming.START_COLLECT, naming.START_EXECUTE)
+
+_log = structlog.get_logger("oraculo.celery")
+
+
+class CommandRequest(Request):  # type: ignore[misc, unused-ignore]
+    """A process that Celery kills at the hard limit can answer nothing: its parent does."""
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        super().on_timeout(soft, timeout)
+        if not soft:
+            _answer_for(self.task, self._args, f"TimeLimitExceeded: killed after {timeout:g} s")
+
+
+def register_handlers(app: Celery, performers: Mapping[str, Performer], publisher: Publisher, prefix: str) -> None:
+    """A task for each handler, by the name of its queue, and the step that feeds them."""
+    for queue, performer in performers.items():
+        _register(app, queue, performer)
+    names = naming.QueueNames(prefix)
+
+    table = {names.physical(queue): performer for queue, performer in performers.items()}
+    # Celery makes the step itself, out of its class.
+    app.steps["consumer"].add(type("Commands", (PlainCommands,), {"table": table, "broker": publisher}))
+    task_revoked.connect(_on_revoked, weak=False)
+
+
+def _register(app: Celery, queue: str, performer: Performer) -> None:
+    @app.task(  # type: ignore[untyped-decorator, unused-ignore]
+        name=queue,
+        acks_late=True,
+        reject_on_worker_lost=True,
+        ignore_result=True,
+        performer=performer,
+        Request=f"{CommandRequest.__module__}:{CommandRequest.__name__}",
+    )
+    def perform(text: str) -> str:
+        return performer.perform(text)
+
+
+def _on_revoked(sender: Any, request: Any, terminated: bool, signum: Any, **_: Any) -> None:
+    how = f"someone terminated it (signal {signum})" if terminated else "someone revoked it"
+    _answer_for(sender, request.args, f"TaskRevokedError: {how}", retry=False)
+
+
+def _answer_for(task: Any, args: Any, reason: str, *, retry: bool = True) -> None:
+    performer = getattr(task, "performer", None)
+    if isinstance(performer, Performer) and args:
+        try:
+            performer.refuse(args[0], reason, retry=retry)
+        except Exception as error:  # noqa: BLE001 - its run ends by its deadline; the worker must go on
+            _log.warning("the end of a task could not be told", queue=performer.handler.queue, reason=str(error))
+
+
+class PlainCommands(bootsteps.ConsumerStep):  # type: ignore[misc, unused-ignore]
+    """Behind Celery's own consumer, whose strategies it uses. A channel for each queue, because the prefetch counts by
+    channel, and never globally: quorum queues refuse that."""
+
+    requires = ("celery.worker.consumer:Tasks",)
+    table: Mapping[str, Performer]
+    broker: Publisher
+
+    def start(self, c: Any) -> None:
+        self.broker.declare(list(self.table))
+        self._app = c.app
+        self._limits = _limits_of(c)
+        self._clock: Clock = next(iter(self.table.values())).clock
+        self._hand_over = c.create_task_handler()
+        self.consumers = [self._consumer(c, queue) for queue in self.table]
+        if c.hub is None:
+            self._consume()
+
+    def register_with_event_loop(self, _c: Any, hub: Any) -> None:
+        """Celery's pool takes nothing before it is on the event loop, where there is one."""
+        hub.call_soon(self._consume)
+
+    def _consume(self) -> None:
+        for consumer in self.consumers:
+            consumer.consume()
+
+    def _consumer(self, c: Any, queue: str) -> Any:
+        channel = c.connection.channel()
+        consumer = kombu.Consumer(
+            channel,
+            [kombu.Queue(queue, no_declare=True)],
+            on_message=lambda message: self._received(queue, message),
+            accept=["json"],
+            auto_declare=False,
+        )
+        places = max(c.controller.max_concurrency or 0, c.controller.concurrency or 0, 1)
+        limit = self.table[queue].handler.concurrency
+        consumer.qos(prefetch_count=min(limit or places, places))
+        return consumer
+
+    def stop(self, c: Any) -> None:
+        """Takes no more. The channels stay: what is in work is acked on them."""
+        for consumer in self.consumers or []:
+            ignore_errors(c.connection, consumer.cancel)
+
+    def _received(self, queue: str, message: Any) -> None:
+        try:
+            command = _read_command(bytes(message.body))
+        except InvalidInput as error:
+            self._quarantine(queue, message, str(error))
+            return
+        self._dress(message, self.table[queue], command)
+        self._hand_over(message)
+
+    def _dress(self, message: Any, performer: Performer, command: Message) -> None:
+        """Only here in memory: what is given back to the broker is what came."""
+        text = bytes(message.body).decode()
+        hard, soft = self._time_limits(command)
+        made = self._app.amqp.as_task_v2(
+            task_id_of(command),
+            performer.handler.queue,
+            argsrepr=f"{command.correlation_id} {command.tarefa or ''} {command.tentativa or ''}".strip(),
+            kwargsrepr="",
+            time_limit=hard,
+            soft_time_limit=soft,
+            ignore_result=True,
+            origin="oraculo",
+        )
+        message.headers = made.headers
+        message.content_type, message.content_encoding = "application/json", "utf-8"
+        embed = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
+        message.body = msgspec.json.encode([[text], {}, embed]).decode()
+
+    def _time_limits(self, command: Message) -> tuple[float | None, float | None]:
+        """The command's deadline, or the worker's own limits where those are shorter."""
+        hard, soft = self._limits
+        deadline = None if command.prazo is None else from_iso(command.prazo)
+        if deadline is None:
+            return hard, soft
+        left = max(0.0, deadline - self._clock.now()) + DEADLINE_GRACE
+        return min(hard or left + LAST_GRACE, left + LAST_GRACE), min(soft or left, left)
+
+    def _quarantine(self, queue: str, message: Any, reason: str) -> None:
+        _log.warning("dead-lettered", queue=queue, reason=reason)
+        try:
+            self.broker.publish([Outgoing(queue, bytes(message.body), reason=reason)])
+        except BrokerError as error:
+            _log.warning("a message could not be dead-lettered; it comes again", queue=queue, reason=str(error))
+            message.requeue()
+        else:
+            message.ack()
+
+
+def _limits_of(c: Any) -> tuple[float | None, float | None]:
+    conf = c.app.conf
+    hard = c.controller.time_limit or conf.task_time_limit
+    soft = c.controller.soft_time_limit or conf.task_soft_time_limit
+    return hard, soft
+
+
+def _read_command(body: bytes) -> Message:
+    message = decode_message(body)
+    if message.tipo_evento not in _COMMANDS:
+        wrong = naming.shown(message.tipo_evento)
+        told = f"{wrong} is not a command; a worker takes {' and '.join(_COMMANDS)}"
+        raise InvalidMessage(Fault("tipo_evento", told))
+    return message

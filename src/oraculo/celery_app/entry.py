@@ -1,0 +1,128 @@
+"""The tasks that start runs, for whoever speaks Celery: those of the seeds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import structlog
+from celery import Celery
+
+from oraculo.bridges.celery.connections import ensure_queue
+from oraculo.celery_app.publishing import Publisher
+from oraculo.core import naming
+from oraculo.core.request import Limits, read_request
+from oraculo.core.timestamps import to_iso
+from oraculo.errors import BrokerError, BrokerUnavailable, OraculoError
+from oraculo.ports.broker import Outgoing
+from oraculo.ports.clock import Clock
+from oraculo.settings import Settings
+
+MAX_RETRIES = 3
+FIRST_PAUSE = 1.0  # seconds; twice as long before each further retry
+REASON = "x-oraculo-reason"  # as our adapter for RabbitMQ names it
+_LONGEST_REASON = 2000
+_COLLECTOR, _PROCESSOR = "escavador", "executador"
+
+_log = structlog.get_logger("oraculo.celery")
+
+
+class Entry:
+    """Publishes requests for runs. What cannot be published at last, or could only be refused, rests in the dead
+    letters."""
+
+    def __init__(self, settings: Settings, publisher: Publisher, dead_letters: "DeadLetters", clock: Clock) -> None:
+        self._names = naming.QueueNames(settings.broker.prefix)
+        self._limits = Limits(settings.limits.payload_bytes, settings.limits.request_bytes)
+        self._publisher = publisher
+        self._dead_letters = dead_letters
+        self._clock = clock
+
+    def start(self, task: Any, request: Mapping[str, Any], correlation_id: str | None) -> dict[str, Any]:
+        """Returns the message as it was published. The same task id asks for the same run, however often it runs."""
+        run_id = correlation_id or str(task.request.id)
+        message = {
+            "correlation_id": run_id,
+            "tipo_evento": naming.START_RUN,
+            "payload": {**request, "correlation_id": run_id},
+            "timestamp": to_iso(self._clock.now()),
+        }
+        body = msgspec.json.encode(message)
+        try:
+            read_request(msgspec.json.encode(message["payload"]), self._limits)
+            self._publisher.publish([Outgoing(self._names.requests, body)])
+        except BrokerUnavailable as error:
+            if task.request.retries < MAX_RETRIES:
+                pause = FIRST_PAUSE * 2**task.request.retries
+                raise task.retry(exc=error, countdown=pause, max_retries=MAX_RETRIES) from error
+            self._give_up(body, f"not published after {MAX_RETRIES} retries: {error}", error)
+        except OraculoError as error:  # trying again would not help
+            self._give_up(body, str(error), error)
+        return message
+
+    def _give_up(self, body: bytes, reason: str, error: Exception) -> None:
+        _log.error("a request for a run was given up", reason=reason)
+        self._dead_letters.keep(self._names.requests, body, reason)
+        raise error
+
+
+def register_entry(app: Celery, entry: Entry) -> None:
+    """The names are those of the seeds, without a module before them."""
+
+    @app.task(bind=True, name="iniciar_coleta", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
+    def iniciar_coleta(
+        self: Any, correlation_id: str | None, fonte: str, parametros: Mapping[str, Any] | None = None, **options: Any
+    ) -> dict[str, Any]:
+        payload = {"fonte": naming.source_of(fonte), "parametros": parametros or {}}
+        request = {"destinos": [_with_kind(_COLLECTOR, fonte)], "payload": payload, **options}
+        return entry.start(self, request, correlation_id)
+
+    @app.task(bind=True, name="iniciar_execucao", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
+    def iniciar_execucao(
+        self: Any, correlation_id: str | None, destino: str, payload: Mapping[str, Any] | None = None, **options: Any
+    ) -> dict[str, Any]:
+        request = {"destinos": [_with_kind(_PROCESSOR, destino)], "payload": payload or {}, **options}
+        return entry.start(self, request, correlation_id)
+
+    @app.task(bind=True, name="iniciar_pipeline", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
+    def iniciar_pipeline(
+        self: Any,
+        pipeline: str,
+        payload: Mapping[str, Any] | None = None,
+        correlation_id: str | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        return entry.start(self, {"pipeline": pipeline, "payload": payload or {}, **options}, correlation_id)
+
+
+def _with_kind(kind: str, name: str) -> str:
+    """`youtube` and `escavador_youtube` both mean the queue `escavador_youtube`."""
+    return name if name.startswith(kind) else f"{kind}_{name}"
+
+
+class DeadLetters:
+    """With the others of ours; while our broker is away, in a queue of the same name on Celery's, which can be reached
+    when a task runs. Where both are one RabbitMQ, `oraculo dlq list` shows either."""
+
+    def __init__(self, app: Celery, publisher: Publisher) -> None:
+        self._app = app
+        self._publisher = publisher
+
+    def keep(self, queue: str, body: bytes, reason: str) -> None:
+        try:
+            self._publisher.publish([Outgoing(queue, body, reason=reason)])
+        except BrokerError:
+            self._keep_with_celery(naming.dlq_of(queue), body, reason)
+
+    def _keep_with_celery(self, name: str, body: bytes, reason: str) -> None:
+        with self._app.producer_or_acquire() as producer:
+            ensure_queue(producer.connection, name)
+            producer.publish(
+                body,
+                exchange="",
+                routing_key=name,
+                content_type="application/json",
+                content_encoding="utf-8",
+                delivery_mode="persistent",
+                headers={REASON: reason[:_LONGEST_REASON]},
+                retry=True,
+            )

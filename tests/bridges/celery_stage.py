@@ -1,0 +1,128 @@
+"""Real `celery worker` processes, and an engine with a bridge to their broker."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kombu
+
+from oraculo.bridges.celery import CeleryBridge
+from oraculo.ports.clock import SystemClock, SystemEntropy
+from oraculo.ports.telemetry import Silent, Telemetry
+from oraculo.settings import BrokerSettings, CelerySettings, EngineSettings, RunSettings, Settings
+from oraculo.testing.harness import Harness
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
+CELERY = [sys.executable, "-m", "celery"]
+
+
+class CeleryWorker:
+    """`celery -A tests.bridges.celery_tasks worker`, on a queue of its own."""
+
+    def __init__(
+        self,
+        broker: str,
+        log: Path,
+        *options: str,
+        app: str = "tests.bridges.celery_tasks",
+        cwd: Path = ROOT,
+        queue: str | None = None,
+        **environment: str,
+    ) -> None:
+        self.broker = broker
+        self.queue = queue or f"loja-{uuid.uuid4().hex[:10]}"
+        self._log = log
+        self._cwd = cwd
+        self._command = [*CELERY, "-A", app, "worker", "-l", "INFO", "-n", f"{self.queue}@%h", *options]
+        self._environment = os.environ | {"CELERY_BROKER": broker, "CELERY_QUEUE": self.queue, **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._begin = self._log.stat().st_size if self._log.exists() else 0
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=self._cwd, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    async def is_ready(self) -> None:
+        def ready() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, f"it ended:\n{self.tail()}"
+            return b" ready." in self._log.read_bytes()[self._begin :]
+
+        await until(ready, within=30, saying="the celery worker to be ready")
+
+    def kill(self) -> None:
+        """kill -9 of all its processes at once, as when the machine dies."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(30)
+            self._process = None
+
+    def stop(self) -> int:
+        assert self._process is not None
+        self._process.terminate()
+        code, self._process = self._process.wait(30), None
+        return code
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def tail(self, size: int = 4000) -> str:
+        return self.log()[-size:]
+
+
+class Bridged(Harness):
+    """An engine in this process, on `memory://` unless told otherwise, with a bridge to a worker's broker."""
+
+    def __init__(
+        self,
+        worker_broker: str,
+        queue: str,
+        *,
+        broker: Any = None,
+        prefix: str = "",
+        telemetry: Telemetry | None = None,
+        **celery: Any,
+    ) -> None:
+        settings = Settings(
+            broker=BrokerSettings(prefix=prefix or f"t{uuid.uuid4().hex[:10]}."),
+            runs=RunSettings(backoff=0.05, max_attempts=1),
+            engine=EngineSettings(poll=0.2),
+            celery=CelerySettings(broker_url=worker_broker, queue=queue, **celery),
+        )
+        super().__init__(settings=settings, broker=broker)
+        prefix = settings.broker.prefix
+        self.bridge = CeleryBridge(
+            settings.celery, self.broker, prefix, SystemClock(), SystemEntropy(), telemetry or Silent()
+        )
+        self.engine.bridges = [self.bridge]
+
+    async def task(self, url: str, payload: dict[str, Any] | None = None, *, wait: float = 30, **more: Any) -> Any:
+        """Runs one Celery task as the only destination, and returns the aggregate."""
+        destination = {"id": "t", "fila": url, "payload": payload or {}}
+        return await self.run({"destinos": [destination], "timeout": wait, **more}, wait=wait + 5)
+
+    async def is_heard(self) -> None:
+        await until(lambda: self.bridge.trouble is None, saying="the bridge to reach Celery's broker")
+
+
+def replies_of(stage: Bridged) -> Callable[[], int]:
+    """How many reports wait on Celery's broker."""
+    name = f"{stage.settings.broker.prefix}oraculo-respostas"
+
+    def count() -> int:
+        with kombu.Connection(stage.settings.celery.broker_url) as connection:
+            channel: Any = connection.default_channel
+            try:
+                return int(channel.queue_declare(name, passive=True).message_count)
+            except connection.channel_errors:  # Redis has no empty queues
+                return 0
+
+    return count

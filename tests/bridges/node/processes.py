@@ -1,0 +1,107 @@
+"""Node programs as processes of their own, with the real npm packages."""
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers.fleet import Fleet
+from tests.waiting import until
+
+HERE = Path(__file__).parent
+
+
+def expect_node(fleet: Fleet) -> None:
+    if "node" in os.environ.get("ORACULO_TEST_SKIP", "").split(","):
+        fleet.skipped.add("node")
+        pytest.skip("node is named in ORACULO_TEST_SKIP")
+    if missing := [name for name in ("node", "npm") if shutil.which(name) is None]:
+        told = f"{' and '.join(missing)} cannot be found: install Node.js 18 or newer, with npm"
+        pytest.fail(f"{told}; ORACULO_TEST_SKIP=node goes without it.", pytrace=False)
+    installed()  # now: it takes its time, and nothing else must wait for it
+
+
+@functools.cache
+def installed(source: Path = HERE) -> Path:
+    """A copy of a folder of Node programs beside the packages that it needs; the folder itself stays as it is."""
+    folder = Path(tempfile.mkdtemp(prefix="oraculo-node-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for file in (*source.glob("*.mjs"), *source.glob("*.cjs"), source / "package.json"):
+        shutil.copy(file, folder)
+    (folder / "node_modules").symlink_to(_packages(source / "package.json"))
+    return folder
+
+
+def _packages(wanted: Path) -> Path:
+    """Installed once for each content of the file, and kept for the next session."""
+    kept = Path(tempfile.gettempdir()) / f"oraculo-npm-{hashlib.sha256(wanted.read_bytes()).hexdigest()[:16]}"
+    if not kept.exists():
+        folder = Path(tempfile.mkdtemp(prefix="oraculo-npm-"))
+        shutil.copy(wanted, folder)
+        command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+        if done.returncode:
+            pytest.fail(f"npm install failed; ORACULO_TEST_SKIP=node goes without:\n{done.stderr}", pytrace=False)
+        with contextlib.suppress(OSError):  # another session was faster
+            folder.rename(kept)
+    return kept / "node_modules"
+
+
+class NodeProcess:
+    """`node SCRIPT ARGUMENT…`, which writes into a file; may be started again after a kill."""
+
+    def __init__(self, script: Path, *arguments: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._command = ["node", str(script), *arguments]
+        self._environment = {**os.environ, **(environment or {})}
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=output, env=self._environment)
+
+    async def ready(self, word: str = "ready") -> None:
+        """It says that it is."""
+        before = self.output().count(word)
+        self.start()
+        await until(lambda: self._says(word, before), within=30, saying=f"{self._command} to be ready")
+
+    def _says(self, word: str, before: int) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"it ended:\n{self.output()[-3000:]}"
+        return self.output().count(word) > before
+
+    def output(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The whole lines of JSON that it has written."""
+        whole = self.output().rpartition("\n")[0].splitlines()
+        return [json.loads(line) for line in whole if line.startswith("{")]
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(30)
+            self._process = None
+
+    async def ended(self, within: float = 60) -> list[dict[str, Any]]:
+        """What it wrote until it ended by itself."""
+        assert self._process is not None
+        process = self._process
+        await until(lambda: process.poll() is not None, within=within, saying=f"the end of {self._command}")
+        await asyncio.sleep(0)
+        assert process.returncode == 0, self.output()[-3000:]
+        return self.lines()

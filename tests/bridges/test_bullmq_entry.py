@@ -1,0 +1,248 @@
+"""A Node application starts a pipeline by adding a job to `orchestrator-queue`, as in the seeds."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oraculo.bridges.bullmq.entry import describe, request_of, run_id_of
+from oraculo.errors import InvalidInput
+from oraculo.ports.store import RunQuery
+from oraculo.settings import Settings
+from oraculo.worker import App
+from tests.bridges.node.processes import expect_node
+from tests.bridges.node.stage import BullStage, bull_settings, journal, node_client, node_worker, working
+from tests.servers.fleet import Fleet
+from tests.waiting import until
+
+ENTRY = "orchestrator-queue"
+VIDEO = ("images-queue", "text-queue", "voiceover-queue", "captions-queue", "video-queue")
+
+
+@pytest.fixture
+def settings(fleet: Fleet) -> Settings:
+    expect_node(fleet)
+    return bull_settings(fleet.url("rabbitmq"), fleet.url("redis"), entry=ENTRY, queues=VIDEO)
+
+
+async def put(oraculo: BullStage, name: str, *steps: dict[str, Any], **pipeline: Any) -> None:
+    await oraculo.operations.put_pipeline(name, json.dumps({"name": name, "steps": steps, **pipeline}).encode())
+
+
+async def runs(oraculo: BullStage) -> list[str]:
+    return [head.id for head in (await oraculo.operations.runs(RunQuery())).heads]
+
+
+async def test_a_job_starts_its_pipeline_and_completes_with_the_aggregate(settings: Settings, tmp_path: Path) -> None:
+    data = {"jobId": "6710", "pipelineName": "promotional-video-full"}
+    client = node_client(settings, tmp_path, ENTRY, data)
+    async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, *VIDEO)):
+        client.start()
+        lines = await client.ended()
+        [run_id] = await runs(oraculo)
+    assert lines[0] == {"evento": "adicionado", "id": "1"}
+    aggregate = lines[-1]["valor"]
+    assert lines[-1]["evento"] == "concluido"
+    assert (aggregate["correlation_id"], aggregate["status"]) == (run_id, "concluida")
+    assert aggregate["resumo"]["concluidas"] == 5
+    percents = [line["progresso"] for line in lines if line["evento"] == "progresso"]
+    assert percents == sorted(percents)
+    assert set(percents) <= {0, 20, 40, 60, 80, 100}
+    # Each step's worker was given the job's data as the run's.
+    assert [line["dados"]["entrada"] for line in journal(tmp_path)] == [{"jobId": "6710"}] * 5
+
+
+async def test_progress_follows_the_run(settings: Settings, tmp_path: Path) -> None:
+    gates = {name: asyncio.Event() for name in "ab"}
+    app = App("gated")
+
+    for name in gates:
+
+        @app.queue(f"portao-{name}")
+        async def wait(payload: dict[str, Any], name: str = name) -> str:
+            await gates[name].wait()
+            return name
+
+    client = node_client(settings, tmp_path, ENTRY, {"jobId": "1", "pipelineName": "dois"})
+    async with BullStage(settings, app) as oraculo:
+        await put(oraculo, "dois", {"type": "A", "queue": "portao-a"}, {"type": "B", "queue": "portao-b"})
+        client.start()
+        expected = [0]
+        for gate, percent in (("a", 50), ("b", 100)):
+            await until(lambda: _progress(client) == expected, within=20, saying=f"progress {expected}")
+            gates[gate].set()
+            expected.append(percent)
+        lines = await client.ended()
+    assert _progress(client)[:2] == [0, 50]
+    assert lines[-1]["evento"] == "concluido"
+
+
+def _progress(client: Any) -> list[int]:
+    return [line["progresso"] for line in client.lines() if line["evento"] == "progresso"]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"jobId": "1"}, "data.pipelineName: must name a pipeline"),
+        ({"pipelineName": 7}, "data.pipelineName: must name a pipeline; got 7"),
+        ([1], 'data: must be an object, as {"pipelineName": "…"}; got [1]'),
+        ({"pipelineName": "x", "payload": 3}, "data.payload: must be an object; got 3"),
+        (
+            {"pipelineName": "promotional-video-ful"},
+            "pipeline: there is no pipeline 'promotional-video-ful'; did you mean 'promotional-video-full'?",
+        ),
+    ],
+)
+async def test_bad_data_fails_the_job_at_once_and_for_good(
+    data: object, reason: str, settings: Settings, tmp_path: Path
+) -> None:
+    client = node_client(settings, tmp_path, ENTRY, data, {"attempts": 5})
+    async with BullStage(settings) as oraculo:
+        client.start()
+        lines = await client.ended()
+        assert await runs(oraculo) == []
+        assert await oraculo.operations.dead_letters("orquestrador") == []  # whoever asked has been told
+    assert lines[-1] == {"evento": "falhou", "motivo": reason, "tentativas": 1}
+
+
+async def test_a_run_that_does_not_succeed_fails_the_job_with_the_reason(settings: Settings, tmp_path: Path) -> None:
+    """And each attempt that BullMQ makes of it is a new run."""
+    app = App("quebrado")
+
+    @app.queue("quebra")
+    async def breaks(payload: dict[str, Any]) -> None:
+        raise ValueError("sem tinta")
+
+    client = node_client(settings, tmp_path, ENTRY, {"pipelineName": "q"}, {"attempts": 2})
+    async with BullStage(settings, app) as oraculo:
+        await put(oraculo, "q", {"type": "Q", "queue": "quebra", "retry": {"maxAttempts": 1}})
+        client.start()
+        lines = await client.ended()
+        started = await runs(oraculo)
+    assert len(started) == len(set(started)) == 2
+    assert lines[-1]["motivo"] == f"run {started[0]} ended erro: Q: ValueError: sem tinta"
+    assert lines[-1]["tentativas"] == 2
+
+
+async def test_a_run_without_its_optional_step_completes_the_job(settings: Settings, tmp_path: Path) -> None:
+    app = App("quase")
+
+    @app.queue("quebra")
+    async def breaks(payload: dict[str, Any]) -> None:
+        raise ValueError("sem tinta")
+
+    @app.queue("vai")
+    async def goes(payload: dict[str, Any]) -> int:
+        return 1
+
+    client = node_client(settings, tmp_path, ENTRY, {"pipelineName": "q"})
+    async with BullStage(settings, app) as oraculo:
+        optional = {"type": "Q", "queue": "quebra", "retry": {"maxAttempts": 1}, "optional": True}
+        await put(oraculo, "q", optional, {"type": "V", "queue": "vai"})
+        client.start()
+        lines = await client.ended()
+    assert lines[-1]["evento"] == "concluido"
+    assert (lines[-1]["valor"]["status"], list(lines[-1]["valor"]["falhas"])) == ("parcial", ["Q"])
+
+
+@pytest.mark.parametrize("orderly", [True, False], ids=["stopped", "lost"])
+async def test_another_bridge_takes_a_job_over_without_a_second_run(
+    orderly: bool, settings: Settings, tmp_path: Path
+) -> None:
+    gate = asyncio.Event()
+    app = App("gated")
+
+    @app.queue("portao")
+    async def wait(payload: dict[str, Any]) -> str:
+        await gate.wait()
+        return "passou"
+
+    client = node_client(settings, tmp_path, ENTRY, {"pipelineName": "um"})
+    async with BullStage(settings, app) as oraculo:
+        await put(oraculo, "um", {"type": "A", "queue": "portao"})
+        client.start()
+        await until(lambda: runs(oraculo), within=20, saying="the run")
+        first = oraculo.bridge
+        if orderly:
+            await first.stop()
+        else:
+            await _lose(first)
+        oraculo.bridge = oraculo.new_bridge()
+        await oraculo.bridge.start()
+        gate.set()
+        began = time.monotonic()
+        lines = await client.ended(within=30)
+        assert not orderly or time.monotonic() - began < 8
+        assert len(await runs(oraculo)) == 1
+        await first.stop()
+    assert lines[-1]["evento"] == "concluido"
+    assert lines[-1]["valor"]["resultados"]["A"]["resultado"] == "passou"
+
+
+async def _lose(bridge: Any) -> None:
+    """As if its process had been killed: nothing is given back, no lock renewed."""
+    worker = bridge._entry._worker
+    worker.forceClosing = worker.closing = worker.closed = True
+    await worker.lockManager.close()
+    worker.stalledCheckTimer.stop()
+    for task in (*worker.processing, *bridge._tasks):
+        task.cancel()
+
+
+async def test_an_aggregate_that_came_to_another_bridge_is_found(settings: Settings, tmp_path: Path) -> None:
+    app = App("rapido")
+
+    @app.queue("rapida")
+    async def quick(payload: dict[str, Any]) -> str:
+        return "feito"
+
+    async with BullStage(settings, app) as oraculo:
+        await put(oraculo, "um", {"type": "A", "queue": "rapida"})
+        other = oraculo.new_bridge()
+        await other.start()
+        clients = [node_client(settings, tmp_path, ENTRY, {"pipelineName": "um", "n": n}) for n in range(6)]
+        for client in clients:
+            client.start()
+        ends = [(await client.ended())[-1]["evento"] for client in clients]
+        assert len(await runs(oraculo)) == 6
+        await other.stop()
+    assert ends == ["concluido"] * 6
+
+
+# -- without a server ---------------------------------------------------------------------------------------------
+
+
+def test_the_runs_payload_is_the_jobs_data() -> None:
+    data = {"jobId": "1", "pipelineName": "p", "n": 1, "payload": {"produto": "x", "n": 2}}
+    assert json.loads(request_of(data)) == {"pipeline": "p", "payload": {"jobId": "1", "n": 2, "produto": "x"}}
+
+
+@pytest.mark.parametrize("data", [None, "x", {"pipelineName": ""}, {"pipelineName": "p", "payload": []}])
+def test_what_is_no_request(data: object) -> None:
+    with pytest.raises(InvalidInput, match=r"data.*must"):
+        request_of(data)
+
+
+def _job(**given: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"id": "1", "timestamp": 1000, "attemptsMade": 0, **given})
+
+
+def test_a_runs_id_is_that_of_its_job_and_attempt() -> None:
+    make: Callable[..., str] = lambda **given: run_id_of("q", _job(**given))  # noqa: E731
+    assert make() == make()
+    different = [make(), make(id="2"), make(timestamp=1001), make(attemptsMade=1), run_id_of("r", _job())]
+    assert len(set(different)) == len(different)
+    assert len(make(id="á:" * 300)) <= 128
+
+
+def test_what_is_told_of_a_run_that_failed() -> None:
+    faults = {f"S{n}": {"status": "erro", "motivo": "x"} for n in range(7)}
+    told = describe({"correlation_id": "r", "status": "erro", "falhas": faults})
+    assert told == "run r ended erro: S0: x; S1: x; S2: x; S3: x; S4: x and 2 more"
+    assert describe({"correlation_id": "r", "status": "cancelada", "falhas": {}}) == "run r ended cancelada"

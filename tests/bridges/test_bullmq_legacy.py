@@ -1,0 +1,114 @@
+"""Old Bull, the npm package `bull` 4, behind the flag `legacy`: best effort, and this much of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oraculo.ports.store import RunQuery
+from oraculo.settings import Settings
+from tests.bridges.node.processes import NodeProcess, expect_node, installed
+from tests.bridges.node.stage import BullStage, bull_settings, journal, node_worker, working
+from tests.servers.fleet import Fleet
+from tests.waiting import until
+
+QUEUE = "images-queue"
+ENTRY = "orchestrator-queue"
+WORKER = "bull_worker.mjs"
+
+
+@pytest.fixture
+def settings(fleet: Fleet) -> Settings:
+    expect_node(fleet)
+    return bull_settings(
+        fleet.url("rabbitmq"), fleet.url("redis"), legacy=True, entry=ENTRY, queues=(QUEUE, "text-queue")
+    )
+
+
+def only(**payload: Any) -> dict[str, Any]:
+    return {"destinos": [{"id": "passo", "fila": f"bullmq://{QUEUE}"}], "payload": payload, "timeout": 60}
+
+
+async def test_a_job_and_its_value(settings: Settings, tmp_path: Path) -> None:
+    async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE, script=WORKER)):
+        aggregate = await oraculo.run(only(faz="eco", texto="coração"))
+    expected = {"recebido": {"faz": "eco", "texto": "coração"}, "nome": "__default__"}
+    assert aggregate["resultados"]["passo"] == {"status": "ok", "resultado": expected}
+    assert len(journal(tmp_path)) == 1
+
+
+async def test_a_failure_after_bulls_own_attempts(settings: Settings, tmp_path: Path) -> None:
+    async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE, script=WORKER)):
+        step = {"type": "PASSO", "queue": f"bullmq://{QUEUE}?attempts=3", "retry": {"maxAttempts": 1}}
+        await oraculo.operations.put_pipeline("p", json.dumps({"name": "p", "steps": [step]}).encode())
+        aggregate = await oraculo.run({"pipeline": "p", "payload": {"faz": "falha"}})
+    assert aggregate["falhas"]["PASSO"]["motivo"] == "não deu"
+    assert len(journal(tmp_path)) == 3
+
+
+async def test_progress(settings: Settings, tmp_path: Path) -> None:
+    async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE, script=WORKER)):
+        run_id = await oraculo.submit(only(faz="progride_e_pendura", progressos=[42]))
+
+        async def told() -> object:
+            return (await oraculo.task(run_id, "passo"))["progresso"]
+
+        await until(told, within=20, saying="progress")
+        assert await told() == {"percentual": 42.0, "mensagem": None}
+
+
+async def test_what_ended_while_no_bridge_listened_is_found(settings: Settings, tmp_path: Path) -> None:
+    async with BullStage(settings) as oraculo:
+        run_id = await oraculo.submit(only(faz="eco"))
+        await until(lambda: oraculo.job_ids(QUEUE), saying="the job")
+        await oraculo.bridge.stop()
+        async with working(node_worker(settings, tmp_path, QUEUE, script=WORKER)):
+            done = oraculo.key(QUEUE, "completed")
+            await until(lambda: oraculo.redis.zcard(done), within=20, saying="the job's end")
+        oraculo.bridge = oraculo.new_bridge()
+        await oraculo.bridge.start()
+        aggregate = await oraculo.ended(run_id, wait=20)
+    assert aggregate["status"] == "concluida"
+
+
+def client(settings: Settings, folder: Path, data: object, options: dict[str, Any] | None = None) -> NodeProcess:
+    arguments = (settings.bullmq.url, settings.bullmq.prefix, ENTRY, json.dumps(data), json.dumps(options or {}))
+    return NodeProcess(installed() / "bull_client.mjs", *arguments, log=folder / "client.log")
+
+
+async def test_a_job_of_bull_starts_a_pipeline(settings: Settings, tmp_path: Path) -> None:
+    """The seeds' `queueManager.addJob('orchestrator-queue', {jobId, pipelineName})`, with Bull itself."""
+    app = client(settings, tmp_path, {"jobId": "6710", "pipelineName": "enhanced-images-only"})
+    async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE, script=WORKER)):
+        app.start()
+        lines = await app.ended()
+        [head] = (await oraculo.operations.runs(RunQuery())).heads
+    assert lines[-1]["evento"] == "concluido", lines
+    assert lines[-1]["valor"]["correlation_id"] == head.id
+    assert lines[-1]["valor"]["resultados"]["ENHANCED_IMAGES"]["resultado"]["recebido"]["entrada"] == {"jobId": "6710"}
+
+
+@pytest.mark.parametrize("data", [{"jobId": "1"}, {"pipelineName": "nenhum"}])
+async def test_a_bad_job_of_bull_fails_at_once(data: object, settings: Settings, tmp_path: Path) -> None:
+    app = client(settings, tmp_path, data, {"attempts": 5})
+    async with BullStage(settings):
+        app.start()
+        lines = await app.ended()
+    assert lines[-1]["evento"] == "falhou", lines
+    assert "pipeline" in lines[-1]["motivo"]
+
+
+async def test_a_job_of_bull_is_taken_over_without_a_second_run(settings: Settings, tmp_path: Path) -> None:
+    app = client(settings, tmp_path, {"pipelineName": "enhanced-images-only"})
+    async with BullStage(settings) as oraculo:
+        app.start()
+        await until(lambda: oraculo.job_ids(QUEUE), within=20, saying="the step's job")
+        await oraculo.bridge.stop()
+        oraculo.bridge = oraculo.new_bridge()
+        await oraculo.bridge.start()
+        async with working(node_worker(settings, tmp_path, QUEUE, script=WORKER)):
+            lines = await app.ended()
+        heads = (await oraculo.operations.runs(RunQuery())).heads
+    assert lines[-1]["evento"] == "concluido", lines
+    assert len(heads) == 1

@@ -1,0 +1,125 @@
+"""The small parts of the bridge to BullMQ, without a server."""
+
+import json
+import re
+
+import pytest
+from redis.exceptions import ConnectionError as LostConnection
+from redis.exceptions import ResponseError
+
+from oraculo.bridges.bullmq.layout import is_hopeless
+from oraculo.bridges.bullmq.records import decode_record, encode_record, job_id_of, record_of
+from oraculo.bridges.bullmq.reports import read_progress
+from oraculo.bridges.bullmq.server import Server, is_passing
+from oraculo.core.message import Message, decode_message
+from oraculo.errors import InvalidSettings
+
+
+def command(**given: object) -> Message:
+    fields = {
+        "correlation_id": "c",
+        "tipo_evento": "iniciar_execucao",
+        "payload": {"n": 1},
+        "timestamp": "2025-10-14T12:00:00Z",
+        "tarefa": "t",
+        "tentativa": 1,
+        **given,
+    }
+    return decode_message(json.dumps({key: value for key, value in fields.items() if value is not None}).encode())
+
+
+def test_a_repeat_of_a_command_has_the_same_job_and_no_other_command_has() -> None:
+    first = job_id_of("p.", command(), b"body")
+    assert job_id_of("p.", command(timestamp="2026-01-01T00:00:00Z"), b"another body") == first
+    others = [
+        job_id_of("p.", command(tentativa=2), b"body"),
+        job_id_of("p.", command(tarefa="u"), b"body"),
+        job_id_of("q.", command(), b"body"),
+        job_id_of("p.", command(correlation_id="c.t", tarefa="1"), b"body"),
+        job_id_of("p.", command(correlation_id="c", tarefa="t.1"), b"body"),
+    ]
+    assert len({first, *others}) == len(others) + 1
+
+
+def test_a_command_that_names_no_task_is_told_by_its_body() -> None:
+    plain = command(tarefa=None, tentativa=None)
+    assert job_id_of("", plain, b"one") == job_id_of("", plain, b"one") != job_id_of("", plain, b"two")
+
+
+@pytest.mark.parametrize("correlation_id", ["1", "a:b", "coração", "x" * 128])
+def test_bullmq_takes_the_id(correlation_id: str) -> None:
+    made = job_id_of("", command(correlation_id=correlation_id), b"")
+    assert re.fullmatch(r"[A-Za-z0-9_.-]{20,110}", made)
+    assert not made.isdecimal()
+
+
+def test_a_record_keeps_what_an_answer_needs_and_no_payload() -> None:
+    sent = command(responder_em="r", prazo="2026-01-01T00:00:00Z", traceparent="tp")
+    record = decode_record(encode_record(record_of("fila", sent)).decode())
+    kept = record.command
+    assert (record.queue, kept.correlation_id, kept.tarefa, kept.tentativa) == ("fila", "c", "t", 1)
+    assert (kept.responder_em, kept.prazo, kept.traceparent) == ("r", "2026-01-01T00:00:00Z", "tp")
+    assert bytes(kept.payload) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (0, (0.0, "")),
+        (140, (100.0, "")),
+        (-3, (0.0, "")),
+        (True, (None, "")),
+        (None, (None, "")),
+        ("quase", (None, "quase")),
+        ("x" * 900, (None, "x" * 500)),
+        ([1, 2], (None, "[1,2]")),
+        ({"progress": 30}, (30.0, "")),
+        ({"percent": "?", "value": 5, "stage": "corte"}, (5.0, "corte")),
+        ({"message": "só texto"}, (None, "só texto")),
+        ({"passo": 1}, (None, '{"passo":1}')),
+    ],
+)
+def test_progress_may_be_anything(data: object, expected: tuple[float | None, str]) -> None:
+    assert read_progress(data) == expected
+
+
+@pytest.mark.parametrize(
+    ("stacktrace", "expected"),
+    [
+        (None, False),
+        ("[]", False),
+        ("not json", False),
+        ('["Error: UnrecoverableErro"]', False),
+        ('["UnrecoverableError: nunca\\n at x"]', True),
+        ('["UnrecoverableError: nunca", "Error: outra"]', False),
+        ('["Error: because of\\nUnrecoverableError"]', False),
+    ],
+)
+def test_only_the_last_attempt_says_that_another_is_of_no_use(stacktrace: str | None, expected: bool) -> None:
+    assert is_hopeless(stacktrace) is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (LostConnection("gone"), True),
+        (TimeoutError(), True),
+        (OSError(111, "refused"), True),
+        (ResponseError("OOM command not allowed when used memory > 'maxmemory'"), True),
+        (ResponseError("LOADING Redis is loading the dataset in memory"), True),
+        (ResponseError("WRONGTYPE Operation against a key"), False),
+        (ValueError("no number"), False),
+    ],
+)
+def test_what_is_worth_another_try(error: Exception, expected: bool) -> None:
+    assert is_passing(error) is expected
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "redis://localhost:porta"])
+def test_a_url_that_is_none(url: str) -> None:
+    with pytest.raises(InvalidSettings, match="ORACULO_BULLMQ_URL"):
+        Server(url)
+
+
+def test_trouble_shows_no_password() -> None:
+    assert Server("redis://user:segredo@example.org:7000/1").trouble == "not connected to example.org:7000 yet"

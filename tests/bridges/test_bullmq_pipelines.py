@@ -1,0 +1,68 @@
+"""The seven video pipelines, unchanged, with all five workers as unmodified Node workers on BullMQ: the example's own
+files, started by its own application, on `oraculo serve`."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oraculo.settings import Settings
+from tests.bridges.node.processes import NodeProcess, expect_node, installed
+from tests.bridges.node.stage import BullStage, bull_settings, working
+from tests.servers.fleet import BROKERS, Fleet
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "bullmq_workers"
+QUEUES = ("images-queue", "text-queue", "voiceover-queue", "captions-queue", "video-queue")
+COPY = "Compre já! (instagram)"
+MADE: dict[str, Any] = {
+    "ENHANCED_IMAGES": {"images": [f"6710a2-{n}.png" for n in range(5)]},
+    "VIRAL_COPY": {"copy": COPY},
+    "VOICE_OVER": {"audio": "voz.mp3", "says": COPY},
+    "CAPTIONS": {"captions": [COPY]},
+}
+# The steps of each; the video is made from all of them.
+PIPELINES = {
+    "enhanced-images-only": ["ENHANCED_IMAGES"],
+    "viral-copy-only": ["VIRAL_COPY"],
+    "voice-over-only": ["VIRAL_COPY", "VOICE_OVER"],
+    "promotional-video-basic": ["ENHANCED_IMAGES", "PROMOTIONAL_VIDEO"],
+    "promotional-video-with-text": ["ENHANCED_IMAGES", "VIRAL_COPY", "PROMOTIONAL_VIDEO"],
+    "promotional-video-with-voiceover": ["ENHANCED_IMAGES", "VIRAL_COPY", "VOICE_OVER", "PROMOTIONAL_VIDEO"],
+    "promotional-video-full": ["ENHANCED_IMAGES", "VIRAL_COPY", "VOICE_OVER", "CAPTIONS", "PROMOTIONAL_VIDEO"],
+}
+
+
+@pytest.fixture(params=BROKERS)
+async def settings(request: pytest.FixtureRequest, fleet: Fleet, tmp_path: Path) -> AsyncIterator[Settings]:
+    expect_node(fleet)
+    entry = "orchestrator-queue"
+    settings = bull_settings(fleet.url(request.param), fleet.url("redis"), entry=entry, queues=QUEUES)
+    folder = await asyncio.to_thread(installed, EXAMPLE)
+    arguments = (settings.bullmq.url, settings.bullmq.prefix)
+    async with working(NodeProcess(folder / "workers.mjs", *arguments, log=tmp_path / "workers.log")):
+        yield settings
+
+
+@pytest.mark.timeout(180)
+async def test_the_seven_pipelines_run_unchanged(settings: Settings, tmp_path: Path) -> None:
+    folder, bullmq = installed(EXAMPLE), settings.bullmq
+    async with BullStage(settings):
+        apps = {
+            name: NodeProcess(folder / "app.mjs", bullmq.url, name, bullmq.prefix, log=tmp_path / f"{name}.log")
+            for name in PIPELINES
+        }
+        for app in apps.values():
+            app.start()
+        for name, app in apps.items():
+            [aggregate] = await app.ended(within=90)
+            check(name, aggregate)
+
+
+def check(name: str, aggregate: dict[str, Any]) -> None:
+    steps = PIPELINES[name]
+    sources = {step: MADE[step] for step in steps if step != "PROMOTIONAL_VIDEO"}
+    made = {**MADE, "PROMOTIONAL_VIDEO": {"video": "promocional.mp4", "from": sources}}
+    assert aggregate["status"] == "concluida", aggregate
+    assert aggregate["resultados"] == {step: {"status": "ok", "resultado": made[step]} for step in steps}, name

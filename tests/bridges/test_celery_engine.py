@@ -1,0 +1,263 @@
+"""Celery as the engine of our handlers: plain JSON commands on quorum queues, worked on in a real Celery worker."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from celery import Celery
+
+from oraculo.celery_app import make_celery_app
+from oraculo.errors import InvalidSettings
+from oraculo.settings import BrokerSettings, CelerySettings, Settings
+from tests.bridges.celery_handlers import app as handlers
+from tests.bridges.celery_stage import ROOT
+from tests.cli.processes import run as run_cli
+from tests.end_to_end.stage import Stage, settings_for
+from tests.servers.fleet import Fleet
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Engine:
+    """`oraculo worker … --engine celery` as a process."""
+
+    def __init__(self, settings: Settings, log: Path, *options: str, command: list[str] | None = None) -> None:
+        self._log = log
+        env = os.environ | {
+            "ORACULO_BROKER_URL": settings.broker.url,
+            "ORACULO_PREFIX": settings.broker.prefix,
+            "ORACULO_CELERY_APPS": "tests.bridges.celery_handlers:app" if command else "",
+        }
+        ours = [str(Path(sys.executable).with_name("oraculo")), "worker", "tests.bridges.celery_handlers:app"]
+        command = command or [*ours, "--engine", "celery"]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*command, "-l", "INFO", *options],
+                cwd=ROOT,
+                env=env,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    async def is_ready(self) -> None:
+        def ready() -> bool:
+            assert self._process.poll() is None, f"it ended:\n{self.tail()}"
+            return " ready." in self.tail()
+
+        await until(ready, within=30, saying="the celery worker to be ready")
+
+    def tail(self) -> str:
+        return self._log.read_text(errors="replace")[-6000:]
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(30)
+
+    def stop(self) -> int:
+        self._process.terminate()
+        return self._process.wait(30)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def settings(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Settings]:
+    """Of one worker that the tests of this file share."""
+    found = settings_for(fleet.url("rabbitmq"))
+    engine = Engine(found, tmp_path_factory.mktemp("engine") / "worker.log", "-c", "3", "-E")
+    try:
+        await engine.is_ready()
+        yield found
+    finally:
+        engine.kill()
+
+
+@pytest.fixture
+async def oraculo(settings: Settings) -> AsyncIterator[Stage]:
+    async with Stage(settings) as stage:
+        yield stage
+
+
+async def test_async_and_plain_handlers_answer(oraculo: Stage) -> None:
+    request = {"destinos": ["escavador_youtube", "executador_relatorio"], "payload": {"texto": "coração"}}
+    aggregate = await oraculo.run(request)
+    assert aggregate["status"] == "concluida", aggregate
+    collected = aggregate["resultados"]["escavador_youtube"]["dados"]
+    assert collected["payload"] == {"texto": "coração"}
+    assert collected["tarefa"] == "escavador_youtube"
+    assert aggregate["resultados"]["executador_relatorio"]["resultado"]["arquivo"] == "relatorio.pdf"
+
+
+async def test_progress_is_told(oraculo: Stage) -> None:
+    run = await oraculo.submit({"destinos": ["escavador_youtube"], "payload": {}})
+    await oraculo.ended(run)
+    history = await oraculo.operations.history(run)
+    assert [entry for entry in history if "half way" in str(entry)], history
+
+
+async def test_a_failure_is_retried_and_a_final_one_is_not(oraculo: Stage) -> None:
+    request = {
+        "destinos": [
+            {"id": "tinta", "fila": "executador_falha", "payload": {}},
+            {"id": "papel", "fila": "executador_falha", "payload": {"final": True}},
+        ]
+    }
+    failures = (await oraculo.run(request))["falhas"]
+    assert failures["tinta"]["motivo"] == "ValueError: no ink"
+    assert failures["tinta"]["tentativas"] == 3
+    assert failures["papel"]["motivo"] == "DoNotRetry: no paper"
+    assert failures["papel"]["tentativas"] == 1
+
+
+async def test_many_processes_share_the_work(oraculo: Stage) -> None:
+    destinations = [{"id": f"t{n}", "fila": "executador_relatorio"} for n in range(60)]
+    results = (await oraculo.run({"destinos": destinations, "payload": {}}))["resultados"]
+    assert len(results) == 60
+    assert len({answer["resultado"]["pid"] for answer in results.values()}) > 1
+
+
+async def test_a_handlers_own_limit_holds(oraculo: Stage) -> None:
+    destinations = [{"id": f"t{n}", "fila": "executador_um"} for n in range(4)]
+    results = (await oraculo.run({"destinos": destinations, "payload": {}}))["resultados"]
+    spans = sorted((one["resultado"]["began"], one["resultado"]["ended"]) for one in results.values())
+    assert len(spans) == 4
+    assert all(before[1] <= after[0] for before, after in pairwise(spans)), spans
+
+
+async def test_what_is_no_command_rests_in_the_dead_letters_with_the_reason(oraculo: Stage) -> None:
+    await oraculo.publish("executador_relatorio", b"not json")
+    queue = oraculo.engine.names.physical("executador_relatorio")
+
+    async def letters() -> Any:
+        return await oraculo.broker.dead_letters(queue, limit=10)
+
+    [letter] = await until(letters, saying="the dead letter")
+    assert letter.body == b"not json"
+    assert "not valid JSON" in letter.reason
+    await oraculo.broker.discard(queue, [letter.id])
+
+
+async def test_a_handler_that_outlives_its_deadline_is_ended(oraculo: Stage, tmp_path: Path) -> None:
+    """Both kinds: the process is free again for the next command."""
+    payload = {"path": str(tmp_path / "never"), "mark": str(tmp_path / "mark")}
+    destinations = [{"fila": "executador_espera"}, {"fila": "executador_espera_async"}]
+    for _ in range(3):
+        aggregate = await oraculo.run({"destinos": destinations, "payload": payload, "timeout": 1})
+        assert aggregate["status"] == "timeout"
+    assert (await oraculo.run({"destinos": ["executador_relatorio"], "payload": {}}))["status"] == "concluida"
+
+
+async def test_a_revoked_task_is_told(oraculo: Stage, settings: Settings, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    payload = {"path": str(tmp_path / "never"), "mark": str(mark)}
+    run = await oraculo.submit({"destinos": ["executador_espera"], "payload": payload, "timeout": 30})
+    await until(mark.exists, saying="the handler to begin")
+    control = Celery(broker=settings.broker.url, set_as_current=False).control
+
+    def its_id() -> str | None:
+        active = control.inspect(timeout=1).active() or {}
+        found = [task["id"] for tasks in active.values() for task in tasks if run in str(task["args"])]
+        return found[0] if found else None
+
+    task_id = await until(its_id, within=20, saying="the task among what Celery works on")
+    control.revoke(task_id, terminate=True)
+    aggregate = await oraculo.ended(run)
+    assert "TaskRevokedError" in aggregate["falhas"]["executador_espera"]["motivo"]
+
+
+async def test_a_pool_process_that_is_killed_gives_its_command_back(oraculo: Stage, tmp_path: Path) -> None:
+    mark, path = tmp_path / "mark", tmp_path / "path"
+    payload = {"path": str(path), "mark": str(mark)}
+    run = await oraculo.submit({"destinos": ["executador_espera"], "payload": payload, "timeout": 60})
+    await until(mark.exists, saying="the handler to begin")
+    os.kill(int(mark.read_text()), signal.SIGKILL)
+    await until(lambda: len(mark.read_text().split()) == 2, within=30, saying="the command to come again")
+    path.touch()
+    assert (await oraculo.ended(run))["status"] == "concluida"
+
+
+async def test_a_worker_that_is_killed_gives_its_commands_back(fleet: Fleet, tmp_path: Path) -> None:
+    """And `celery -A oraculo.celery_app worker` is the same worker; autoscale is Celery's own."""
+    settings = settings_for(fleet.url("rabbitmq"))
+    mark, path = tmp_path / "mark", tmp_path / "path"
+    command = [sys.executable, "-m", "celery", "-A", "oraculo.celery_app", "worker"]
+    first = Engine(
+        settings, tmp_path / "first.log", "--autoscale", "4,1", "-n", f"a{mark.parent.name}@%h", command=command
+    )
+    second: Engine | None = None
+    try:
+        await first.is_ready()
+        async with Stage(settings) as oraculo:
+            payload = {"path": str(path), "mark": str(mark)}
+            destinations = [{"id": f"t{n}", "fila": "executador_espera"} for n in range(3)]
+            run = await oraculo.submit({"destinos": destinations, "payload": payload, "timeout": 60})
+            await until(lambda: mark.exists() and len(mark.read_text().split()) == 3, within=30, saying="three at once")
+            first.kill()
+            second = Engine(
+                settings,
+                tmp_path / "second.log",
+                "--autoscale",
+                "4,1",
+                "-n",
+                f"b{mark.parent.name}@%h",
+                command=command,
+            )
+            await second.is_ready()
+            path.touch()
+            assert (await oraculo.ended(run))["status"] == "concluida"
+    finally:
+        first.kill()
+        if second is not None:
+            second.kill()
+
+
+async def test_a_stop_lets_what_is_in_work_end(fleet: Fleet, tmp_path: Path) -> None:
+    settings = settings_for(fleet.url("rabbitmq"))
+    mark, path = tmp_path / "mark", tmp_path / "path"
+    engine = Engine(settings, tmp_path / "worker.log", "-c", "1")
+    try:
+        await engine.is_ready()
+        async with Stage(settings) as oraculo:
+            payload = {"path": str(path), "mark": str(mark)}
+            run = await oraculo.submit({"destinos": ["executador_espera"], "payload": payload, "timeout": 60})
+            await until(mark.exists, saying="the handler to begin")
+            engine._process.terminate()
+            await until(lambda: "Warm shutdown" in engine.tail(), saying="the worker to begin its stop")
+            path.touch()
+            assert (await oraculo.ended(run))["status"] == "concluida"
+            engine._process.wait(30)
+            [state] = await oraculo.broker.queues([oraculo.engine.names.physical("executador_espera")])
+            assert (state.ready, state.unacked) == (0, 0), "it was given back although it was answered"
+    finally:
+        engine.kill()
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "nats://localhost"])
+def test_other_brokers_are_refused_in_words(url: str) -> None:
+    settings = Settings(broker=BrokerSettings(url=url), celery=CelerySettings())
+    with pytest.raises(InvalidSettings, match="must name a RabbitMQ"):
+        make_celery_app(settings, [handlers])
+
+
+def test_the_command_line_says_what_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "meus.py").write_text("from tests.bridges.celery_handlers import app")
+    env = {"ORACULO_BROKER_URL": "redis://localhost", "PYTHONPATH": str(ROOT)}
+    done = run_cli("worker", "meus:app", "--engine", "celery", cwd=tmp_path, env=env)
+    assert done.returncode == 2
+    assert "ORACULO_BROKER_URL: must name a RabbitMQ" in done.stderr
+    done = run_cli("worker", "meus:app", "--autoscale", "3,1", cwd=tmp_path, env=env)
+    assert done.returncode == 2
+    assert "--autoscale: is no option of `oraculo worker`" in done.stderr
+
+
+def test_without_handlers_any_broker_of_celery_will_do() -> None:
+    app = make_celery_app(Settings(broker=BrokerSettings(url="nats://localhost,redis://localhost/3")), [])
+    assert app.conf.broker_url == "redis://localhost/3"
