@@ -17,7 +17,7 @@ from oraculo.errors import NotFound, ObjectsUnavailable
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.objects import Objects, put_result
 from oraculo.ports.telemetry import LoopFailed, Record
-from oraculo.settings import EngineSettings, ObjectSettings, RunSettings, Settings
+from oraculo.settings import BullmqSettings, EngineSettings, ObjectSettings, RunSettings, Settings
 from oraculo.stores.objects import FolderObjects
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
@@ -28,6 +28,7 @@ from tests.waiting import until
 LARGE = "x" * 300_000
 QUICK = EngineSettings(poll=0.05, note_linger=0.005)
 KEPT = Settings(engine=QUICK, runs=RunSettings(backoff=0.01))
+WITH_RESULT = b'"resultados":{"escavador_a"'
 TWO_STEPS = b"""
 name: dois-passos
 steps:
@@ -145,6 +146,22 @@ async def test_shared_references_travel_and_workers_resolve_them(tmp_path: Path)
         assert seen == [{"escavador_a": {"status": "ok", "dados": LARGE}}]
         assert objects.puts == 1, "the worker put it; the engine had nothing to put"
     assert max(map(len, broker.bodies)) < 2_000, "nothing large went through the broker"
+
+
+@pytest.mark.parametrize("step", ["{queue: 'celery://t'}", "{type: images-queue}"])
+async def test_over_a_bridge_a_large_result_goes_whole(tmp_path: Path, step: str) -> None:
+    """Workers of another system know nothing of references."""
+    broker, settings = Recording(), shared(tmp_path)
+    settings = msgspec.structs.replace(settings, bullmq=BullmqSettings(queues=("images-queue",)))
+    pipeline = f"name: p\nsteps:\n  - {{type: escavador_a}}\n  - {step[:-1]}, dependsOn: [escavador_a]}}\n".encode()
+    app = two_steps_app([])
+    async with Harness(app, settings=settings, objects=FolderObjects(tmp_path), broker=broker) as oraculo:
+        await oraculo.operations.put_pipeline("p", pipeline)
+        await oraculo.submit({"pipeline": "p"})
+        command = await until(
+            lambda: next((body for body in broker.bodies if b'"resultados":{"escavador_a"' in body), b"")
+        )
+    assert msgspec.json.decode(command)["payload"]["resultados"]["escavador_a"]["dados"] == LARGE
 
 
 class Recording(MemoryBroker):

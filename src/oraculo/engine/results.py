@@ -1,12 +1,13 @@
 """Reads large results back from the object store, for whoever is given them: the aggregate, the API, a command."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from oraculo.core.aggregate import aggregate, encode_aggregate
+from oraculo.core.pipeline import Step
 from oraculo.core.reference import Reference, read_reference, references_in
 from oraculo.core.run import Run
 from oraculo.core.views import run_view
@@ -23,11 +24,19 @@ _NO_OBJECTS = "no object store is set; set ORACULO_OBJECTS_URL to the one that t
 
 class LargeResults:
     """`inline_bytes`: how much one aggregate brings along; what is beyond it stays a reference. `hands_on`: whether
-    workers are given references, because they reach the object store too."""
+    workers are given references, because they reach the object store too; those that read `bridged` queues, or are
+    behind a bridge, do not."""
 
     def __init__(
-        self, objects: Objects | None, telemetry: Telemetry, *, inline_bytes: int = 0, hands_on: bool = False
+        self,
+        objects: Objects | None,
+        telemetry: Telemetry,
+        *,
+        inline_bytes: int = 0,
+        hands_on: bool = False,
+        bridged: Collection[str] = (),
     ) -> None:
+        self._bridged = bridged
         self._objects = objects
         self._telemetry = telemetry
         self._inline_bytes = inline_bytes
@@ -112,9 +121,13 @@ class LargeResults:
 
     def needed(self, run: Run, number: int) -> dict[str, Reference]:
         """The large results that must be read before the task's command can be sent."""
-        if self._objects is None or self._hands_on:
+        if self._objects is None or (self._hands_on and not self._goes_over_a_bridge(run.plan.steps[number])):
             return {}
         return references_in(run, run.plan.dependencies[number])
+
+    def _goes_over_a_bridge(self, step: Step) -> bool:
+        """To workers of another system, who know nothing of references."""
+        return step.bridge is not None or step.queue in self._bridged
 
     async def read(self, references: Mapping[str, Reference]) -> dict[str, bytes]:
         """All of them, for a command. Raises ObjectLost, or ObjectsUnavailable: then it is worth another try."""

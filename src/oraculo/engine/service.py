@@ -100,6 +100,7 @@ class Engine:
             telemetry,
             inline_bytes=settings.objects.inline_bytes,
             hands_on=bool(settings.objects.url),
+            bridged=settings.bullmq.queues,
         )
         self._http: httpx2.AsyncClient | None = None
         if post is None:
