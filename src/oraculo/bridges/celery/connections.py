@@ -45,12 +45,17 @@ class Address:
         arguments = {"x-queue-type": "quorum"} if self.is_amqp else None
         exchange = kombu.Exchange(replies, "direct", durable=True)
         self.replies = kombu.Queue(replies, exchange, routing_key=replies, durable=True, queue_arguments=arguments)
+        if fault := self._fault():
+            raise InvalidSettings(Fault("ORACULO_CELERY_BROKER_URL", f"is no broker that kombu knows: {fault}"))
+
+    def _fault(self) -> str | None:
+        if "://" not in self._url:
+            return "it needs a scheme, as pyamqp://guest@localhost// or redis://localhost/0"
         try:
             _ = self.connection().transport  # connects to nothing yet
         except Exception as error:  # noqa: BLE001 - kombu looks for the transport's package, which may raise anything
-            raise InvalidSettings(
-                Fault("ORACULO_CELERY_BROKER_URL", f"is no broker that kombu knows: {error}")
-            ) from None
+            return str(error)
+        return None
 
     def connection(self, *, heartbeat: float = 0) -> kombu.Connection:
         return kombu.Connection(
