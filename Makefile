@@ -16,8 +16,8 @@ help:  ## list the commands
 run: $(VENV)/.run  ## start everything in one process: API, engine and sample workers on http://127.0.0.1:8000
 	$(BIN)/oraculo dev $(ARGS)
 
-test: check  ## check, then run every test
-	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(ARGS)
+test: check  ## check, then run the tests (LONG=1: those, too, that repeat a proof in another setting)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(if $(LONG),-m "") $(ARGS)
 
 check: $(VENV)/.dev  ## ruff, mypy strict, the import layers, generated files
 	$(BIN)/ruff check .

@@ -34,7 +34,10 @@ PIPELINES = {
 }
 
 
-@pytest.fixture(params=BROKERS)
+_LONG = [pytest.param(name, marks=pytest.mark.long) for name in BROKERS[1:]]
+
+
+@pytest.fixture(params=[BROKERS[0], *_LONG])
 async def settings(request: pytest.FixtureRequest, fleet: Fleet, tmp_path: Path) -> AsyncIterator[Settings]:
     expect_node(fleet)
     entry = "orchestrator-queue"

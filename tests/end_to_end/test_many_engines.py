@@ -1,6 +1,7 @@
 """Several engines, API processes and workers on one store and one broker, under kill -9."""
 
 import asyncio
+import os
 import random
 import uuid
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.servers.fleet import Fleet
 from tests.servers.process import Server
 from tests.waiting import until
 
-RUNS = 2000
+RUNS = int(os.environ.get("ORACULO_TEST_RUNS", "800"))  # 2000 for the long form
 KILL_EVERY = 2.0
 
 pytestmark = pytest.mark.timeout(300)
@@ -52,7 +53,7 @@ async def test_engines_are_killed_one_after_the_other(broker: str, store: str, f
             await many.all_ended(RUNS)
         finally:
             killing.cancel()
-        assert kills >= 8
+        assert kills >= RUNS // 250
         await many.check(run_ids)
 
 

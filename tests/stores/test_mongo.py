@@ -133,6 +133,7 @@ def replica_set(fleet: Fleet) -> Iterator[str]:
         yield server.url
 
 
+@pytest.mark.long
 class TestReplicaSet(TestConformance):
     @pytest.fixture(autouse=True)
     def _url(self, replica_set: str) -> None:

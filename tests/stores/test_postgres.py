@@ -103,6 +103,7 @@ class TestPostgres(StoreSuite):
         return await self.make_store()
 
 
+@pytest.mark.long
 class TestInSlices(TestPostgres):
     """As if every commit were too large for one statement."""
 
