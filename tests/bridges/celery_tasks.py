@@ -14,7 +14,12 @@ app.conf.update(
     task_default_queue=os.environ["CELERY_QUEUE"],
     task_default_queue_type=os.environ.get("CELERY_QUEUE_TYPE", "classic"),
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"visibility_timeout": float(os.environ.get("CELERY_VISIBILITY", "3600"))},
+    # kombu looks for what a dead worker held every 100 s, unless it is told otherwise.
+    broker_transport_options={
+        "visibility_timeout": float(os.environ.get("CELERY_VISIBILITY", "3600")),
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    },
     task_create_missing_queues=False,
     worker_prefetch_multiplier=1,
     worker_detect_quorum_queues=True,
