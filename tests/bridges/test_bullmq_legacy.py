@@ -13,6 +13,7 @@ from tests.bridges.node.stage import BullStage, bull_settings, journal, node_wor
 from tests.servers.fleet import Fleet
 from tests.waiting import until
 
+pytestmark = pytest.mark.long
 QUEUE = "images-queue"
 ENTRY = "orchestrator-queue"
 WORKER = "bull_worker.mjs"

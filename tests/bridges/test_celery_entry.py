@@ -69,7 +69,7 @@ class EntryWorker:
         self._process.wait(30)
 
 
-@pytest.fixture(params=["rabbitmq", "redis"])
+@pytest.fixture(params=["rabbitmq", pytest.param("redis", marks=pytest.mark.long)])
 def settings(request: pytest.FixtureRequest, fleet: Fleet) -> Settings:
     return settings_for(fleet.url(request.param))
 

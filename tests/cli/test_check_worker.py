@@ -26,7 +26,7 @@ from oraculo.testing.worker_cases import CASE_NAMES, Report, WorkerCheck
 from oraculo.worker import App, Worker
 from tests.cli.processes import ORACULO, environment, run
 from tests.end_to_end.stage import settings_for
-from tests.servers.fleet import BROKERS, Fleet
+from tests.servers.fleet import ONE_BROKER, Fleet
 from tests.waiting import until
 
 QUEUE = "executador_x"
@@ -50,7 +50,7 @@ def work(pedido: Pedido) -> str:
 """
 
 
-@pytest.mark.parametrize("broker", BROKERS)
+@pytest.mark.parametrize("broker", ONE_BROKER)
 def test_a_worker_with_the_sdk_passes(broker: str, fleet: Fleet, tmp_path: Path) -> None:
     (tmp_path / "meu_verificado.py").write_text(SDK_WORKER)
     env = {"ORACULO_BROKER_URL": fleet.url(broker), "ORACULO_PREFIX": f"t{uuid.uuid4().hex[:10]}."}
@@ -285,7 +285,7 @@ async def play(broker: Broker, prefix: str = "", **options: Any) -> Report:
     return await WorkerCheck(broker, names, QUEUE, clock=clock, entropy=SystemEntropy(), **options).play()
 
 
-@pytest.mark.parametrize("broker", BROKERS)
+@pytest.mark.parametrize("broker", ONE_BROKER)
 async def test_answers_of_others_are_given_back(broker: str, fleet: Fleet) -> None:
     settings = settings_for(fleet.url(broker))
     prefix = settings.broker.prefix
@@ -308,7 +308,7 @@ async def test_answers_of_others_are_given_back(broker: str, fleet: Fleet) -> No
         await ours.close()
 
 
-@pytest.mark.parametrize("broker", BROKERS)
+@pytest.mark.parametrize("broker", ONE_BROKER)
 async def test_commands_that_nobody_took_are_taken_back(broker: str, fleet: Fleet) -> None:
     settings = settings_for(fleet.url(broker))
     queue = settings.broker.prefix + QUEUE

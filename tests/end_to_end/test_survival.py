@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.cluster import Cluster
-from tests.servers.fleet import BROKERS, Fleet
+from tests.servers.fleet import BROKERS, ONE_BROKER, Fleet
 from tests.servers.process import Server
 from tests.servers.proxy import Proxy
 
@@ -19,6 +19,12 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(params=BROKERS)
 def server(request: pytest.FixtureRequest, fleet: Fleet) -> Server:
+    return fleet.breakable(request.param)
+
+
+@pytest.fixture(params=ONE_BROKER)
+def quiet_server(request: pytest.FixtureRequest, fleet: Fleet) -> Server:
+    """One to which nothing happens."""
     return fleet.breakable(request.param)
 
 
@@ -71,8 +77,8 @@ async def test_connections_that_are_cut_every_second(server: Server, tmp_path: P
             await cluster.check(run_id, TASKS)
 
 
-async def test_an_engine_that_is_killed_and_started_again(server: Server, tmp_path: Path) -> None:
-    async with Cluster(tmp_path, server.url) as cluster:
+async def test_an_engine_that_is_killed_and_started_again(quiet_server: Server, tmp_path: Path) -> None:
+    async with Cluster(tmp_path, quiet_server.url) as cluster:
         run_id = await cluster.submit(TASKS)
         await cluster.reached(run_id, TASKS // 4)
         assert (await cluster.summary(run_id))["status"] == "em_execucao"
@@ -82,8 +88,8 @@ async def test_an_engine_that_is_killed_and_started_again(server: Server, tmp_pa
         await cluster.check(run_id, TASKS)
 
 
-async def test_a_worker_that_is_killed_and_started_again(server: Server, tmp_path: Path) -> None:
-    async with Cluster(tmp_path, server.url) as cluster:
+async def test_a_worker_that_is_killed_and_started_again(quiet_server: Server, tmp_path: Path) -> None:
+    async with Cluster(tmp_path, quiet_server.url) as cluster:
         run_id = await cluster.submit(TASKS)
         for part in (1, 2):
             await cluster.reached(run_id, TASKS * part // 4)
