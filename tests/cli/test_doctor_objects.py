@@ -8,7 +8,7 @@ from tests.cli.test_doctor import doctor
 def test_a_folder_is_looked_at_and_not_made(tmp_path: Path) -> None:
     _, checks = doctor()
     assert checks["objects"]["estado"] == "ok"
-    assert checks["objects"]["detalhe"].endswith(".oraculo/objects")
+    assert checks["objects"]["detalhe"].endswith(".oraculo/oraculo.db.objects")
     assert not list(tmp_path.iterdir())
 
 

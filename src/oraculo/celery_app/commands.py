@@ -127,7 +127,7 @@ class PlainCommands(bootsteps.ConsumerStep):  # type: ignore[misc, unused-ignore
 
     def _received(self, queue: str, message: Any) -> None:
         try:
-            command = _read_command(bytes(message.body))
+            command = _read_command(_body_of(message))
         except InvalidInput as error:
             self._quarantine(queue, message, str(error))
             return
@@ -136,7 +136,7 @@ class PlainCommands(bootsteps.ConsumerStep):  # type: ignore[misc, unused-ignore
 
     def _dress(self, message: Any, performer: Performer, command: Message) -> None:
         """Only here in memory: what is given back to the broker is what came."""
-        text = bytes(message.body).decode()
+        text = _body_of(message).decode()
         hard, soft = self._time_limits(command)
         made = self._app.amqp.as_task_v2(
             task_id_of(command),
@@ -165,7 +165,7 @@ class PlainCommands(bootsteps.ConsumerStep):  # type: ignore[misc, unused-ignore
     def _quarantine(self, queue: str, message: Any, reason: str) -> None:
         _log.warning("dead-lettered", queue=queue, reason=reason)
         try:
-            self.broker.publish([Outgoing(queue, bytes(message.body), reason=reason)])
+            self.broker.publish([Outgoing(queue, _body_of(message), reason=reason)])
         except BrokerError as error:
             _log.warning("a message could not be dead-lettered; it comes again", queue=queue, reason=str(error))
             message.requeue()
@@ -187,3 +187,9 @@ def _read_command(body: bytes) -> Message:
         told = f"{wrong} is not a command; a worker takes {' and '.join(_COMMANDS)}"
         raise InvalidMessage(Fault("tipo_evento", told))
     return message
+
+
+def _body_of(message: Any) -> bytes:
+    """A publisher that named an encoding has it decoded by the client on the way here."""
+    body = message.body
+    return body.encode() if isinstance(body, str) else bytes(body)

@@ -72,8 +72,14 @@ def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
     if store is None and not settings.store.url.startswith("sqlite:"):
         output.note(f"oraculo: dev uses {DEFAULT_STORE_URL} and leaves ORACULO_STORE_URL alone")
         store = DEFAULT_STORE_URL
+    for name, address in (("CELERY_BROKER_URL", settings.celery.broker_url), ("BULLMQ_URL", settings.bullmq.url)):
+        if address:  # a bridge would take results that a server of others waits for
+            output.note(f"oraculo: dev has no bridges and leaves ORACULO_{name} alone")
     return msgspec.structs.replace(
         settings,
+        celery=msgspec.structs.replace(settings.celery, broker_url=""),
+        bullmq=msgspec.structs.replace(settings.bullmq, url=""),
+        objects=msgspec.structs.replace(settings.objects, url=""),
         broker=msgspec.structs.replace(settings.broker, url=_MEMORY),
         store=msgspec.structs.replace(settings.store, url=store or settings.store.url),
     )

@@ -92,7 +92,7 @@ def read_bridge(url: str) -> Bridge | str:
     attempts = options.pop("attempts", None)
     block: dict[str, Any] = {**options, _TARGET_KEY[kind]: target}
     if attempts is not None:
-        block["attempts"] = int(attempts) if attempts.isdecimal() else attempts
+        block["attempts"] = int(attempts) if attempts.isdecimal() and len(attempts) < 10 else attempts[:20]
     made = read_block(kind, block)
     return made if isinstance(made, Bridge) else f"{made[0].field}: {made[0].problem}"
 

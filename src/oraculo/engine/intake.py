@@ -191,6 +191,7 @@ class Intake:
             if failures < _FAILURES_BEFORE_LESS * 3:
                 return False
             await self._set_apart(inputs, notes, error)
+            self.trouble = None  # the store answers
             return True
         for half in (slice(None, None, 2), slice(1, None, 2)):
             await self._process_surely(inputs[half], notes[half])

@@ -13,8 +13,8 @@ from oraculo.engine.inputs import Answer
 from oraculo.ports.objects import Objects, put_result
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 
-PATIENCE = 10.0  # seconds for all the large answers of a batch
-REST = 5.0  # seconds after a failure in which nothing is tried
+PATIENCE = 3.0  # seconds for all the large answers of a batch
+REST = 15.0  # seconds after a failure in which nothing is tried
 _AT_ONCE = 8
 
 

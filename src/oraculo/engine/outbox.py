@@ -118,6 +118,10 @@ class Outbox:
                 self._note_lost(key, error)
                 return
         task = run.tasks[key[1]]
+        line = self._commands if dead is None else self._dead_letters
+        if line.load >= 1:  # it filled up while the results were read
+            self._spilled = True
+            return
         if task.attempt == key[2] and task.unsent:  # else it was overtaken while the results were read
             self._line_up(key, run, to_iso(self._clock.now()), dead, results)
             del self._reading[key]
@@ -216,4 +220,4 @@ class Outbox:
 
     def _is_full(self) -> bool:
         """Dead letters do not count: a quarantine that is full does not hold up the commands."""
-        return self._commands.load >= 0.5
+        return self._commands.load >= 0.5 or len(self._reading) >= _MOST_READING

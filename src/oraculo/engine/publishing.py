@@ -75,7 +75,7 @@ class Line:
             try:
                 via = await self._broker.publish([message for _, message in batch])
             except BrokerError as error:
-                self.is_failing = True
+                self.is_failing = isinstance(error, BrokerUnavailable)
                 self._telemetry.emit(PublishFailed(len(batch), str(error)))
                 if not isinstance(error, BrokerUnavailable):
                     await self._set_apart(batch)

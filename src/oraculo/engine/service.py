@@ -355,7 +355,9 @@ class Engine:
 
     async def stop(self) -> None:
         self.quiesce()
-        await asyncio.gather(*(bridge.stop() for bridge in self.bridges))
+        for fault in await asyncio.gather(*(bridge.stop() for bridge in self.bridges), return_exceptions=True):
+            if isinstance(fault, Exception):  # it must not keep the rest from being stopped
+                self.telemetry.emit(LoopFailed("bridges", f"{type(fault).__name__}: {fault}"))
         await self._end_tasks(self._pumps)
         if self._deciding is not None:  # else nobody decides, sends or delivers: it never started, or has stopped
             await self._finish_in_grace()

@@ -15,7 +15,7 @@ _PAGE = 500
 _SET_APART_FOR = 30.0
 _MOST_SET_APART = 1_000
 _COURTESY = 2.0  # seconds in which the engine that comes first may ring a timer
-_MOST_LEFT = 20_000
+_MOST_LEFT = 2_000
 _GLANCE = 0.1  # seconds between two looks while there are such timers
 
 
@@ -68,7 +68,8 @@ class Timers:
                 break
             await self._ring(due)
         if self._left:
-            self._expect_at(self._clock.now() + _GLANCE)
+            few = len(self._left) <= _PAGE
+            self._expect_at(self._clock.now() + (_GLANCE if few else max(_GLANCE, self._poll)))
             return
         ahead = await self._store.next_due()
         if ahead is not None and not self._set_apart:

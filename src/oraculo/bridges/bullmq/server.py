@@ -134,8 +134,9 @@ def _place_of(url: str) -> str:
         parts = urlsplit(url)
         Redis.from_url(url)
         return f"{parts.hostname or parts.path}:{parts.port or 6379}"
-    except ValueError as error:
-        raise InvalidSettings(Fault(SETTING, f"cannot be read: {error}")) from None
+    except ValueError:  # its text may hold a part of the password
+        right = "cannot be read; a ':', '@' or '/' in a password is written %3A, %40, %2F, and the port is a number"
+        raise InvalidSettings(Fault(SETTING, right)) from None
 
 
 def _told(error: BaseException) -> str:

@@ -181,8 +181,8 @@ class CeleryBridge:
             await self._loop.run_in_executor(self._sending, self._sender.send, task)
         except Refused as error:
             await self._answer(Report(command, reason=str(error), retry=False), via=delivery.via)
-        except CeleryAway:
-            self._sent.forget(task.id)
+        except BaseException:
+            self._sent.forget(task.id)  # else the delivery that comes again would be taken for a repeat
             raise
 
     def _task_of(self, command: Message) -> Task:
@@ -274,7 +274,12 @@ class CeleryBridge:
 
     def _retried(self, command: Message, text: str) -> None:
         body = self._writer.progress(command, 0.0, text)
-        self._on_loop(self._publish(Outgoing(self._writer.reply_queue(command), body)))
+        self._on_loop(self._tell_once(Outgoing(self._writer.reply_queue(command), body)))
+
+    async def _tell_once(self, message: Outgoing) -> None:
+        """Progress that cannot be told is not worth waiting for."""
+        with contextlib.suppress(BrokerError):
+            await self._broker.publish([message])
 
     def _on_loop(self, work: Coroutine[Any, Any, None]) -> "Future[None]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)

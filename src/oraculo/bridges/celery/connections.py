@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import kombu
+from amqp.exceptions import MessageNacked, PreconditionFailed
 from amqp.exceptions import NotFound as QueueMissing
-from amqp.exceptions import PreconditionFailed
 from kombu.exceptions import OperationalError
 
 from oraculo.bridges.celery.tasks import Task
@@ -53,6 +53,8 @@ class Address:
             return "it needs a scheme, as pyamqp://guest@localhost// or redis://localhost/0"
         try:
             _ = self.connection().transport  # connects to nothing yet
+        except ValueError:
+            return "it cannot be read; a ':', '@' or '/' in a password is written %3A, %40, %2F"
         except Exception as error:  # noqa: BLE001 - kombu looks for the transport's package, which may raise anything
             return str(error)
         return None
@@ -90,7 +92,13 @@ class Address:
         """Raises CeleryAway for whatever a broken connection raises."""
         try:
             yield
-        except (OperationalError, OSError, *connection.connection_errors, *connection.channel_errors) as error:
+        except (
+            OperationalError,
+            OSError,
+            MessageNacked,
+            *connection.connection_errors,
+            *connection.channel_errors,
+        ) as error:
             raise CeleryAway(f"Celery's broker at {connection.as_uri()}: {_told(error)}") from error
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import kombu
+import msgspec
 from celery import Celery
 from celery.events.event import get_exchange
 
@@ -38,7 +39,8 @@ class SentTasks:
         return iter(list(self._commands))
 
     def add(self, task_id: str, command: Message) -> None:
-        self._commands[task_id] = command
+        # Without its payload: ten thousand large ones would fill the memory.
+        self._commands[task_id] = msgspec.structs.replace(command, payload=msgspec.Raw(b"{}"), ponte=None)
         if len(self._commands) > self._limit:
             self._commands.popitem(last=False)
 

@@ -89,7 +89,7 @@ def _arguments(command: Message, destination: Bridge) -> tuple[list[Any], dict[s
     if destination.send == bridges.PAYLOAD:
         return [command.payload, *destination.args], destination.kwargs
     fields = _object.decode(command.payload)
-    if fields.keys() == _STEP_PAYLOAD:
+    if fields.keys() == _STEP_PAYLOAD and bytes(fields["config"]).startswith(b"{"):
         fields = _object.decode(fields["config"])
     return destination.args, fields | destination.kwargs
 
