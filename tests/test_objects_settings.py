@@ -28,7 +28,7 @@ async def place_of(**environ: str) -> str | None:
 
 async def test_beside_the_sqlite_file_unless_told_otherwise(tmp_path: Path) -> None:
     assert await place_of() == f"FolderObjects {tmp_path}/.oraculo/oraculo.db.objects"
-    assert await place_of(STORE_URL="sqlite:////tmp/x/o.db") == "FolderObjects /tmp/x/objects"
+    assert await place_of(STORE_URL="sqlite:////tmp/x/o.db") == "FolderObjects /tmp/x/o.db.objects"
     assert await place_of(STORE_URL="sqlite:///:memory:") is None
 
 
