@@ -74,6 +74,7 @@ async def test_what_a_lost_broker_took_is_sent_again_over_the_next_under_the_sam
         await first.leave()
         worker = await worker_on(second, recording_app(journal, ("executador_a", "executador_b")))
         aggregate = await oraculo.ended(run_id)
+        await until(lambda: told.of(CommandsTakenBack))  # told once all are decided, and the run may be faster
         await worker.stop()
     assert aggregate["status"] == "concluida"
     assert [(context.tarefa, context.tentativa) for context in journal.seen] == [("executador_a", 1)]

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
@@ -116,9 +117,9 @@ def _ports() -> Iterator[int]:
     """Below those that the system gives to connections, which might take one before its server does; and a range of
     its own for each process of a test run."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = 12_000 + worker % 8 * 2_000
-    start = os.getpid() % 1_500  # another run on the same machine begins elsewhere
-    return cycle(range(first + start, first + start + 500))
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    block = (zlib.crc32(run.encode()) + worker) % 40  # another run on the same machine has others
+    return cycle(range(12_000 + block * 500, 12_000 + block * 500 + 500))
 
 
 _next_port = _ports()

