@@ -117,7 +117,7 @@ async def test_an_engine_that_is_killed_mid_flow(fleet: Fleet, tmp_path: Path) -
     settings = bull_settings(fleet.url("rabbitmq"), fleet.url("redis"))
     async with BullCluster(tmp_path, settings) as cluster:
         run_id = await cluster.start_run(many(200))
-        await until(lambda: _waiting(settings), within=30, saying="the jobs")
+        await until(lambda: _is_waiting(settings, 100), within=30, saying="the jobs")
         cluster.engine.kill()
         async with working(node_worker(settings, tmp_path, QUEUE)):
             await begun(tmp_path, 100)
@@ -127,6 +127,10 @@ async def test_an_engine_that_is_killed_mid_flow(fleet: Fleet, tmp_path: Path) -
             await cluster.restart()
             all_of(await cluster.ended(run_id), 200)
     assert len(journal(tmp_path)) == 200, "a job was worked on twice"
+
+
+async def _is_waiting(settings: Settings, jobs: int) -> bool:
+    return await _waiting(settings) >= jobs
 
 
 async def _waiting(settings: Settings) -> int:
