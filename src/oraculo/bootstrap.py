@@ -229,6 +229,7 @@ def build(settings: Settings, role: Role = Role.WHOLE) -> System:
         name=f"{socket.gethostname()}:{os.getpid()}:{entropy.new_id()[-8:]}",
         role=role,
         bridges=make_bridges(settings, broker, store, clock, entropy, telemetry) if role is Role.WHOLE else (),
+        must_be_alone=not broker.capabilities.shared and not isinstance(store, SqliteStore),  # whose file has a lock
     )
     return System(settings, engine, Operations(engine), broker, store, objects, metrics, clock, entropy)
 

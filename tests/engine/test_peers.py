@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oraculo.bootstrap import make_store
+from oraculo.bootstrap import build
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.events import RunDue
 from oraculo.core.run import Changes
@@ -404,9 +404,9 @@ async def test_an_engine_in_trouble_does_not_say_that_it_lives(group: Group) -> 
 
 async def test_memory_queues_and_a_shared_store_go_for_one_engine_only(fleet: Fleet) -> None:
     url = f"{fleet.url('redis')}?namespace=t{uuid.uuid4().hex[:10]}"
-    settings = Settings(store=StoreSettings(url=url))
-    async with Harness(settings=settings, store=make_store(settings)):
-        second = Harness(settings=settings, store=make_store(settings))
-        with pytest.raises(StoreError, match="lives inside one process"):
-            await second.engine.start()
-        await second.engine.stop()
+    first, second = (build(Settings(store=StoreSettings(url=url))).engine for _ in range(2))
+    await first.start()
+    with pytest.raises(StoreError, match="lives inside one process"):
+        await second.start()
+    await second.stop()
+    await first.stop()

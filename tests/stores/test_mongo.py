@@ -103,10 +103,6 @@ class TestConformance(StoreSuite):
         await store.start()
         return store
 
-    async def reopen(self, store: Store) -> Store:
-        await store.close()
-        return await self.make_store()
-
 
 def keep_everything_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every run were too wide, every text too large and every history too long for the run's own document."""
@@ -640,28 +636,6 @@ async def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest
 
 
 # -- other engines --------------------------------------------------------------------------------------------------
-
-
-async def test_two_stores_conflict_by_version(url: str) -> None:
-    async with opened(url) as one, opened(url) as other:
-        await create(one, make_run("a"))
-        for version in range(1, 20):
-            rivals = [(store, revived(await load(store, "a"))) for store in (one, other)]
-            commits = [store.commit([], [changed(run, Progressed(0, float(version)))]) for store, run in rivals]
-            results = await asyncio.gather(*commits)
-            assert sorted(len(result.conflicts) for result in results) == [0, 1]
-            assert (await load(one, "a")).head.version == version + 1
-
-
-async def test_two_stores_share_ids_and_keys(url: str) -> None:
-    async with opened(url) as one, opened(url) as other:
-        stores = [one, other] * 20
-        creations = [creation(make_run(f"run-{n}"), key=f"key-{n // 4}") for n in range(40)]
-        commits = (store.commit([each], []) for store, each in zip(stores, creations, strict=True))
-        created = [result.created[0] for result in await asyncio.gather(*commits)]
-        assert [each.outcome for each in created].count(Outcome.CREATED) == 10
-        for start in range(0, 40, 4):
-            assert len({each.run_id for each in created[start : start + 4]}) == 1
 
 
 async def test_a_process_that_is_killed_leaves_every_run_whole(url: str) -> None:

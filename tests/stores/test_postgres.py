@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -97,10 +96,6 @@ class TestPostgres(StoreSuite):
         store = PostgresStore(self.url)
         await store.start()
         return store
-
-    async def reopen(self, store: Store) -> Store:
-        await store.close()
-        return await self.make_store()
 
 
 @pytest.mark.long
@@ -416,57 +411,7 @@ async def test_pruning_looks_again_once_it_has_the_run(url: str) -> None:
         assert await ask(url, QUERIES["prune"], [n], NOW + 100) == [(1,)]
 
 
-async def test_numbers_are_never_used_again(url: str) -> None:
-    """A cursor is a number: one that came back would show new runs on an old page."""
-    async with opened(url) as store:
-        runs = [make_run(f"run-{n}") for n in range(3)]
-        await create(store, *runs)
-        page = await store.runs(RunQuery(limit=1))
-        await change(store, *(succeeded(run) for run in runs))
-        assert await store.prune(NOW + 100, 10) == 3
-        await create(store, make_run("new"))
-        assert (await store.runs(RunQuery(cursor=page.cursor))).heads == []
-
-
 # -- other engines --------------------------------------------------------------------------------------------------
-
-
-async def test_two_engines_conflict_by_version(url: str) -> None:
-    async with opened(url) as one, opened(url) as other:
-        await create(one, make_run("a"))
-        for version in range(1, 20):
-            rivals = [(store, revived(await load(store, "a"))) for store in (one, other)]
-            commits = [store.commit([], [changed(run, Progressed(0, float(version)))]) for store, run in rivals]
-            results = await asyncio.gather(*commits)
-            assert sorted(len(result.conflicts) for result in results) == [0, 1]
-            snapshot = await load(one, "a")
-            assert snapshot.head.version == version + 1
-            assert len(await one.history("a")) == snapshot.head.entries
-
-
-async def test_two_engines_share_ids_and_keys(url: str) -> None:
-    async with opened(url) as one, opened(url) as other:
-        for attempt in range(10):
-            runs = [make_run(f"{attempt}-{n}") for n in range(40)]
-            creations = [creation(run, key=f"{attempt}-key-{n // 4}") for n, run in enumerate(runs)]
-            halves = [creations[::2], creations[1::2]]
-            random.shuffle(halves[0])
-            committed = await asyncio.gather(one.commit(halves[0], []), other.commit(halves[1], []))
-            outcomes = [created.outcome for result in committed for created in result.created]
-            assert outcomes.count(Outcome.CREATED) == 10
-            assert set(outcomes) == {Outcome.CREATED, Outcome.SAME}
-            winners = {created.run_id for result in committed for created in result.created}
-            assert set(await one.load([run.id for run in runs])) == winners
-
-
-async def test_two_engines_race_for_one_id(url: str) -> None:
-    async with opened(url) as one, opened(url) as other:
-        for attempt in range(20):
-            rivals = [creation(make_run(f"run-{attempt}"), fingerprint=name) for name in ("mine", "yours")]
-            results = await asyncio.gather(one.commit(rivals[:1], []), other.commit(rivals[1:], []))
-            outcomes = sorted(result.created[0].outcome for result in results)
-            assert outcomes == [Outcome.CREATED, Outcome.ID_IN_USE]
-            assert len((await load(one, f"run-{attempt}")).tasks) == 3
 
 
 async def test_runs_are_locked_in_one_order(url: str) -> None:

@@ -74,10 +74,6 @@ class TestConformance(StoreSuite):
         await made.start()
         return made
 
-    async def reopen(self, store: Store) -> Store:
-        await store.close()
-        return await self.make_store()
-
 
 # What the tests are written with.
 
@@ -624,28 +620,6 @@ async def test_a_key_that_is_something_else_stops_a_commit_before_it_begins(
 
 
 # -- several stores on one server -----------------------------------------------------------------------------------
-
-
-async def test_two_stores_conflict_by_version(url: str) -> None:
-    async with opened(url) as one, opened(url) as other:
-        await create(one, make_run("a"))
-        for version in range(1, 20):
-            rivals = [(each, revived(await load(each, "a"))) for each in (one, other)]
-            commits = [each.commit([], [changed(run, Progressed(0, float(version)))]) for each, run in rivals]
-            results = await asyncio.gather(*commits)
-            assert sorted(len(result.conflicts) for result in results) == [0, 1]
-            assert (await load(one, "a")).head.version == version + 1
-
-
-async def test_two_stores_share_ids_and_keys(url: str) -> None:
-    async with opened(url) as one, opened(url) as other:
-        stores = [one, other] * 20
-        creations = [creation(make_run(f"run-{n}"), key=f"key-{n // 4}") for n in range(40)]
-        commits = (each.commit([one_of], []) for each, one_of in zip(stores, creations, strict=True))
-        created = [result.created[0] for result in await asyncio.gather(*commits)]
-        assert [each.outcome for each in created].count(Outcome.CREATED) == 10
-        for start in range(0, 40, 4):
-            assert len({each.run_id for each in created[start : start + 4]}) == 1
 
 
 async def test_a_writer_that_is_killed_leaves_every_run_whole(url: str) -> None:

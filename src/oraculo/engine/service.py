@@ -61,7 +61,8 @@ class Role(Enum):
 
 
 class Engine:
-    """Start it, use it through `Operations`, stop it. Both are idempotent."""
+    """Start it, use it through `Operations`, stop it. Both are idempotent. `must_be_alone`: nobody else may use its
+    store, because its queues live inside this process."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class Engine:
         name: str = "",
         role: Role = Role.WHOLE,
         bridges: Sequence[RunningBridge] = (),
+        must_be_alone: bool = False,
     ) -> None:
         runs, engine = settings.runs, settings.engine
         retry = RetryPolicy(runs.max_attempts, runs.backoff, runs.max_backoff)
@@ -90,6 +92,7 @@ class Engine:
         self.names = QueueNames(settings.broker.prefix)
         self.role = role
         self.bridges = bridges
+        self._must_be_alone = must_be_alone
         self.peers = Peers(store, clock, telemetry, name or entropy.new_id(), engine.poll, self._decides)
         self.catalogue = Catalogue(settings.routes, settings.pipelines, retry)
         self.plans = Plans()
@@ -235,9 +238,9 @@ class Engine:
             pause = min(pause * 2, _PAUSE_AFTER_FAILURE)
 
     async def _join(self) -> None:
-        """Raises StoreError when others use the store whose queues cannot be this engine's."""
+        """Raises StoreError when it must be alone and others use the store: their queues would not be this engine's."""
         await self.peers.attend()
-        if self.broker.capabilities.shared or self.store.name == "sqlite":  # that file has a lock for it
+        if not self._must_be_alone:
             return
         waited = 0.0
         while not self.peers.is_alone:  # one that was killed is forgotten after a while

@@ -33,12 +33,14 @@ from oraculo.testing.store_runs import (
 
 class StoreCommits:
     async def make_store(self) -> Store:
-        """A store that is started and holds nothing."""
+        """A started store on a place of this test's own, which holds nothing at first. A second one shares the data, as
+        another engine's does."""
         raise NotImplementedError
 
     async def reopen(self, store: Store) -> Store:
         """Closes the store and gives another, started, on the same data."""
-        raise NotImplementedError
+        await store.close()
+        return await self.make_store()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Store]:
@@ -221,7 +223,40 @@ class StoreCommits:
             }
             assert set(await store.load([run.id for run in runs])) == set(winners)
 
+    async def test_two_engines_share_keys(self) -> None:
+        async with self.opened() as one, self.opened() as other:
+            for attempt in range(10):
+                runs = [make_run(f"{attempt}-{n}") for n in range(40)]
+                creations = [creation(run, key=f"{attempt}-key-{n // 4}") for n, run in enumerate(runs)]
+                # In another order each, so that each holds what the other waits for.
+                committed = await asyncio.gather(one.commit(creations[::2], []), other.commit(creations[::-2], []))
+                created = [each for result in committed for each in result.created]
+                assert [each.outcome for each in created].count(Outcome.CREATED) == 10
+                assert {each.outcome for each in created} == {Outcome.CREATED, Outcome.SAME}
+                assert set(await one.load([run.id for run in runs])) == {each.run_id for each in created}
+
+    async def test_two_engines_race_for_one_id(self) -> None:
+        async with self.opened() as one, self.opened() as other:
+            for attempt in range(20):
+                rivals = [creation(make_run(f"run-{attempt}"), fingerprint=name) for name in ("mine", "yours")]
+                results = await asyncio.gather(one.commit(rivals[:1], []), other.commit(rivals[1:], []))
+                outcomes = sorted(result.created[0].outcome for result in results)
+                assert outcomes == [Outcome.CREATED, Outcome.ID_IN_USE]
+                assert len((await load(one, f"run-{attempt}")).tasks) == 3
+
     # -- commits by version -------------------------------------------------------------------------------------
+
+    async def test_two_engines_conflict_by_version(self) -> None:
+        async with self.opened() as one, self.opened() as other:
+            await create(one, make_run("a"))
+            for version in range(1, 20):
+                rivals = [(store, revived(await load(store, "a"))) for store in (one, other)]
+                commits = [store.commit([], [changed(run, Progressed(0, float(version)))]) for store, run in rivals]
+                results = await asyncio.gather(*commits)
+                assert sorted(len(result.conflicts) for result in results) == [0, 1]
+                snapshot = await load(one, "a")
+                assert snapshot.head.version == version + 1
+                assert len(await one.history("a")) == snapshot.head.entries
 
     async def test_a_commit_moves_the_version_by_one(self) -> None:
         async with self.opened() as store:

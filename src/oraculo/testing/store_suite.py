@@ -1,8 +1,7 @@
 """What every store must do: one suite for all of them, run by each adapter's own test module.
 
     class TestMyStore(StoreSuite):
-        async def make_store(self) -> Store: ...          # started, and empty
-        async def reopen(self, store: Store) -> Store: ...  # closes it and opens another on the same data
+        async def make_store(self) -> Store: ...  # started, on a place of the test's own; a second one shares the data
 
 The tests are plain coroutines with plain asserts: pytest with `asyncio_mode = "auto"` runs them, and importing this
 module needs no pytest.
@@ -48,7 +47,7 @@ from oraculo.testing.store_runs import (
 
 
 class StoreSuite(StoreCommits):
-    """Subclass it, name the class `Test…`, and give it `make_store` and `reopen`."""
+    """Subclass it, name the class `Test…`, and give it `make_store`."""
 
     # -- timers -------------------------------------------------------------------------------------------------
 
@@ -224,6 +223,16 @@ class StoreSuite(StoreCommits):
             last = await store.runs(RunQuery(limit=2, text="run", cursor=first.cursor))
             assert [head.id for head in last.heads] == ["run-1", "run-0"]
             assert last.cursor is None
+
+    async def test_a_page_behind_runs_that_were_pruned_shows_no_new_ones(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run(f"run-{n}") for n in range(3)]
+            await create(store, *runs)
+            page = await store.runs(RunQuery(limit=1))
+            await change(store, *(succeeded(run) for run in runs))
+            assert await store.prune(NOW + 100, 10) == 3
+            await create(store, make_run("new", now=NOW + 200))
+            assert (await store.runs(RunQuery(cursor=page.cursor))).heads == []
 
     async def test_a_cursor_that_no_page_gave_is_refused(self) -> None:
         async with self.opened() as store:

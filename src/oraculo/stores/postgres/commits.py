@@ -16,6 +16,7 @@ from oraculo.ports.store import Committed, Created, Outcome
 from oraculo.stores.postgres.faults import Clash
 from oraculo.stores.postgres.lanes import QUERIES, Connection, Lane
 from oraculo.stores.postgres.rows import ROW_BYTES, Birth, Row, Update, Write
+from oraculo.stores.sql.jobs import Job
 
 GROUP_BYTES = 8 * 1024 * 1024
 SLICE_BYTES = 8 * 1024 * 1024
@@ -24,35 +25,7 @@ CLASH_PAUSE = 0.02
 MOST_OFFERS = 5
 
 Item = TypeVar("Item")
-
-
-class Job:
-    """One call of `commit`."""
-
-    __slots__ = ("births", "conflicts", "created", "done", "size", "updates")
-
-    def __init__(self, births: list[Birth], updates: list[Update]) -> None:
-        self.births = births
-        self.updates = updates
-        self.size = sum(write.size for write in chain(births, updates))
-        self.done: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
-
-    def settle(self, outcome: Committed | StoreError) -> None:
-        """The caller may be gone: what was written was written."""
-        if isinstance(outcome, Committed):
-            self._note_versions(outcome)
-            if not self.done.done():
-                self.done.set_result(outcome)
-        elif not self.done.done():
-            self.done.set_exception(outcome)
-
-    def _note_versions(self, outcome: Committed) -> None:
-        for birth, created in zip(self.births, outcome.created, strict=True):
-            if created.outcome is Outcome.CREATED:
-                birth.note_version()
-        for update in self.updates:
-            if update.run_id not in outcome.conflicts:
-                update.note_version()
+PostgresJob = Job[Birth, Update]
 
 
 class Writer:
@@ -60,10 +33,10 @@ class Writer:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._queue: deque[Job] = deque()
+        self._queue: deque[PostgresJob] = deque()
         self._draining: asyncio.Task[None] | None = None
 
-    async def write(self, job: Job) -> Committed:
+    async def write(self, job: PostgresJob) -> Committed:
         """A caller who gives up waiting does not stop it."""
         self._queue.append(job)
         if self._draining is None:
@@ -75,7 +48,7 @@ class Writer:
             await asyncio.wait([self._draining])
 
     async def _drain(self) -> None:
-        group: list[Job] = []
+        group: list[PostgresJob] = []
         try:
             while self._queue:
                 group = list(self._next_group())
@@ -88,7 +61,7 @@ class Writer:
         finally:
             self._draining = None
 
-    def _next_group(self) -> Iterator[Job]:
+    def _next_group(self) -> Iterator[PostgresJob]:
         """As many as fit. A second change of a run waits for the next group: it builds on the first one's version."""
         size = 0
         runs: set[str] = set()
@@ -100,7 +73,7 @@ class Writer:
             size += job.size
             yield self._queue.popleft()
 
-    async def _write_group(self, group: Sequence[Job]) -> None:
+    async def _write_group(self, group: Sequence[PostgresJob]) -> None:
         """All together; if that is refused, each by itself, so that a bad one does not sink the others."""
         try:
             outcomes = await self._write_together(group)
@@ -115,7 +88,7 @@ class Writer:
         for job, outcome in zip(group, outcomes, strict=True):
             job.settle(outcome)
 
-    async def _write_together(self, group: Sequence[Job]) -> list[Committed]:
+    async def _write_together(self, group: Sequence[PostgresJob]) -> list[Committed]:
         ledger = Ledger(group)
         statements = 1 + sum(job.size for job in group) // SLICE_BYTES
         for clashes in range(MOST_CLASHES):
@@ -132,14 +105,14 @@ class Writer:
 class Ledger:
     """What became of each write of a group."""
 
-    def __init__(self, group: Sequence[Job]) -> None:
+    def __init__(self, group: Sequence[PostgresJob]) -> None:
         self._births = [birth for job in group for birth in job.births]
         # By id, so that two engines that change the same runs wait for each other in one order.
         self._updates = sorted((update for job in group for update in job.updates), key=lambda update: update.run_id)
         self._created: dict[Birth, Created] = {}
         self._conflicts: set[str] = set()
 
-    def outcome_of(self, job: Job) -> Committed:
+    def outcome_of(self, job: PostgresJob) -> Committed:
         created = [self._created[birth] for birth in job.births]
         return Committed(created, frozenset(u.run_id for u in job.updates if u.run_id in self._conflicts))
 

@@ -7,7 +7,7 @@
 - Every call has its time. A connection that failed is thrown away, and the next call makes another.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
-from oraculo.stores.postgres.commits import Job, Writer
+from oraculo.stores.postgres.commits import PostgresJob, Writer
 from oraculo.stores.postgres.faults import translated
 from oraculo.stores.postgres.lanes import QUERIES, Address, Connection, Lane
 from oraculo.stores.postgres.rows import (
@@ -29,6 +29,7 @@ from oraculo.stores.postgres.rows import (
 )
 from oraculo.stores.postgres.schema import migrate, prepare
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
+from oraculo.stores.sql.jobs import parts_to_prune
 
 PRUNED_TASKS = 5_000  # in one transaction
 UPKEEP = 360  # times the limit of a call: for what goes over whole tables
@@ -94,7 +95,7 @@ class PostgresStore:
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         self._lane(self._writer)
         with translated(self._address.place):  # rows are built before the first await: the run may change after it
-            job = Job([Birth(creation) for creation in creations], [Update(change) for change in changes])
+            job = PostgresJob([Birth(creation) for creation in creations], [Update(change) for change in changes])
         return await self._commits.write(job)
 
     # -- what the engine reads ----------------------------------------------------------------------------------
@@ -156,8 +157,9 @@ class PostgresStore:
     # -- retention and pipelines --------------------------------------------------------------------------------
 
     async def prune(self, ended_before: float, limit: int) -> int:
+        found = await self._ask(self._browser, "prunable", ended_before, limit)
         pruned = 0
-        for numbers in _slices(await self._ask(self._browser, "prunable", ended_before, limit)):
+        for numbers in parts_to_prune(found, PRUNED_TASKS):
             [(count,)] = await self._ask(self._browser, "prune", numbers, ended_before)
             pruned += count
         return pruned
@@ -187,20 +189,6 @@ async def _forget_sent(connection: Connection) -> int:
         await connection.execute(QUERIES["without_time_limit"])
         told = [await connection.execute(QUERIES[name]) for name in ("forget_commands", "forget_dead_letters")]
     return sum(int(words.removeprefix("UPDATE ")) for words in told)
-
-
-def _slices(found: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
-    """The runs to be pruned, by number and size, in parts of about PRUNED_TASKS tasks."""
-    numbers: list[int] = []
-    tasks = 0
-    for n, total in found:
-        numbers.append(n)
-        tasks += total
-        if tasks >= PRUNED_TASKS:
-            yield numbers
-            numbers, tasks = [], 0
-    if numbers:
-        yield numbers
 
 
 def _listing(query: RunQuery) -> tuple[str, list[str]]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from oraculo.errors import StoreError
 from oraculo.ports.store import Committed
 from oraculo.stores.sqlite.connections import be_patient, open_reader, open_writer, translated
-from oraculo.stores.sqlite.ledger import Job, is_busy, write_group
+from oraculo.stores.sqlite.ledger import SqliteJob, is_busy, write_group
 
 Result = TypeVar("Result")
 Outcomes = Sequence[Committed | StoreError]
@@ -87,11 +87,11 @@ class Writer(Lane):
         self._is_patient = True
         return await super().run(partial(_patiently, work))
 
-    def write_at_once(self, job: Job) -> Outcomes | None:
+    def write_at_once(self, job: SqliteJob) -> Outcomes | None:
         """In the caller's thread; None when it is not to be, or when another process is writing."""
         if self._thread is None:  # nothing may depend on how long things take
             return write_group([job], self._path, self._opened)
-        if self._by_thread or self._under_way or job.rows > AT_ONCE_ROWS:
+        if self._by_thread or self._under_way or job.size > AT_ONCE_ROWS:
             self._by_thread = max(0, self._by_thread - 1)
             return None
         started = time.perf_counter()
@@ -110,7 +110,7 @@ class Writer(Lane):
         elif self._in_a_row >= _IN_A_ROW:
             self._in_a_row, self._by_thread = 0, 1
 
-    async def write(self, group: Sequence[Job]) -> Outcomes:
+    async def write(self, group: Sequence[SqliteJob]) -> Outcomes:
         return await self.run(partial(write_group, group, self._path))
 
 

@@ -1,6 +1,5 @@
 """One transaction: what of a group of commits may be written, and the writing of it."""
 
-import asyncio
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -11,10 +10,12 @@ import msgspec
 from oraculo.errors import StoreError
 from oraculo.ports.store import Committed, Created, Outcome
 from oraculo.stores.sql import named_queries
+from oraculo.stores.sql.jobs import Job
 from oraculo.stores.sqlite.connections import FOREIGN, ours, primary_code, transaction
 from oraculo.stores.sqlite.rows import Birth, Bulk, Update
 
 QUERIES = named_queries("sqlite")
+SqliteJob = Job[Birth, Update]
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -28,35 +29,6 @@ def as_json(values: Iterable[Any]) -> str:
     return msgspec.json.encode(list(values)).decode()
 
 
-class Job:
-    """One call of `commit`, on its way to the writer."""
-
-    __slots__ = ("births", "done", "rows", "updates")
-
-    def __init__(self, births: list[Birth], updates: list[Update]) -> None:
-        self.births = births
-        self.updates = updates
-        self.rows = sum(len(write.tasks) + len(write.history) + 1 for write in chain(births, updates))
-        self.done: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
-
-    def settle(self, outcome: Committed | StoreError) -> None:
-        """In the event loop's thread. The caller may be gone: what was written was written."""
-        if isinstance(outcome, Committed):
-            self._note_versions(outcome)
-            if not self.done.done():
-                self.done.set_result(outcome)
-        elif not self.done.done():
-            self.done.set_exception(outcome)
-
-    def _note_versions(self, outcome: Committed) -> None:
-        for birth, created in zip(self.births, outcome.created, strict=True):
-            if created.outcome is Outcome.CREATED:
-                birth.changes.run.head.version = birth.version
-        for update in self.updates:
-            if update.run_id not in outcome.conflicts:
-                update.changes.run.head.version = update.version
-
-
 # -- one transaction, in the writer's thread ------------------------------------------------------------------------
 
 
@@ -66,7 +38,7 @@ def is_busy(outcome: Committed | StoreError) -> bool:
     return isinstance(cause, Exception) and primary_code(cause) in _BUSY
 
 
-def write_group(group: Sequence[Job], path: str, connection: sqlite3.Connection) -> list[Committed | StoreError]:
+def write_group(group: Sequence[SqliteJob], path: str, connection: sqlite3.Connection) -> list[Committed | StoreError]:
     """All in one transaction; if that fails, each in its own, so that a bad one does not sink the others."""
     try:
         return list(_write_together(connection, group))
@@ -76,7 +48,7 @@ def write_group(group: Sequence[Job], path: str, connection: sqlite3.Connection)
     return [write_group([job], path, connection)[0] for job in group]
 
 
-def _write_together(connection: sqlite3.Connection, group: Sequence[Job]) -> list[Committed]:
+def _write_together(connection: sqlite3.Connection, group: Sequence[SqliteJob]) -> list[Committed]:
     with transaction(connection):
         ledger = _Ledger(connection, group)
         outcomes = [ledger.enter(job) for job in group]
@@ -99,7 +71,7 @@ class _Stored:
 class _Ledger:
     """Decides what of a group may be written, against what is stored and what the group itself wrote before."""
 
-    def __init__(self, connection: sqlite3.Connection, group: Sequence[Job]) -> None:
+    def __init__(self, connection: sqlite3.Connection, group: Sequence[SqliteJob]) -> None:
         births = [birth for job in group for birth in job.births]
         updates = (update for job in group for update in job.updates)
         self._connection = connection
@@ -123,7 +95,7 @@ class _Ledger:
         [(last,)] = self._connection.execute(QUERIES["take_numbers"], {"count": count}).fetchall()
         return int(last) - count + 1
 
-    def enter(self, job: Job) -> Committed:
+    def enter(self, job: SqliteJob) -> Committed:
         created = [self._enter_birth(birth) for birth in job.births]
         return Committed(created, frozenset(u.run_id for u in job.updates if not self._enter_update(u)))
 

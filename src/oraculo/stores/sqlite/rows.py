@@ -30,7 +30,7 @@ _decode_deliveries = msgspec.json.Decoder(list[Delivery]).decode
 class Write:
     """One run's part of a commit. Column 0 of each row is the run's number, known once the transaction has begun."""
 
-    __slots__ = ("changes", "head", "history", "run_id", "tasks", "version")
+    __slots__ = ("changes", "head", "history", "run_id", "size", "tasks", "version")
 
     def __init__(self, changes: Changes, head: Row) -> None:
         steps = changes.run.plan.steps
@@ -40,6 +40,10 @@ class Write:
         self.head = head
         self.tasks = [_task_row(task, steps[task.number].id) for task in changes.tasks.values()]
         self.history = [_history_row(entry) for entry in changes.history]
+        self.size = 1 + len(self.tasks) + len(self.history)  # in rows
+
+    def note_version(self) -> None:
+        self.changes.run.head.version = self.version
 
     def belong_to(self, n: int) -> None:
         self.head[0] = n

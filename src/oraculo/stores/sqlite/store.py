@@ -10,7 +10,7 @@
 import asyncio
 import sqlite3
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -20,10 +20,11 @@ from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
+from oraculo.stores.sql.jobs import parts_to_prune
 from oraculo.stores.sqlite.connections import MEMORY, make_parent, migrate, translated
 from oraculo.stores.sqlite.file_lock import FileLock
 from oraculo.stores.sqlite.lanes import Lane, Writer
-from oraculo.stores.sqlite.ledger import QUERIES, Job, as_json, prune, write_all
+from oraculo.stores.sqlite.ledger import QUERIES, SqliteJob, as_json, prune, write_all
 from oraculo.stores.sqlite.rows import RUN_STATUS, Birth, Update, head_of, task_of
 
 # Limits of one transaction, so that neither memory nor the wait of those behind it grows without end.
@@ -46,7 +47,7 @@ class SqliteStore:
         self._inline = inline
         self._lock = FileLock(f"{path}.lock") if exclusive and path != MEMORY else None
         self._lanes: list[Lane] = []
-        self._queue: deque[Job] = deque()
+        self._queue: deque[SqliteJob] = deque()
         self._draining: asyncio.Task[None] | None = None
         self._migrated: Sequence[str] = []  # by opening it, until somebody asks
 
@@ -140,7 +141,7 @@ class SqliteStore:
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         writer = self._writer
         with translated(self._path):  # rows are built before the first await: the run may change after it
-            job = Job([Birth(creation) for creation in creations], [Update(change) for change in changes])
+            job = SqliteJob([Birth(creation) for creation in creations], [Update(change) for change in changes])
         if self._draining is None and (outcomes := writer.write_at_once(job)):
             job.settle(outcomes[0])
             return job.done.result()
@@ -151,7 +152,7 @@ class SqliteStore:
 
     async def _drain(self, writer: Writer) -> None:
         """Writes the queue, a group at a time. A caller who gives up waiting does not stop it."""
-        group: list[Job] = []
+        group: list[SqliteJob] = []
         try:
             while self._queue:
                 group = list(self._next_group())
@@ -166,11 +167,11 @@ class SqliteStore:
         finally:
             self._draining = None
 
-    def _next_group(self) -> Iterator[Job]:
+    def _next_group(self) -> Iterator[SqliteJob]:
         rows = 0
         while self._queue and rows < GROUP_ROWS:
             job = self._queue.popleft()
-            rows += job.rows
+            rows += job.size
             yield job
 
     # -- what the engine reads ----------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ class SqliteStore:
     async def prune(self, ended_before: float, limit: int) -> int:
         found = await self._read("prunable", {"ended_before": ended_before, "limit": limit})
         pruned = 0
-        for numbers in _slices(found):  # a transaction each, so that commits go on in between
+        for numbers in parts_to_prune(found, PRUNED_TASKS):
             pruned += await self._writer.run(partial(prune, numbers, ended_before))
         return pruned
 
@@ -268,20 +269,6 @@ class SqliteStore:
 
     async def depart(self, engine: str) -> None:
         await self._write("forget_engines", {"before": -1.0, "name": engine})
-
-
-def _slices(found: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
-    """The runs to be pruned, by number and size, in parts of about PRUNED_TASKS tasks."""
-    numbers: list[int] = []
-    tasks = 0
-    for n, total in found:
-        numbers.append(n)
-        tasks += total
-        if tasks >= PRUNED_TASKS:
-            yield numbers
-            numbers, tasks = [], 0
-    if numbers:
-        yield numbers
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
