@@ -286,7 +286,9 @@ async def test_a_name_of_the_greatest_length(url: str) -> None:
         assert [letter.body for letter in await broker.dead_letters(name, limit=2)] == [b"y"]
 
 
-@pytest.mark.parametrize("bad", ["a..b", ".a", "a.", "", ".", "a b", "a\r\nPUB x 0\r\n", "a.*", "a.>", "a=b"])
+@pytest.mark.parametrize(
+    "bad", ["a..b", ".a", "a.", "", ".", "a b", "a\r\nPUB x 0\r\n", "a.*", "a.>", "a=b", "n" * 300]
+)
 async def test_a_name_that_is_no_subject_is_refused_and_the_others_go(url: str, queue: str, bad: str) -> None:
     async with running(url) as broker:
         with pytest.raises(BrokerError, match="NATS cannot have the queue") as caught:

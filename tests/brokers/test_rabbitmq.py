@@ -185,6 +185,23 @@ class TestConformance(BrokerSuite):
 # -- starting and stopping ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("bad", ["", "n" * 300, "ç" * 130])
+async def test_a_name_that_no_queue_can_have_is_refused_and_not_waited_for(
+    bad: str, broker: RabbitMQBroker, queue: str
+) -> None:
+    for call in (
+        broker.publish([Outgoing(queue, b"1"), Outgoing(bad, b"2")]),
+        broker.publish([Outgoing(bad, b"2", reason="r")]),
+        broker.declare([bad]),
+        broker.consume(bad, prefetch=1),
+    ):
+        with pytest.raises(BrokerError, match="RabbitMQ cannot have the queue") as caught:
+            await call
+        assert not isinstance(caught.value, BrokerUnavailable)
+    await broker.publish([Outgoing(queue, b"3")])
+    assert (await take(await broker.consume(queue, prefetch=2), 1))[-1].body == b"3"
+
+
 class TestStarting:
     async def test_it_says_what_it_can_do(self, broker: RabbitMQBroker, url: str) -> None:
         assert broker.capabilities == Capabilities(durable=True, shared=True, priorities=False, counts_consumers=True)

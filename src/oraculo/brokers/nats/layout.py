@@ -29,6 +29,7 @@ _MAX_WAITING = 4096  # pulls that may wait at one queue; JetStream's default of 
 _MOST_REASON = 4096  # bytes of a reason, as it is written
 _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # what a reason may have unencoded; quote() lets letters and digits pass
 
+_LONGEST_STREAM = 255  # characters of a stream's name
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _ELLIPSIS = quote("…")
 _CUT_ESCAPE = re.compile(r"%[0-9A-F]?$")
@@ -53,9 +54,9 @@ def source_of(queue: str) -> str:
 
 def name_fault(queue: str) -> str | None:
     """Why NATS cannot have a queue of that name."""
-    if _NAME.fullmatch(queue):
+    if _NAME.fullmatch(queue) and len(stream_of(dlq_of(queue))) <= _LONGEST_STREAM:
         return None
-    rule = "letters, digits, '_' and '-', and dots between them"
+    rule = f"letters, digits, '_' and '-', and dots between them, and has about {_LONGEST_STREAM} characters at most"
     return f"NATS cannot have the queue {shown(queue)}: a name is made of {rule}"
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, Refused
-from oraculo.core.naming import DLQ_SUFFIX, dlq_of
-from oraculo.errors import BrokerUnavailable
+from oraculo.core.naming import DLQ_SUFFIX, dlq_of, shown
+from oraculo.errors import BrokerError, BrokerUnavailable
 
 NO_LIMIT = 1_000_000_000
 _STEPS = (100, 150, 200, 300, 400, 500, 600, 800)  # delays of one decade: each makes a queue, so there are few
@@ -23,6 +23,7 @@ _MOST_NAMES = 10_000  # that are remembered in each table; a queue for each answ
 _LIMIT_OF_SERVER = 20  # RabbitMQ 4, where nobody set one
 _LIMIT_UNKNOWN = 2  # of a queue whose limit nobody told: as good as the lowest
 _LONGEST_NAME = 255
+_LONGEST_SUFFIX = len(".retry.") + 10  # what is put behind a name for a queue beside it; the longest delay in ms
 _LONGEST_DELAY = 7 * 24 * 3600.0
 _LIMIT_TOLD = re.compile(r"'x-delivery-limit' .*current is (?:(none)|(?:the value )?'(\d+)')")
 
@@ -70,6 +71,8 @@ class Queues:
     async def declare(self, names: Iterable[str]) -> None:
         """Makes each, and its dead-letter queue before it, so that no dead letter finds it missing."""
         for name in dict.fromkeys(source_name(name) for name in names):
+            if fault := name_fault(name):
+                raise BrokerError(fault)
             await self._make(dlq_of(name), _quorum(NO_LIMIT))
             await self._make(name, _quorum(self._delivery_limit - 1) | _dead_letters_to(dlq_of(name)))
 
@@ -169,6 +172,14 @@ def source_name(name: str) -> str:
 def dlq_name(name: str) -> str:
     """The dead-letter queue of `name`; a dead-letter queue is its own."""
     return name if is_dlq(name) else dlq_of(name)
+
+
+def name_fault(name: str) -> str | None:
+    """Why RabbitMQ cannot have a queue of that name, with those beside it."""
+    most = _LONGEST_NAME - _LONGEST_SUFFIX
+    if 0 < len(name.encode()) <= most:
+        return None
+    return f"RabbitMQ cannot have the queue {shown(name)}: a name has 1 to {most} bytes; this one {len(name.encode())}"
 
 
 def is_dlq(name: str) -> bool:
