@@ -316,3 +316,21 @@ async def test_a_command_that_cannot_go_on_is_quarantined(
         await oraculo.publish("ponte-bullmq", command)
         letters = await until(lambda: oraculo.operations.dead_letters("ponte-bullmq"), saying="a dead letter")
     assert letters[0].reason.startswith(reason)
+
+
+async def test_an_answer_that_nobody_can_be_told_is_quarantined(make: Make, tmp_path: Path) -> None:
+    """The command names a queue for its answer that no broker makes."""
+    settings = make(queues=(QUEUE,))
+    command = {
+        "correlation_id": "x",
+        "tipo_evento": "iniciar_execucao",
+        "payload": {"faz": "devolve", "valor": 7},
+        "timestamp": "2025-10-14T12:00:00Z",
+        "responder_em": f"{settings.broker.prefix}{'x' * 250}",
+    }
+    async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
+        await oraculo.publish(QUEUE, command)
+        letters = await until(lambda: oraculo.operations.dead_letters("resultados"), within=20, saying="a dead letter")
+        assert (await oraculo.operations.dead_letters(QUEUE)) == []
+    assert letters[0].reason.startswith("the broker refused the answer: ")
+    assert json.loads(letters[0].body)["correlation_id"] == "x"

@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from oraculo.bridges.bullmq.entry import describe, request_of, run_id_of
+from oraculo.bridges.bullmq.runs import REPLIES
 from oraculo.errors import InvalidInput
 from oraculo.ports.store import RunQuery
 from oraculo.settings import Settings
@@ -156,15 +158,8 @@ async def test_another_bridge_takes_a_job_over_without_a_second_run(
     orderly: bool, settings: Settings, tmp_path: Path
 ) -> None:
     gate = asyncio.Event()
-    app = App("gated")
-
-    @app.queue("portao")
-    async def wait(payload: dict[str, Any]) -> str:
-        await gate.wait()
-        return "passou"
-
     client = node_client(settings, tmp_path, ENTRY, {"pipelineName": "um"})
-    async with BullStage(settings, app) as oraculo:
+    async with BullStage(settings, gated(gate)) as oraculo:
         await put(oraculo, "um", {"type": "A", "queue": "portao"})
         client.start()
         await until(lambda: runs(oraculo), within=20, saying="the run")
@@ -216,6 +211,62 @@ async def test_an_aggregate_that_came_to_another_bridge_is_found(settings: Setti
 
 
 # -- without a server ---------------------------------------------------------------------------------------------
+
+
+def gated(gate: asyncio.Event) -> App:
+    app = App("gated")
+
+    @app.queue("portao")
+    async def wait(payload: dict[str, Any]) -> str:
+        await gate.wait()
+        return "passou"
+
+    return app
+
+
+async def test_a_job_that_comes_back_to_the_same_bridge_is_followed_once(settings: Settings, tmp_path: Path) -> None:
+    """Its lock was lost, as after a Redis that was away: BullMQ gives it out again, and nobody waits for it twice."""
+    gate = asyncio.Event()
+    client = node_client(settings, tmp_path, ENTRY, {"pipelineName": "um"})
+    async with BullStage(settings, gated(gate)) as oraculo:
+        await put(oraculo, "um", {"type": "A", "queue": "portao"})
+        client.start()
+        [run_id] = await until(lambda: runs(oraculo), within=20, saying="the run")
+        first = oraculo.bridge._runs._followed[run_id]
+        await oraculo.redis.delete(f"{oraculo.key(ENTRY, '1')}:lock")
+        await until(lambda: first.fault, within=20, saying="the job to come back")
+        gate.set()
+        lines = await client.ended(within=30)
+        assert oraculo.bridge._entry is not None
+        worker = oraculo.bridge._entry._worker
+        await until(lambda: not worker.jobs, saying="the bridge to hold no job")
+        assert await runs(oraculo) == [run_id]
+    assert lines[-1]["evento"] == "concluido"
+
+
+async def test_an_aggregate_waits_for_a_redis_that_is_away(fleet: Fleet, tmp_path: Path) -> None:
+    """However often it would have been given back meanwhile."""
+    server = fleet.breakable("redis")
+    settings = bull_settings(fleet.url("rabbitmq"), server.url, entry=ENTRY)
+    settings = msgspec.structs.replace(settings, broker=msgspec.structs.replace(settings.broker, delivery_limit=2))
+    gate = asyncio.Event()
+    client = node_client(settings, tmp_path, ENTRY, {"pipelineName": "um"})
+    async with BullStage(settings, gated(gate)) as oraculo:
+        await put(oraculo, "um", {"type": "A", "queue": "portao"})
+        client.start()
+        [run_id] = await until(lambda: runs(oraculo), within=20, saying="the run")
+        await asyncio.to_thread(server.kill)
+        gate.set()
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+
+        def tries() -> bool:
+            return sum("aggregates" in f"{one.duty} {one.reason}" for one in oraculo.aloud.failures) > 4
+
+        await until(tries, within=30, saying="the bridge to have tried some times")
+        await asyncio.to_thread(server.start)
+        lines = await client.ended(within=40)
+        assert await oraculo.operations.dead_letters(REPLIES) == []
+    assert lines[-1]["evento"] == "concluido"
 
 
 def test_the_runs_payload_is_the_jobs_data() -> None:

@@ -100,6 +100,17 @@ async def test_a_bad_job_of_bull_fails_at_once(data: object, settings: Settings,
     assert "pipeline" in lines[-1]["motivo"]
 
 
+@pytest.mark.parametrize("fields", [{"data": "{"}, {"data": "[]", "opts": "7", "timestamp": "cedo"}])
+async def test_a_job_that_was_not_written_by_bull_fails(fields: dict[str, str], settings: Settings) -> None:
+    """And is not taken again and again."""
+    async with BullStage(settings) as oraculo:
+        await oraculo.redis.hset(oraculo.key(ENTRY, "estranho"), mapping=fields)
+        await oraculo.redis.lpush(oraculo.key(ENTRY, "wait"), "estranho")
+        await until(lambda: oraculo.redis.zcard(oraculo.key(ENTRY, "failed")), within=20, saying="the job's end")
+        reason = await oraculo.redis.hget(oraculo.key(ENTRY, "estranho"), "failedReason")
+    assert reason.startswith("data: must be an object")
+
+
 async def test_a_job_of_bull_is_taken_over_without_a_second_run(settings: Settings, tmp_path: Path) -> None:
     app = client(settings, tmp_path, {"pipelineName": "enhanced-images-only"})
     async with BullStage(settings) as oraculo:

@@ -32,20 +32,25 @@ def bull_settings(broker_url: str, redis_url: str, **bullmq: Any) -> Settings:
 class Aloud:
     """A bridge's duty that fails is shown with the test that fails for it."""
 
+    def __init__(self) -> None:
+        self.failures: list[LoopFailed] = []
+
     def emit(self, record: Record) -> None:
         if isinstance(record, LoopFailed):
             print(record)
+            self.failures.append(record)
 
 
 class BullStage(Stage):
     def __init__(self, settings: Settings, *apps: App, store: Store | None = None) -> None:
         super().__init__(settings, *apps, store=store)
+        self.aloud = Aloud()
         self.bridge = self.new_bridge()
         self.redis: Any = Redis.from_url(settings.bullmq.url, decode_responses=True)
 
     def new_bridge(self) -> BullmqBridge:
         prefix, settings = self.settings.broker.prefix, self.settings.bullmq
-        return BullmqBridge(settings, self.broker, prefix, SystemClock(), SystemEntropy(), Aloud(), self.store)
+        return BullmqBridge(settings, self.broker, prefix, SystemClock(), SystemEntropy(), self.aloud, self.store)
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()

@@ -50,7 +50,7 @@ class BullmqBridge:
         client = self._server.client
         self._layout: Layout = (BullLayout if settings.legacy else BullmqLayout)(client, settings.prefix)
         ledger = Ledger(client, self._layout, settings.prefix, prefix, clock)
-        reporter = Reporter(broker, ledger, AnswerWriter(clock, names), entropy)
+        reporter = Reporter(broker, ledger, AnswerWriter(clock, names), names.answers, entropy)
         self._sweep = Sweep(
             client,
             ledger,
@@ -77,7 +77,16 @@ class BullmqBridge:
             telemetry=telemetry,
             added=self._events.heed,
         )
-        self._runs = Runs(client, broker, store, names=names, keep=settings.keep, clock=clock, telemetry=telemetry)
+        self._runs = Runs(
+            client,
+            broker,
+            store,
+            names=names,
+            keep=settings.keep,
+            clock=clock,
+            entropy=entropy,
+            telemetry=telemetry,
+        )
         self._entry: Entry | None = None
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -66,10 +66,11 @@ class BullJob:
     def __init__(self, worker: "BullWorker", job_id: str, fields: dict[str, str]) -> None:
         self._worker = worker
         self.id = job_id
-        self.data: object = msgspec.json.decode(fields.get("data") or "{}")
-        self.options: dict[str, Any] = msgspec.json.decode(fields.get("opts") or "{}")
-        self.timestamp = int(fields.get("timestamp") or 0)
-        self.attemptsMade = int(fields.get("attemptsMade") or 0)
+        self.data = _decoded(fields.get("data") or "{}")
+        options = _decoded(fields.get("opts") or "{}")
+        self.options: dict[str, Any] = options if isinstance(options, dict) else {}
+        self.timestamp = _number(fields.get("timestamp"))
+        self.attemptsMade = _number(fields.get("attemptsMade"))
 
     async def log(self, text: str) -> None:
         await self._worker.client.rpush(f"{self._worker.base}{self.id}:logs", text)
@@ -130,7 +131,7 @@ class BullWorker:
         try:
             job = BullJob(self, job_id, fields)
             await self._finish(job)
-        except (RedisError, OSError, msgspec.DecodeError) as error:
+        except (RedisError, OSError) as error:
             self._tell(error)  # its lock runs out, and it is taken again
         finally:
             renewal.cancel()
@@ -143,7 +144,7 @@ class BullWorker:
         except UnrecoverableError as error:
             await self._fail(job, str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, the job failed of it
-            if job.attemptsMade + 1 < int(job.options.get("attempts") or 1):
+            if job.attemptsMade + 1 < _number(job.options.get("attempts")):
                 await self.end(job, "wait")
             else:
                 await self._fail(job, str(error))
@@ -176,3 +177,18 @@ class BullWorker:
     async def close(self, *, force: bool = True) -> None:
         for task in self.jobs if force else ():
             task.cancel()
+
+
+def _decoded(text: str) -> object:
+    """A text that is no JSON as it stands: the entry says then what is wrong with it, and the job fails of that."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _number(value: object) -> int:
+    try:
+        return int(value)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):
+        return 0

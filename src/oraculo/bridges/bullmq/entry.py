@@ -17,7 +17,7 @@ from bullmq.custom_errors import DelayedError, UnrecoverableError
 from redis.exceptions import RedisError
 
 from oraculo.bridges.bullmq.bull_v4_worker import BullWorker
-from oraculo.bridges.bullmq.runs import Followed, Lost, Refused, Runs
+from oraculo.bridges.bullmq.runs import Followed, Lost, Overtaken, Refused, Runs
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, Backoff, Server, close_client, within
 from oraculo.core import naming
 from oraculo.errors import InvalidInput, OraculoError
@@ -156,6 +156,8 @@ class Entry:
         return percent
 
     def _outcome(self, followed: Followed) -> Any:
+        if isinstance(followed.fault, Overtaken):
+            raise DelayedError  # which leaves the job as it is: it is another's by now
         if isinstance(followed.fault, Refused | Lost):
             raise UnrecoverableError(str(followed.fault))
         assert followed.aggregate is not None

@@ -105,17 +105,24 @@ class Ledger:
                 return
 
     async def answered(self, reports: Sequence[tuple[str, Record, bytes]]) -> None:
-        """They were told, durably. The answer is kept here where BullMQ no longer has the job."""
+        """They were told, durably. The answer is kept here where BullMQ no longer has the job: with the note that
+        nothing is owed, for between the two a repeated command would look like a new one."""
+        gone = await self._gone(reports)
         now = self._clock.now()
         pipe = self._client.pipeline(transaction=True)
-        for job_id, record, _ in reports:
+        for job_id, _, body in reports:
             pipe.zrem(self._open, job_id)
             pipe.zadd(self._ended, {job_id: now})
+            if job_id in gone:
+                pipe.hset(self._answers, job_id, body)
+        await pipe.execute()
+
+    async def _gone(self, reports: Sequence[tuple[str, Record, bytes]]) -> set[str]:
+        pipe = self._client.pipeline(transaction=False)
+        for job_id, record, _ in reports:
             pipe.exists(self._layout.job_key(record.queue, job_id))
-        exists = (await pipe.execute())[2::3]
-        gone = {job_id: body for (job_id, _, body), is_there in zip(reports, exists, strict=True) if not is_there}
-        if gone:
-            await self._client.hset(self._answers, mapping=gone)
+        exists = await pipe.execute()
+        return {job_id for (job_id, _, _), is_there in zip(reports, exists, strict=True) if not is_there}
 
     async def forget(self, ended_before: float) -> int:
         """Takes jobs that were answered before then out of BullMQ, and out of this memory. Returns how many."""

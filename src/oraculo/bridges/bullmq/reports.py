@@ -23,19 +23,24 @@ _raw = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Report(msgspec.Struct):
-    """A message to be sent about a job; `is_answer`: it ends the job's task."""
+    """A message to be sent about a job; `is_answer`: it ends the job's task. `unsendable`: why it goes to the dead
+    letters instead."""
 
     job_id: str
     record: Record
     body: bytes
     is_answer: bool = True
+    unsendable: str | None = None
 
 
 class Reporter:
     """Writes reports, publishes them until they are confirmed, and notes those that end something."""
 
-    def __init__(self, broker: Broker, ledger: Ledger, writer: AnswerWriter, entropy: Entropy) -> None:
+    def __init__(
+        self, broker: Broker, ledger: Ledger, writer: AnswerWriter, resting_place: str, entropy: Entropy
+    ) -> None:
         self._broker = broker
+        self._resting_place = resting_place
         self._ledger = ledger
         self._writer = writer
         self._backoff = Backoff(entropy)
@@ -84,7 +89,8 @@ class Reporter:
                 return
 
     async def _refused(self, reports: list[Report], error: BrokerError) -> None:
-        """One of them is at fault: it must not hold up the others, and its run is told by a short answer instead."""
+        """One of them is at fault: it must not hold up the others. Its run is told by a short answer instead; if that
+        is refused too, it rests where answers do that nobody could take."""
         if len(reports) > 1:
             for report in reports:
                 await self.publish([report])
@@ -92,11 +98,18 @@ class Reporter:
         [report] = reports
         reason = f"the broker refused the answer: {error}"
         _log.warning("answer refused", correlation_id=report.record.command.correlation_id, reason=reason)
-        if report.is_answer and not report.body.endswith(_MARK):
+        if not report.is_answer:
+            return
+        if not report.body.endswith(_MARK):
             report.body = self.failed(report.job_id, report.record, reason, retry=False).body + _MARK
+            await self.publish([report])
+        elif report.unsendable is None:
+            report.unsendable = reason
             await self.publish([report])
 
     def _message(self, report: Report) -> Outgoing:
+        if report.unsendable is not None:
+            return Outgoing(self._resting_place, report.body, reason=report.unsendable)
         return Outgoing(self._writer.reply_queue(report.record.command), report.body)
 
 

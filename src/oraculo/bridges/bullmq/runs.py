@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from oraculo.bridges.bullmq.server import Backoff, is_passing
 from oraculo.core import naming
 from oraculo.core.message import Message, decode_message, encode_message
 from oraculo.core.naming import QueueNames
@@ -20,7 +21,7 @@ from oraculo.core.run import DeliveryStatus, RunHead, RunStatus
 from oraculo.core.timestamps import to_iso
 from oraculo.errors import BrokerError, InvalidInput, OraculoError
 from oraculo.ports.broker import Broker, Consumer, DeadLetter, Delivery, Outgoing
-from oraculo.ports.clock import Clock
+from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
 
@@ -29,7 +30,7 @@ POLL = 0.3
 PAGE = 500
 REFUSAL_AFTER = 1.5  # seconds without a sign of the run, after which its request is looked for among the dead letters
 MOST_LETTERS = 10_000
-LOST_AFTER = 10.0  # seconds after a run's aggregate was delivered, until one that is not here counts as lost
+LOST_AFTER = 60.0  # seconds after a run's aggregate was delivered, until one that is not here counts as lost
 
 _log = structlog.get_logger("oraculo.bullmq")
 
@@ -40,6 +41,10 @@ class Refused(Exception):
 
 class Lost(Exception):
     """The run ended, and its aggregate is not here any more."""
+
+
+class Overtaken(Exception):
+    """The job was lost to BullMQ and came back: whoever took it then follows the run."""
 
 
 class Followed:
@@ -93,6 +98,7 @@ class Runs:
         names: QueueNames,
         keep: float,
         clock: Clock,
+        entropy: Entropy,
         telemetry: Telemetry,
     ) -> None:
         self._client = client
@@ -101,6 +107,7 @@ class Runs:
         self._names = names
         self._keep = max(60, int(keep))
         self._clock = clock
+        self._entropy = entropy
         self._telemetry = telemetry
         self._followed: dict[str, Followed] = {}
 
@@ -109,6 +116,8 @@ class Runs:
         return self._names.physical(REPLIES)
 
     def follow(self, run_id: str) -> Followed:
+        if (before := self._followed.get(run_id)) is not None:
+            before.fails(Overtaken())
         followed = self._followed[run_id] = Followed(run_id, asyncio.get_running_loop().time())
         return followed
 
@@ -195,7 +204,7 @@ class Runs:
 
     async def take(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
         """Puts them where every bridge finds them, and tells the job that waits here."""
-        for delivery in deliveries:
+        for number, delivery in enumerate(deliveries):
             try:
                 message = decode_message(delivery.body)
             except InvalidInput as error:
@@ -203,10 +212,24 @@ class Runs:
                 self._telemetry.emit(DeadLettered(REPLIES, str(error)))
                 continue
             aggregate = bytes(message.payload).decode()
-            await self._client.set(self._key(message.correlation_id), aggregate, ex=self._keep)
+            await self._keep_surely(consumer, deliveries[number:], self._key(message.correlation_id), aggregate)
             if (followed := self._followed.get(message.correlation_id)) is not None:
                 followed.ends(aggregate)
             await consumer.ack([delivery])
+
+    async def _keep_surely(self, consumer: Consumer, held: Sequence[Delivery], key: str, aggregate: str) -> None:
+        """Waits for Redis as long as it takes: given back, they would come again only so often."""
+        backoff = Backoff(self._entropy)
+        while True:
+            try:
+                await self._client.set(key, aggregate, ex=self._keep)
+                return
+            except Exception as error:
+                if not is_passing(error):
+                    raise
+                self._telemetry.emit(LoopFailed("bridge bullmq", f"aggregates wait for Redis: {error}"))
+            await backoff.pause()
+            await consumer.extend(held)
 
     def _key(self, run_id: str) -> str:
         return f"oraculo:{self._names.prefix}ponte-bullmq:aggregate:{run_id}"
