@@ -185,7 +185,7 @@ def _objects_beside(store_url: str) -> Objects | None:
     path = store_url.removeprefix(_SQLITE)
     if path in (store_url, MEMORY):
         return None
-    return FolderObjects(Path(f"{path}.objects"))  # each file its own: the janitor deletes what its store does not know
+    return FolderObjects(Path(f"{path}.objects"), is_own=True)
 
 
 def make_bridges(

@@ -13,7 +13,7 @@ from oraculo.core.message import decode_message
 from oraculo.core.reference import SHARDS, encode_reference, make_reference, read_reference, run_folder
 from oraculo.engine import delivery, janitor, outbox, results
 from oraculo.engine.janitor import Janitor
-from oraculo.errors import NotFound, ObjectsUnavailable
+from oraculo.errors import InvalidSettings, NotFound, ObjectsError, ObjectsUnavailable
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.objects import Objects, put_result
 from oraculo.ports.telemetry import LoopFailed, Record
@@ -593,6 +593,32 @@ async def test_what_is_not_a_runs_folder_is_left_alone(tmp_path: Path, monkeypat
     assert (mislabelled / "theirs.json").exists()
 
 
+async def test_a_place_is_one_installations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another would delete what the first one keeps there."""
+    monkeypatch.setattr(janitor, "MIN_AGE", -5.0)
+    objects = FolderObjects(tmp_path)
+    async with Harness(settings=KEPT, objects=objects) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        await oraculo.ended(run_id)
+        with pytest.raises(InvalidSettings, match="ORACULO_OBJECTS_URL: another installation keeps its large results"):
+            async with Harness(settings=KEPT, objects=FolderObjects(tmp_path)):
+                pass
+        async with Harness(settings=KEPT) as other:  # as when the place could not be asked at the start
+            with pytest.raises(ObjectsError, match="another installation"):
+                await tidied(other, objects)
+        assert (await oraculo.ended(run_id))["resultados"]["escavador_a"] == {"dados": LARGE}
+
+
+async def test_a_place_that_is_away_does_not_keep_an_engine_from_starting(tmp_path: Path) -> None:
+    class Away(FolderObjects):
+        async def claim(self, installation: str) -> str:
+            raise ObjectsUnavailable("not now")
+
+    async with Harness(settings=KEPT, objects=Away(tmp_path)) as oraculo:
+        assert (await oraculo.engine.health()).is_ready
+
+
 async def test_only_the_engine_that_comes_first_tidies_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(janitor, "EVERY", 0.0)
     asked: dict[str, list[str]] = {"one": [], "two": []}
@@ -610,9 +636,12 @@ async def test_only_the_engine_that_comes_first_tidies_a_shard(tmp_path: Path, m
             return []
 
     for name in asked:
-        cleaner = Janitor(Asked(tmp_path / name), SqliteStore(":memory:"), Peers(name), SystemClock())  # type: ignore[arg-type]
+        store = SqliteStore(":memory:")
+        await store.start()
+        cleaner = Janitor(Asked(tmp_path / name), store, Peers(name), SystemClock())  # type: ignore[arg-type]
         running = asyncio.create_task(cleaner.run())
         await until(lambda name=name: len(asked[name]) >= 128)  # type: ignore[misc]
         running.cancel()
+        await store.close()
     assert set(asked["one"]).isdisjoint(asked["two"])
     assert set(asked["one"]) | set(asked["two"]) == set(SHARDS)

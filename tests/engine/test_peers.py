@@ -237,6 +237,17 @@ async def test_a_front_creates_runs_and_hears_of_their_end(group: Group) -> None
         assert engine.engine.peers.is_alone
 
 
+async def test_a_front_says_that_no_engine_is_alive(group: Group) -> None:
+    front = group.member(role=Role.FRONT)
+    async with acquainted(front):
+        health = await front.operations.health()
+        assert health.is_ready, "runs are accepted all the same"
+        assert health.parts["engines"] == "none is alive: runs are accepted, and wait until one is started"
+        async with group.member():
+            assert (await front.operations.health()).parts["engines"] is None
+        assert (await front.operations.health()).parts["engines"] is not None, "it departed"
+
+
 async def test_a_front_shows_events_as_they_happen_elsewhere(group: Group) -> None:
     journal = Journal()
     engine, front = group.member(recording_app(journal, ("executador_x",))), group.member(role=Role.FRONT)

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from oraculo.core.reference import make_reference, run_folder
+from oraculo.core.reference import SHARDS, make_reference, run_folder
 from oraculo.errors import ObjectLost
 from oraculo.ports.objects import Objects, get_result, put_result
 from oraculo.stores.objects import FolderObjects, RemoteObjects
@@ -81,6 +81,13 @@ async def test_a_folder_that_was_written_since_is_not_deleted(objects: Objects) 
     reference = await put_result(objects, RUN, "a", BODY)
     assert not await objects.delete(run_folder(RUN), time.time() - 60)
     assert await objects.get(reference.key) == BODY
+
+
+async def test_the_first_to_claim_a_place_has_it(objects: Objects) -> None:
+    assert await objects.claim("um") == "um"
+    assert await objects.claim("dois") == "um"
+    assert await objects.claim("um") == "um"
+    assert not any([await objects.folders(shard) for shard in SHARDS])
 
 
 async def test_it_can_be_checked(objects: Objects) -> None:

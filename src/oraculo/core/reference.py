@@ -16,6 +16,7 @@ import msgspec
 from oraculo.core.run import Run
 
 SHARDS = tuple(f"{number:02x}" for number in range(256))
+CLAIM = "installation"  # beside the shards: whose all of them are
 OWNER = "run"  # beside the results of a run: its id, for whoever cleans up
 UNNAMED = "resposta"  # in the key of an answer that does not tell its task
 

@@ -8,8 +8,9 @@ import asyncio
 from collections.abc import Sequence
 from itertools import cycle
 
-from oraculo.core.reference import SHARDS, run_folder
+from oraculo.core.reference import CLAIM, SHARDS, run_folder
 from oraculo.engine.peers import Peers
+from oraculo.errors import ObjectsError
 from oraculo.ports.clock import Clock
 from oraculo.ports.objects import Objects
 from oraculo.ports.store import Store
@@ -17,6 +18,18 @@ from oraculo.ports.store import Store
 EVERY = 60.0  # seconds between two shards: all of them in a little over four hours
 MIN_AGE = 3600.0
 _TOGETHER = 50
+
+
+async def claim_fault(objects: Objects, store: Store) -> str | None:
+    """Why this installation may not use the place, or None, and then it is this one's. What one installation puts there
+    another would delete, since its own store knows nothing of it."""
+    installation = await store.installation()
+    if await objects.claim(installation) == installation:
+        return None
+    return (
+        "another installation keeps its large results there: give each a place of its own, as one more folder in the "
+        f"URL; or delete the file '{CLAIM}' there when the other is gone for good"
+    )
 
 
 class Janitor:
@@ -35,7 +48,9 @@ class Janitor:
                 await self.tidy(shard)
 
     async def tidy(self, shard: str) -> int:
-        """Returns how many folders were deleted."""
+        """Returns how many folders were deleted. Raises ObjectsError where another's are among them."""
+        if fault := await claim_fault(self._objects, self._store):
+            raise ObjectsError(fault)
         before = self._clock.now() - MIN_AGE
         old = [folder.name for folder in await self._objects.folders(shard) if folder.written_at < before]
         deleted = 0

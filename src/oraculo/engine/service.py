@@ -23,7 +23,7 @@ from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.delivery import Courier, Post, http_post
 from oraculo.engine.inputs import Arrived, Inbox
 from oraculo.engine.intake import Intake
-from oraculo.engine.janitor import Janitor
+from oraculo.engine.janitor import Janitor, claim_fault
 from oraculo.engine.links import LinkWatch
 from oraculo.engine.offload import Offload
 from oraculo.engine.outbox import Outbox
@@ -33,7 +33,17 @@ from oraculo.engine.results import LargeResults
 from oraculo.engine.retention import Retention
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Lookout, Watchers
-from oraculo.errors import BrokerError, BrokerUnavailable, InvalidPipeline, OraculoError, StoreError, StoreUnavailable
+from oraculo.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    Fault,
+    InvalidPipeline,
+    InvalidSettings,
+    ObjectsError,
+    OraculoError,
+    StoreError,
+    StoreUnavailable,
+)
 from oraculo.ports.bridge import RunningBridge
 from oraculo.ports.broker import Broker, Consumer, Link
 from oraculo.ports.clock import Clock, Entropy
@@ -43,6 +53,7 @@ from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import Settings
 
 _FIRST_PAUSE, _PAUSE_AFTER_FAILURE = 0.1, 1.0
+_CLAIM_PATIENCE = 5.0
 _LAST_NOTES = 2.0  # seconds, at the end, for what was sent to be noted
 _AGENT = {"user-agent": f"oraculo/{__version__}"}
 
@@ -227,6 +238,7 @@ class Engine:
             try:
                 await self.store.start()
                 await self.catalogue.load(self.store)
+                await self._claim_objects()
                 if self.role is Role.WHOLE:
                     await self._join()
                 return
@@ -236,6 +248,19 @@ class Engine:
                 self.telemetry.emit(LoopFailed("store", f"waits for it: {error}"))
             await asyncio.sleep(pause)
             pause = min(pause * 2, _PAUSE_AFTER_FAILURE)
+
+    async def _claim_objects(self) -> None:
+        """One that is away is asked again before anything there is deleted. Raises InvalidSettings for another's."""
+        if self.objects is None:
+            return
+        try:
+            async with asyncio.timeout(_CLAIM_PATIENCE):
+                fault = await claim_fault(self.objects, self.store)
+        except (ObjectsError, TimeoutError) as error:
+            self.telemetry.emit(LoopFailed("objects", str(error) or f"no answer in {_CLAIM_PATIENCE:g} s"))
+            return
+        if fault:
+            raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", fault))
 
     async def _join(self) -> None:
         """Raises StoreError when it must be alone and others use the store: their queues would not be this engine's."""
@@ -407,6 +432,10 @@ class Engine:
 
     # -- health -----------------------------------------------------------------------------------------------
 
+    async def _expect_engines(self) -> None:
+        if not await self.store.engines(self.clock.now() - self.peers.ttl):
+            raise StoreError("none is alive: runs are accepted, and wait until one is started")
+
     async def health(self) -> Health:
         parts = {"engine": self._intake.trouble if self.accepting else "not taking work: it is starting or stopping"}
         broken = await _fault_of(self.broker.check)
@@ -422,6 +451,8 @@ class Engine:
         if self.objects is not None:  # behind the others: without it, large results stay in the store
             parts[f"objects {self.objects.name}"] = self._offload.trouble or await _fault_of(self.objects.check)
         parts |= {f"ponte {bridge.name}": bridge.trouble for bridge in self.bridges}  # steps of others go on
+        if self.role is Role.FRONT:
+            parts["engines"] = await _fault_of(self._expect_engines)  # runs are accepted without one, and wait
         is_heard = not any(link.deaf for link in links)
         return Health(parts, broken is None and is_heard and not any(others))
 
@@ -432,7 +463,7 @@ def _trouble_of(link: Link) -> str | None:
     return link.trouble
 
 
-async def _fault_of(check: Callable[[], Awaitable[str]]) -> str | None:
+async def _fault_of(check: Callable[[], Awaitable[object]]) -> str | None:
     try:
         async with asyncio.timeout(5):
             await check()

@@ -46,6 +46,10 @@ class Objects(Protocol):
         """Deletes the folder with all that is in it, the owner last; unless something was put there since then."""
         ...
 
+    async def claim(self, installation: str) -> str:
+        """Whose place it is: the first to claim it has it for good. One that nobody else can have is the asker's."""
+        ...
+
     async def check(self) -> str:
         """Proves that it can be used and tells where it is; raises ObjectsError with the reason."""
         ...

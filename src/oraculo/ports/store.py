@@ -177,6 +177,14 @@ class Store(Protocol):
         """The engine stops: it is forgotten at once."""
         ...
 
+    async def engines(self, since: float) -> Sequence[str]:
+        """The names, sorted, of the engines that were noted since then; for whoever is none of them."""
+        ...
+
+    async def installation(self) -> str:
+        """A text that is this store's alone, and stays: by it two installations are told apart that share something."""
+        ...
+
     async def check(self) -> str:
         """Proves that it can be read and written and returns its version; raises StoreUnavailable with the reason."""
         ...

@@ -364,6 +364,25 @@ class StoreSuite(StoreCommits):
             assert await store.attend("b", NOW + 5.5, 5) == ["b"]
             assert await store.attend("a", NOW + 6, 5) == ["a", "b"]
 
+    async def test_whoever_is_no_engine_sees_those_that_attend(self) -> None:
+        async with self.opened() as store:
+            assert list(await store.engines(NOW - 5)) == []
+            await store.attend("b", NOW, 5)
+            await store.attend("a", NOW + 1, 5)
+            assert list(await store.engines(NOW)) == ["a", "b"]
+            assert list(await store.engines(NOW + 0.5)) == ["a"]
+            assert list(await store.engines(NOW + 1.5)) == []
+            assert await store.attend("a", NOW + 2, 5) == ["a", "b"], "looking forgets nobody"
+
+    async def test_an_installation_has_a_name_of_its_own_that_stays(self) -> None:
+        async with self.opened() as store, self.opened() as other:
+            names = await asyncio.gather(store.installation(), other.installation())
+            assert names[0] == names[1] == await store.installation()
+            assert len(names[0]) == 32
+            reopened = await self.reopen(store)
+            assert await reopened.installation() == names[0]
+            await reopened.close()
+
     async def test_an_engine_that_departs_is_forgotten_at_once(self) -> None:
         async with self.opened() as store:
             await store.attend("a", NOW, 5)

@@ -1,6 +1,7 @@
 """The store's face: what each call asks of the server, and how long it may take."""
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 
 from bson.objectid import ObjectId
@@ -230,6 +231,17 @@ class MongoStore:
     async def depart(self, engine: str) -> None:
         with self._opened.limit():
             await self._opened.engines.delete_one({"_id": engine})
+
+    async def engines(self, since: float) -> Sequence[str]:
+        with self._opened.limit():
+            return [one["_id"] async for one in self._opened.engines.find({"visto_em": {"$gte": since}}).sort("_id")]
+
+    async def installation(self) -> str:
+        meta, wanted = self._opened.meta, {"_id": "instalacao"}
+        with self._opened.limit():
+            while (found := await meta.find_one(wanted)) is None:
+                await meta.update_one(wanted, {"$setOnInsert": {"nome": secrets.token_hex(16)}}, upsert=True)
+        return str(found["nome"])
 
 
 async def _write(server: Server, keeper: Housekeeping, births: Sequence[Birth], updates: Sequence[Update]) -> Committed:

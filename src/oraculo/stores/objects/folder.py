@@ -1,5 +1,6 @@
 """Large results as files of a folder. What `put` returned from is there after a power cut.
 
+    installation                                       whose folder it is
     <shard>/<hash of the run's id>/run                 the run's id
     <shard>/<hash of the run's id>/<task>-<hash>.json  a result
 
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from oraculo.core.reference import OWNER, is_run_folder
+from oraculo.core.reference import CLAIM, OWNER, is_run_folder
 from oraculo.errors import ObjectLost, ObjectsUnavailable
 from oraculo.ports.objects import RunFolder
 from oraculo.stores.objects.threads import Threads
@@ -25,8 +26,10 @@ _ABANDONED = 3600.0  # seconds after which what a crash left in the middle of a 
 class FolderObjects:
     name = "folder"
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, *, is_own: bool = False) -> None:
+        """`is_own`: its name is that of one store's file, and nobody else's."""
         self._root = Path(root).absolute()
+        self._is_own = is_own
         self._threads = Threads()
 
     async def put(self, run_id: str, key: str, body: bytes) -> None:
@@ -43,6 +46,9 @@ class FolderObjects:
 
     async def delete(self, folder: str, written_before: float) -> bool:
         return await self._threads.call(self._delete, self._root / folder, written_before)
+
+    async def claim(self, installation: str) -> str:
+        return installation if self._is_own else await self._threads.call(self._claim, installation)
 
     async def check(self) -> str:
         return await self._threads.call(self._check)
@@ -98,6 +104,14 @@ class FolderObjects:
                 return path.read_bytes().decode(errors="surrogatepass")
             except (FileNotFoundError, UnicodeDecodeError):
                 return None
+
+    def _claim(self, installation: str) -> str:
+        path = self._root / CLAIM
+        with _translated(self._root):
+            if not path.exists():
+                _make_folder(self._root)
+                _write(path, installation.encode())
+            return path.read_bytes().decode(errors="replace")
 
     def _delete(self, folder: Path, written_before: float) -> bool:
         """It is moved out of the way first, so that nobody can put something into what is being deleted."""

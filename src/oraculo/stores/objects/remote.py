@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl
 
-from oraculo.core.reference import OWNER, is_run_folder
+from oraculo.core.reference import CLAIM, OWNER, is_run_folder
 from oraculo.errors import ObjectLost, ObjectsError, ObjectsUnavailable
 from oraculo.ports.objects import RunFolder
 from oraculo.stores.objects.threads import Threads
@@ -64,6 +64,13 @@ class RemoteObjects:
     async def delete(self, folder: str, written_before: float) -> bool:
         return await self._threads.call(self._delete, folder, written_before)
 
+    async def claim(self, installation: str) -> str:
+        try:
+            return (await self.get(CLAIM)).decode(errors="replace")
+        except ObjectLost:
+            await self._threads.call(self._put_claim, installation)
+        return (await self.get(CLAIM)).decode(errors="replace")  # two may have claimed it at once
+
     async def check(self) -> str:
         """By writing and reading something small."""
         if self._checked_at is None or time.monotonic() - self._checked_at > _CHECKED_FOR:
@@ -83,6 +90,10 @@ class RemoteObjects:
                 self._write(f"{folder}/{OWNER}", run_id.encode(errors="surrogatepass"))
                 self._mark(folder)
             self._write(key, body)
+
+    def _put_claim(self, installation: str) -> None:
+        with self._translated():
+            self._write(CLAIM, installation.encode())
 
     def _is_marked(self, folder: str) -> bool:
         with self._lock:

@@ -137,6 +137,13 @@ class PostgresStore:
     async def depart(self, engine: str) -> None:
         await self._ask(self._reader, "depart", engine)
 
+    async def engines(self, since: float) -> Sequence[str]:
+        return [name for (name,) in await self._ask(self._reader, "engines", since)]
+
+    async def installation(self) -> str:
+        [(installation,)] = await self._ask(self._reader, "installation")
+        return str(installation)
+
     # -- what people read ---------------------------------------------------------------------------------------
 
     async def runs(self, query: RunQuery) -> Page:

@@ -21,6 +21,7 @@ What finds them:
     @ended           zset    runs that ended and have no timer left, by when they ended
     @pipelines       hash    definitions by name; @pipelines:mark counts their changes
     @engines         zset    engines that live, by when they were last heard of
+    @installation    string  which installation this is, for what it shares with others
     @layout          string  the number of this layout
 
 Timers, commands and dead letters are members `<id> NUL <task + 1, in 4 bytes>`, with task + 1 = 0 for the run itself:
@@ -43,7 +44,7 @@ _END = struct.Struct(">BI")
 _KINDS = {
     "zset": ("runs", "due", "unsent", "held", "ended", "engines", *(f"runs:{status}" for status in RunStatus)),
     "hash": ("keys", "brokers", "pipelines"),
-    "string": ("sequence", "layout", "pipelines:mark"),
+    "string": ("sequence", "layout", "installation", "pipelines:mark"),
 }
 _SCRIPTS = (
     "create",

@@ -14,6 +14,7 @@ use the same database.
 """
 
 import asyncio
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -274,6 +275,15 @@ class RedisStore:
         with server.translating():
             encoded = engine.encode()
         await server.ask("ZREM", self._layout.key("engines"), encoded)
+
+    async def engines(self, since: float) -> Sequence[str]:
+        names = await self._opened().ask("ZRANGEBYSCORE", self._layout.key("engines"), repr(since), "+inf")
+        return sorted(name.decode() for name in names)
+
+    async def installation(self) -> str:
+        server, key = self._opened(), self._layout.key("installation")
+        await server.ask("SET", key, secrets.token_hex(16), "NX")
+        return str((await server.ask("GET", key)).decode())
 
 
 def _together(writes: list[Write]) -> Iterator[list[Write]]:

@@ -265,10 +265,17 @@ class SqliteStore:
         await self._write_all(
             ("forget_engines", {"before": now - ttl, "name": engine}), ("note_engine", {"name": engine, "now": now})
         )
-        return [name for (name,) in await self._read("engines", {})]
+        return await self.engines(now - ttl)
 
     async def depart(self, engine: str) -> None:
         await self._write("forget_engines", {"before": -1.0, "name": engine})
+
+    async def engines(self, since: float) -> Sequence[str]:
+        return [name for (name,) in await self._read("engines", {"since": since})]
+
+    async def installation(self) -> str:
+        [(installation,)] = await self._read("installation", {})
+        return str(installation)
 
 
 # -- reading --------------------------------------------------------------------------------------------------------

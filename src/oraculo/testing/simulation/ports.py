@@ -259,6 +259,14 @@ class HostStore:
     async def depart(self, engine: str) -> None:
         await self._read(self._disk.depart(engine))
 
+    async def engines(self, since: float) -> Sequence[str]:
+        found: Sequence[str] = await self._read(self._disk.engines(since))
+        return found
+
+    async def installation(self) -> str:
+        found: str = await self._read(self._disk.installation())
+        return found
+
     async def check(self) -> str:
         self._trouble.step(self._host)
         return "simulated"

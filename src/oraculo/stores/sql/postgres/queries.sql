@@ -178,6 +178,12 @@ ORDER BY name;
 -- name: depart
 DELETE FROM oraculo_engines WHERE name = $1;
 
+-- name: engines
+SELECT name FROM oraculo_engines WHERE seen_at >= $1 ORDER BY name;
+
+-- name: installation
+SELECT id FROM oraculo_installation;
+
 -- -- what people read -----------------------------------------------------------------------------------------------
 
 -- name: list_runs

@@ -240,7 +240,10 @@ ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at;
 DELETE FROM engines WHERE seen_at < :before OR name = :name;
 
 -- name: engines
-SELECT name FROM engines ORDER BY name;
+SELECT name FROM engines WHERE seen_at >= :since ORDER BY name;
+
+-- name: installation
+SELECT id FROM installation;
 
 -- name: prove_write
 UPDATE sequence SET last = last;
