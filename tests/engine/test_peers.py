@@ -312,7 +312,7 @@ async def test_a_pipeline_deleted_through_one_is_gone_in_another(group: Group) -
         await until(lambda: "novo" not in other.engine.catalogue.pipelines)
 
 
-# -- what a review found ---------------------------------------------------------------------------------------------
+# -- what must not hold up the others --------------------------------------------------------------------------------
 
 
 class Narrow(SqliteStore):
