@@ -1,0 +1,354 @@
+"""NATS JetStream: consumers that must not go deaf; connections, servers and processes that break."""
+
+import asyncio
+import gc
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from oraculo.brokers.nats import NatsBroker
+from oraculo.brokers.nats.connection import Connection
+from oraculo.errors import BrokerUnavailable
+from oraculo.ports.broker import Link, Outgoing
+from tests.brokers import nats_stage as stage
+from tests.brokers.nats_stage import (
+    PATIENCE,
+    PROMPT,
+    api,
+    assert_fails_soon,
+    bodies,
+    drain,
+    eventually,
+    is_empty,
+    numbered,
+    plain_client,
+    ready,
+    running,
+    stays_quiet,
+    take,
+)
+from tests.servers.fleet import Fleet
+from tests.servers.nats import Nats
+from tests.servers.proxy import Proxy
+from tests.waiting import until
+
+url, queue = stage.url, stage.queue  # fixtures
+
+
+# -- deaf consumers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("while_waiting", [True, False])
+async def test_a_consumer_deleted_on_the_server_is_noticed_and_made_again(
+    url: str, queue: str, while_waiting: bool
+) -> None:
+    async with running(url, heartbeat=5.0) as broker, plain_client(url) as client:  # silence would tell later
+        await broker.publish(numbered(queue, 2))
+        consumer = await broker.consume(queue, prefetch=3)
+        held = await take(consumer, 2)
+        if not while_waiting:
+            await api(client, f"CONSUMER.DELETE.{queue}.{queue}")
+        taking = asyncio.create_task(consumer.take(1))
+        if while_waiting:
+            await asyncio.wait({taking}, timeout=0.1)
+            await api(client, f"CONSUMER.DELETE.{queue}.{queue}")
+        assert queue in await assert_fails_soon(taking, PROMPT)
+        await assert_fails_soon(consumer.take(1), 0.1)
+        await assert_fails_soon(consumer.ack(held), 0.1)
+        assert broker.links()[0].trouble is not None
+        assert bodies(await take(await broker.consume(queue, prefetch=2), 2, PROMPT)) == [b"0", b"1"]
+        assert broker.links() == [Link("nats", None, 0)]
+
+
+async def test_a_stream_deleted_on_the_server_is_noticed_and_made_again(url: str, queue: str) -> None:
+    async with running(url, heartbeat=5.0) as broker, plain_client(url) as client:  # silence would tell later
+        consumer = await broker.consume(queue, prefetch=1)
+        taking = asyncio.create_task(consumer.take(1))
+        await asyncio.wait({taking}, timeout=0.1)
+        await api(client, f"STREAM.DELETE.{queue}")
+        await assert_fails_soon(taking, PROMPT)
+        consumer = await broker.consume(queue, prefetch=1)
+        await broker.publish([Outgoing(queue, b"new")])
+        assert bodies(await take(consumer, 1, PROMPT)) == [b"new"]
+        assert broker.links()[0].losses == 1, "what the stream held was lost"
+
+
+async def test_publishing_to_a_stream_that_was_deleted_makes_it_again(url: str, queue: str) -> None:
+    async with running(url) as broker, plain_client(url) as client:
+        await broker.declare([queue])
+        await api(client, f"STREAM.DELETE.{queue}")
+        await api(client, f"STREAM.DELETE.{queue}=dlq")
+        await broker.publish([*numbered(queue, 3), Outgoing(queue, b"bad", reason="r")])
+        consumer = await broker.consume(queue, prefetch=3)
+        assert bodies(await take(consumer, 3, PROMPT)) == [b"0", b"1", b"2"]
+        assert len(await broker.dead_letters(queue, limit=2)) == 1
+
+
+async def test_a_black_hole_is_noticed_by_its_silence(url: str, queue: str) -> None:
+    with Proxy(url) as proxy:
+        async with running(proxy.url, heartbeat=0.2) as broker:
+            consumer = await broker.consume(queue, prefetch=1)
+            taking = asyncio.create_task(consumer.take(1))
+            await asyncio.wait({taking}, timeout=0.1)
+            proxy.swallows = True
+            assert "heartbeats" in await assert_fails_soon(taking, 2.0)
+            proxy.swallows = False
+
+
+async def test_a_subscription_that_waits_long_stays_alive(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pulls end and are made again."""
+    monkeypatch.setattr("oraculo.brokers.nats.consumer.PULL_EXPIRES", 0.3)
+    async with running(url, heartbeat=0.1) as broker:
+        consumer = await broker.consume(queue, prefetch=5)
+        await stays_quiet(consumer, 1.2)
+        await broker.publish(numbered(queue, 5))
+        assert len(await take(consumer, 5, PROMPT)) == 5
+
+
+# -- connections and servers that break -----------------------------------------------------------------------------
+
+
+async def test_a_cut_connection_is_told_at_once_and_what_was_held_comes_again_at_once(url: str, queue: str) -> None:
+    with Proxy(url) as proxy:
+        async with running(proxy.url) as broker:
+            await broker.publish(numbered(queue, 10))
+            consumer = await broker.consume(queue, prefetch=10)
+            held = await take(consumer, 4)
+            await consumer.ack(held[:1])
+            await eventually(lambda: ready(broker, queue, 9))
+            await take(consumer, 6)
+            taking = asyncio.create_task(consumer.take(1))
+            await asyncio.wait({taking}, timeout=0.05)
+            proxy.cut()
+            said = await assert_fails_soon(taking, 2.0)
+            assert broker.links()[0].trouble == said
+            await assert_fails_soon(consumer.ack(held), 0.1)
+            heir = await broker.consume(queue, prefetch=10)
+            assert broker.links()[0].trouble is None
+            again = await take(heir, 9, PROMPT)
+            assert sorted(bodies(again)) == [b"%d" % number for number in range(1, 10)]
+            assert {each.redeliveries for each in again} == {1}
+            await consumer.close()
+            await heir.ack(again)
+            await eventually(lambda: is_empty(broker, queue))
+
+
+async def test_all_who_call_after_a_break_share_one_connection(url: str, queue: str) -> None:
+    with Proxy(url) as proxy:
+        async with running(proxy.url) as broker:
+            await broker.declare([queue])
+            proxy.cut()
+            await until(lambda: broker.links()[0].trouble)
+            await asyncio.gather(*(broker.publish(numbered(queue, 10)) for _ in range(20)))
+            assert proxy.cut() == 2, "one connection has two halves"
+
+
+async def test_a_publish_that_is_cut_off_says_so_and_the_next_one_works(url: str, queue: str) -> None:
+    with Proxy(url) as proxy:
+        async with running(proxy.url) as broker:
+            await broker.declare([queue])
+            proxy.swallows = True
+            publishing = asyncio.create_task(broker.publish(numbered(queue, 100)))
+            await asyncio.wait({publishing}, timeout=0.1)
+            proxy.cut()
+            proxy.swallows = False
+            await assert_fails_soon(publishing, 2.0)
+            await broker.publish([Outgoing(queue, b"after")])
+
+
+async def test_everything_unsettled_survives_a_kill_of_the_server(fleet: Fleet, queue: str) -> None:
+    server = fleet.breakable("nats")
+    async with running(server.url, lease=2.0) as broker:
+        await broker.publish([*numbered(queue, 30), Outgoing(queue, b"bad", reason="why")])
+        consumer = await broker.consume(queue, prefetch=20)
+        held = await take(consumer, 10)
+        await consumer.ack(held[:5])
+        await eventually(lambda: ready(broker, queue, 25))
+        taking = asyncio.create_task(drain(consumer))
+        server.kill()
+        await assert_fails_soon(taking, 2.0)
+        await assert_fails_soon(broker.publish([Outgoing(queue, b"lost")]), 4.0)
+        server.start()
+        heir = await broker.consume(queue, prefetch=50)
+        seen: set[bytes] = set()
+        async with asyncio.timeout(PATIENCE):
+            while len(seen) < 25:
+                batch = await heir.take(50)
+                seen.update(bodies(batch))
+                await heir.ack(batch)
+        assert seen >= {b"%d" % number for number in range(5, 30)}
+        (letter,) = await broker.dead_letters(queue, limit=2)
+        assert letter.reason == "why"
+        assert broker.links() == [Link("nats", None, 0)]
+
+
+async def test_a_server_that_came_back_empty_counts_as_one_loss(queue: str) -> None:
+    with Nats() as server:
+        async with running(server.url) as broker:
+            await broker.declare([queue, f"{queue}.2"])
+            await broker.publish([Outgoing(queue, b"gone")])
+            server.kill()
+            shutil.rmtree(server.folder / "jetstream")
+            server.start()
+            await until(lambda: broker.links()[0].trouble)
+            await broker.publish([Outgoing(f"{queue}.2", b"new")])
+            assert broker.links()[0].losses == 1
+            await broker.publish([Outgoing(queue, b"new")])
+            assert bodies(await take(await broker.consume(queue, prefetch=1), 1)) == [b"new"]
+            assert broker.links()[0].losses == 1
+
+
+async def test_with_many_streams_a_connection_is_made_again_all_the_same(
+    queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking at all of them would take longer than a connection may."""
+    monkeypatch.setattr("oraculo.brokers.nats.broker.PAGE", 8)
+    monkeypatch.setattr("oraculo.brokers.nats.broker.LOOKING_FOR_LOSSES", 0.2)
+    names = [f"{queue}.{number}" for number in range(30)]
+    ask_many = Connection.ask_many
+
+    async def slow(self: Connection, calls: Any) -> Any:
+        several = list(calls)
+        await asyncio.sleep(0.02 * sum(verb.startswith("STREAM.INFO") for verb, _ in several))
+        return await ask_many(self, several)
+
+    with Nats() as server:
+        async with running(server.url, connect_timeout=1.0) as broker:
+            await broker.declare(names)
+            server.kill()
+            server.start()
+            await until(lambda: broker.links()[0].trouble)
+            monkeypatch.setattr(Connection, "ask_many", slow)
+            await broker.publish([Outgoing(names[0], b"x")])
+            assert broker.links() == [Link("nats", None, 0)]
+            server.kill()
+            shutil.rmtree(server.folder / "jetstream")
+            server.start()
+            await until(lambda: broker.links()[0].trouble)
+            for name in names:
+                await broker.publish([Outgoing(name, b"x")])
+            assert broker.links() == [Link("nats", None, 1)], "one loss, although not all were looked at"
+
+
+async def test_a_frozen_server_blocks_nobody_for_longer_than_the_timeouts(fleet: Fleet, queue: str) -> None:
+    server = fleet.breakable("nats")
+    async with running(server.url, publish_timeout=0.8, connect_timeout=0.5, heartbeat=0.2) as broker:
+        consumer = await broker.consume(queue, prefetch=1)
+        taking = asyncio.create_task(consumer.take(1))
+        await asyncio.wait({taking}, timeout=0.1)
+        server.freeze()
+        try:
+            await assert_fails_soon(broker.publish([Outgoing(queue, bytes(1024 * 1024))] * 20), 1.5)
+            await assert_fails_soon(taking, 1.5)
+            await assert_fails_soon(broker.publish([Outgoing(queue, b"x")]), 1.5)
+            await assert_fails_soon(broker.check(), 1.5)
+            assert broker.links()[0].trouble is not None
+        finally:
+            server.thaw()
+        await broker.publish([Outgoing(queue, b"again")])
+        assert broker.links()[0].trouble is None
+        consumer = await broker.consume(queue, prefetch=100)
+        async with asyncio.timeout(PATIENCE):
+            while b"again" not in bodies(await consumer.take(100)):
+                pass  # some of those that were not confirmed
+
+
+async def test_closing_beside_a_frozen_server_is_quick_and_leaves_nothing(fleet: Fleet, queue: str) -> None:
+    server = fleet.breakable("nats")
+    broker = NatsBroker(server.url, publish_timeout=30.0)
+    await broker.start()
+    await broker.publish(numbered(queue, 5))
+    consumer = await broker.consume(queue, prefetch=5)
+    await take(consumer, 2)
+    before = asyncio.all_tasks()
+    server.freeze()
+    try:
+        publishing = asyncio.create_task(broker.publish([Outgoing(queue, bytes(1024 * 1024))] * 20))
+        taking = asyncio.create_task(consumer.take(1))
+        await asyncio.wait({publishing}, timeout=0.1)
+        started = time.monotonic()
+        await broker.close()
+        assert time.monotonic() - started < 4.0
+        (outcome,) = await asyncio.gather(publishing, return_exceptions=True)
+        assert isinstance(outcome, BrokerUnavailable)
+        await asyncio.gather(taking, return_exceptions=True)
+    finally:
+        server.thaw()
+    assert asyncio.all_tasks() <= before
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_nothing_is_left_behind(url: str, queue: str, caplog: pytest.LogCaptureFixture) -> None:
+    """No task, no transport, no complaint of asyncio, however it ended."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    with Proxy(url) as proxy:
+        async with running(proxy.url) as broker:
+            consumer = await broker.consume(queue, prefetch=5)
+            publishing = [asyncio.create_task(broker.publish(numbered(queue, 500))) for _ in range(5)]
+            await take(consumer, 3)
+            proxy.cut()
+            await asyncio.gather(*publishing, return_exceptions=True)
+            with suppress(BrokerUnavailable):
+                await consumer.take(1)
+            await broker.publish([Outgoing(queue, b"x")])
+            await broker.consume(queue, prefetch=5)
+            proxy.refuses = True
+            proxy.cut()
+            await until(lambda: broker.links()[0].trouble)
+            calls = [asyncio.create_task(broker.check()) for _ in range(3)]
+            await asyncio.wait(calls, timeout=0.05)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {BrokerUnavailable}
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []
+    assert [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")] == []
+
+
+# -- processes that are killed --------------------------------------------------------------------------------------
+
+
+_TAKES_AND_HANGS = """
+import asyncio, sys
+from oraculo.brokers.nats import NatsBroker
+
+async def main():
+    broker = NatsBroker(sys.argv[1], lease=1.0)
+    await broker.start()
+    consumer = await broker.consume(sys.argv[2], prefetch=3)
+    taken = []
+    while len(taken) < 3:
+        taken += await consumer.take(3)
+    await consumer.ack(taken[:1])
+    await broker.check()
+    print("holding", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_process_held_is_delivered_again(url: str, queue: str) -> None:
+    async with running(url, lease=1.0) as broker:
+        await broker.publish(numbered(queue, 3))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _TAKES_AND_HANGS, url, queue, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stdout is not None
+            async with asyncio.timeout(PATIENCE):
+                assert await process.stdout.readline() == b"holding\n"
+        finally:
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+        again = await take(await broker.consume(queue, prefetch=3), 2, PROMPT)
+        assert [(each.body, each.redeliveries) for each in again] == [(b"1", 1), (b"2", 1)]

@@ -1,0 +1,244 @@
+"""NATS JetStream: leases, counts and limits, and deliveries that move."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from oraculo.core.naming import dlq_of
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, Outgoing
+from tests.brokers import nats_stage as stage
+from tests.brokers.nats_stage import (
+    PROMPT,
+    api,
+    bodies,
+    drain,
+    eventually,
+    have_letters,
+    is_empty,
+    numbered,
+    plain_client,
+    ready,
+    running,
+    stays_quiet,
+    take,
+)
+from tests.waiting import until
+
+url, queue = stage.url, stage.queue  # fixtures
+
+
+async def test_a_queue_may_have_a_lease_of_its_own(url: str, queue: str) -> None:
+    leases = {queue: 0.5}
+    async with running(url, lease=60, leases=leases) as broker, running(url, lease=60, leases=leases) as other:
+        first = await broker.consume(queue, prefetch=10)
+        await broker.publish([Outgoing(queue, b"{}")])
+        await first.take(10)
+        second = await other.consume(queue, prefetch=10)
+        assert [delivery.body for delivery in await asyncio.wait_for(second.take(10), 10)] == [b"{}"]
+
+
+async def test_an_unsettled_delivery_comes_again_after_its_lease_and_is_no_longer_ours(url: str, queue: str) -> None:
+    async with running(url, lease=0.5) as broker, running(url, lease=0.5) as other:
+        await broker.publish([Outgoing(queue, b"slow")])
+        consumer = await broker.consume(queue, prefetch=1)
+        (stale,) = await take(consumer, 1)
+        (again,) = await take(await other.consume(queue, prefetch=1), 1)
+        assert (again.body, again.redeliveries) == (b"slow", 1)
+        await consumer.ack([stale])
+        await consumer.retry(stale, 0.0, "too late")
+        await consumer.dead_letter(stale, "too late")
+        (state,) = await broker.queues([queue])
+        assert state.ready + state.unacked == 1
+        assert state.dead_letters == 0
+
+
+async def test_an_extended_delivery_does_not_come_again(url: str, queue: str) -> None:
+    async with running(url, lease=0.6) as broker, running(url, lease=0.6) as other:
+        await broker.publish([Outgoing(queue, b"long work")])
+        consumer = await broker.consume(queue, prefetch=1)
+        held = await take(consumer, 1)
+        waiting = asyncio.create_task(take(await other.consume(queue, prefetch=1), 1))
+        for _ in range(8):
+            await asyncio.wait({waiting}, timeout=0.2)
+            await consumer.extend(held)
+        assert not waiting.done()
+        await consumer.ack(held)
+        await eventually(lambda: is_empty(broker, queue))
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_what_waits_behind_a_busy_caller_is_not_given_to_others(url: str, queue: str) -> None:
+    """The prefetch is fetched, and the caller handles one message for longer than the lease."""
+    async with running(url, lease=0.6, heartbeat=0.1) as broker, running(url, lease=0.6) as other:
+        await broker.publish(numbered(queue, 3))
+        consumer = await broker.consume(queue, prefetch=3)
+        busy = await take(consumer, 1)
+        waiting = asyncio.create_task(take(await other.consume(queue, prefetch=1), 1))
+        for _ in range(8):
+            await asyncio.wait({waiting}, timeout=0.2)
+            await consumer.extend(busy)
+        assert not waiting.done()
+        rest = await take(consumer, 2)
+        assert [(each.body, each.redeliveries) for each in rest] == [(b"1", 0), (b"2", 0)]
+        await consumer.ack([*busy, *rest])
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_lapsed_delivery_makes_room_for_others(url: str, queue: str) -> None:
+    async with running(url, lease=0.4, heartbeat=0.1) as broker:
+        await broker.publish(numbered(queue, 2))
+        consumer = await broker.consume(queue, prefetch=1)
+        assert bodies(await take(consumer, 1)) == [b"0"]
+        assert {each.body for _ in range(2) for each in await take(consumer, 1)} <= {b"0", b"1"}
+
+
+async def test_a_delivery_whose_lease_ended_while_it_could_not_be_moved_is_let_go(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(url, lease=1.0, heartbeat=0.1) as broker:
+        refused = asyncio.Event()
+
+        async def bury(_: object) -> None:
+            await refused.wait()
+            raise BrokerUnavailable("JetStream is not available now")
+
+        monkeypatch.setattr(broker, "bury", bury)
+        await broker.publish([Outgoing(queue, b"bad")])
+        consumer = await broker.consume(queue, prefetch=1)
+        (stale,) = await take(consumer, 1)
+        moving = asyncio.create_task(consumer.dead_letter(stale, "why"))
+        again = await take(consumer, 1)
+        refused.set()
+        with pytest.raises(BrokerUnavailable):
+            await moving
+        await consumer.ack([stale])
+        await consumer.extend([stale])
+        await consumer.ack(again)
+        await broker.publish([Outgoing(queue, b"next")])
+        assert bodies(await take(consumer, 1, PROMPT)) == [b"next"], "its place is free again"
+
+
+async def test_a_delivery_that_is_being_moved_keeps_its_place(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(url) as broker:
+        goes_on, bury = asyncio.Event(), broker.bury
+
+        async def slow(letters: Any) -> None:
+            await goes_on.wait()
+            await bury(letters)
+
+        monkeypatch.setattr(broker, "bury", slow)
+        await broker.publish(numbered(queue, 2))
+        consumer = await broker.consume(queue, prefetch=1)
+        (delivery,) = await take(consumer, 1)
+        moving = asyncio.create_task(consumer.dead_letter(delivery, "why"))
+        await stays_quiet(consumer)
+        await consumer.ack([delivery])  # too late: it is on its way
+        goes_on.set()
+        await moving
+        assert bodies(await take(consumer, 1, PROMPT)) == [b"1"]
+        assert [letter.body for letter in await broker.dead_letters(queue, limit=2)] == [b"0"]
+
+
+async def test_deliveries_are_counted_across_consumers_and_connections(url: str, queue: str) -> None:
+    async with running(url) as broker:
+        await broker.publish([Outgoing(queue, b"again")])
+    for redeliveries in range(4):
+        async with running(url) as broker:
+            (delivery,) = await take(await broker.consume(queue, prefetch=1), 1, PROMPT)
+            assert (delivery.body, delivery.redeliveries) == (b"again", redeliveries)
+
+
+async def test_one_that_nobody_ever_settles_ends_in_the_dlq(url: str, queue: str) -> None:
+    """Nobody calls retry: it is given back by consumers that close, and by leases that end."""
+    async with running(url, delivery_limit=3, lease=0.3) as broker:
+        await broker.publish([Outgoing(queue, b"poison"), Outgoing(queue, b"other")])
+        seen = []
+        for closes in (True, False, True):
+            consumer = await broker.consume(queue, prefetch=1)
+            (delivery,) = await take(consumer, 1)
+            seen.append((delivery.body, delivery.redeliveries))
+            await (consumer.close() if closes else take(await broker.consume(queue, prefetch=1), 1))
+        heir = await broker.consume(queue, prefetch=2)
+        left = asyncio.create_task(drain(heir))
+        letters = await eventually(lambda: have_letters(broker, queue, 2))
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        assert {letter.body for letter in letters} == {b"poison", b"other"}
+        assert {letter.reason for letter in letters} == {"delivered 3 times and never settled"}
+        assert {letter.redeliveries for letter in letters} == {2}
+        assert await is_empty(broker, queue)
+
+
+async def test_what_the_quarantine_does_not_take_stays_in_its_queue(url: str, queue: str) -> None:
+    """The quarantine was made by others, for small messages only."""
+    dlq = {"name": f"{queue}=dlq", "subjects": [dlq_of(queue)], "retention": "workqueue", "max_msg_size": 200}
+    async with running(url, delivery_limit=1) as broker, plain_client(url) as client:
+        assert "error" not in await api(client, f"STREAM.CREATE.{queue}=dlq", dlq)
+        await broker.publish([Outgoing(queue, bytes(300))])
+        consumer = await broker.consume(queue, prefetch=1)
+        (delivery,) = await take(consumer, 1)
+        for settling in (consumer.dead_letter(delivery, "bad"), consumer.retry(delivery, 0.0, "bad")):
+            with pytest.raises(BrokerError, match="message size") as caught:
+                await settling
+            assert not isinstance(caught.value, BrokerUnavailable)
+        assert await ready(broker, queue, 1)
+        await consumer.close()
+        heir = await broker.consume(queue, prefetch=1)
+        await broker.publish([Outgoing(queue, b"small")])
+        assert bodies(await take(heir, 1, PROMPT)) == [b"small"], "it is in nobody's way"
+        assert await ready(broker, queue, 2)
+
+
+async def test_thousands_that_wait_for_a_delay_hold_up_no_other(url: str, queue: str) -> None:
+    """JetStream counts them as unsettled, and by default stops a consumer at a thousand."""
+    async with running(url) as broker:
+        await broker.publish(numbered(queue, 1500))
+        consumer = await broker.consume(queue, prefetch=1500)
+        for delivery in await take(consumer, 1500):
+            await consumer.retry(delivery, 60.0, "later")
+        await broker.publish([Outgoing(queue, b"quick")])
+        assert bodies(await take(consumer, 1, PROMPT)) == [b"quick"]
+        (state,) = await broker.queues([queue])
+        assert (state.ready, state.unacked) == (1500, 1)
+
+
+async def test_two_brokers_share_a_queue(url: str, queue: str) -> None:
+    handled: list[bytes] = []
+
+    async def work(broker: Broker) -> None:
+        consumer = await broker.consume(queue, prefetch=20)
+        while batch := await consumer.take(20):
+            handled.extend(bodies(batch))
+            await consumer.ack(batch)
+
+    async with running(url) as one, running(url) as two:
+        workers = [asyncio.create_task(work(broker)) for broker in (one, two)]
+        await one.publish(numbered(queue, 2000))
+        await until(lambda: len(handled) >= 2000)
+        await eventually(lambda: is_empty(one, queue))
+        for broker in (one, two):
+            await broker.close()
+        await asyncio.gather(*workers)
+    assert sorted(handled) == sorted(b"%d" % number for number in range(2000))
+
+
+async def test_a_move_that_is_done_twice_makes_no_duplicate(url: str, queue: str) -> None:
+    """The letter was confirmed, and the process died before the ack: it comes again, and is moved again."""
+    async with running(url, lease=0.4) as broker, plain_client(url) as client:
+        await broker.publish([Outgoing(queue, b"bad")])
+        consumer = await broker.consume(queue, prefetch=1)
+        (delivery,) = await take(consumer, 1)
+        consumer.connection.send = lambda *_: None  # type: ignore[method-assign] # no ack is sent any more
+        await consumer.dead_letter(delivery, "broken")
+        async with running(url, lease=0.4) as heir:
+            successor = await heir.consume(queue, prefetch=1)
+            await successor.dead_letter((await take(successor, 1))[0], "broken")
+            assert len(await heir.dead_letters(queue, limit=5)) == 1
+            await eventually(lambda: is_empty(heir, queue))
+        assert (await api(client, f"STREAM.INFO.{queue}=dlq"))["state"]["last_seq"] == 1

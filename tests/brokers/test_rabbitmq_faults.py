@@ -1,0 +1,234 @@
+"""RabbitMQ: connections, servers and processes that break, and queues that vanish."""
+
+import asyncio
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import cast
+
+import pytest
+
+from oraculo.brokers.rabbitmq import RabbitMQBroker
+from oraculo.brokers.rabbitmq.connection import BLOCKED
+from oraculo.core.naming import dlq_of
+from oraculo.errors import BrokerUnavailable
+from oraculo.ports.broker import Outgoing
+from tests.brokers import rabbitmq_stage as stage
+from tests.brokers.rabbitmq_stage import (
+    PATIENCE,
+    already,
+    assert_nothing_is_left,
+    bodies,
+    eventually,
+    forget,
+    fresh_name,
+    letters,
+    messages,
+    plain_channel,
+    published,
+    running,
+    state,
+    subscribed,
+    take,
+    trouble,
+)
+from tests.servers.fleet import Fleet
+from tests.servers.proxy import Proxy
+from tests.servers.rabbitmq import RabbitMQ
+
+url, queue, broker, nothing_goes_unheard = stage.url, stage.queue, stage.broker, stage.nothing_goes_unheard  # fixtures
+
+
+# -- when the connection, the server or a process breaks ------------------------------------------------------------
+
+
+class TestBreaking:
+    async def test_a_cut_connection_ends_the_consumer_and_all_comes_again(self, url: str, queue: str) -> None:
+        with Proxy(url) as proxy:
+            async with running(proxy.url) as broker:
+                await broker.publish(messages(queue, 5))
+                consumer = await broker.consume(queue, prefetch=3)
+                first, *held = await take(consumer, 3)
+                await consumer.ack([first])
+                await eventually(lambda: state(broker, queue), lambda now: now.ready + now.unacked == 4)
+                proxy.cut()
+                with pytest.raises(BrokerUnavailable, match="lost"):
+                    await take(consumer, 100)
+                assert "the connection broke" in trouble(broker)
+                await consumer.ack(held)
+                await consumer.dead_letter(held[0], "too late")
+                heir = await subscribed(broker, queue)
+                again = await take(heir, 4)
+                assert sorted(bodies(again)) == [b"1", b"2", b"3", b"4"]
+                assert [each.redeliveries for each in again if each.body in {b"1", b"2"}] == [1, 1]
+                assert (await state(broker, queue)).dead_letters == 0
+                await published(broker, messages(queue, 1))
+                assert trouble(broker) == ""
+
+    async def test_many_who_call_at_once_share_one_attempt_to_connect(self, url: str, queue: str) -> None:
+        with Proxy(url) as proxy:
+            async with running(proxy.url) as broker:
+                await broker.declare([queue])
+                assert proxy.cut() == 4  # two connections, each with two halves
+                await eventually(lambda: already(trouble(broker)), bool)
+                calls = [broker.publish(messages(queue, 1)) for _ in range(20)]
+                await asyncio.gather(*calls, *[broker.queues([queue]) for _ in range(20)])
+                assert proxy.cut() == 4
+
+    async def test_a_server_that_was_killed_gives_all_again(self, fleet: Fleet) -> None:
+        server, queue = fleet.breakable("rabbitmq"), fresh_name()
+        async with running(server.url) as broker:
+            await broker.publish([*messages(queue, 100), Outgoing(queue, b"dead", reason="kept")])
+            consumer = await broker.consume(queue, prefetch=10)
+            first, *_ = await take(consumer, 10)
+            await consumer.retry(first, 1.0, "later")
+            server.kill()
+            with pytest.raises(BrokerUnavailable):
+                await take(consumer, 1000)
+            with pytest.raises(BrokerUnavailable, match=f"{server.port}"):
+                await broker.check()
+            server.start()
+            heir = await subscribed(broker, queue)
+            again = await take(heir, 100)
+            assert {delivery.body for delivery in again} >= {b"%d" % n for n in range(100)}
+            assert [letter.reason for letter in await letters(broker, queue, 1)] == ["kept"]
+
+    async def test_a_frozen_server_holds_up_no_publish_and_no_close(self, fleet: Fleet) -> None:
+        server, queue = fleet.breakable("rabbitmq"), fresh_name()
+        async with running(server.url, publish_timeout=0.5, connect_timeout=0.5, call_timeout=0.5) as broker:
+            await broker.publish(messages(queue, 1))
+            other = RabbitMQBroker(server.url)
+            await other.start()
+            await other.consume(queue, prefetch=1)
+            server.freeze()
+            try:
+                for _ in range(2):  # on the connection of before, and on a new one
+                    began = time.monotonic()
+                    with pytest.raises(BrokerUnavailable):
+                        await broker.publish(messages(queue, 1))
+                    assert time.monotonic() - began < 1.5
+                for call in (broker.check(), broker.queues([queue]), broker.dead_letters(queue, limit=1)):
+                    with pytest.raises(BrokerUnavailable):
+                        await call
+                assert trouble(broker)
+                began = time.monotonic()
+                await other.close()
+                assert time.monotonic() - began < 4.0
+            finally:
+                server.thaw()
+            await published(broker, messages(queue, 1))
+            assert trouble(broker) == ""
+            assert (await state(broker, queue)).ready >= 2
+        await assert_nothing_is_left()
+
+    async def test_what_a_killed_process_held_comes_again(self, url: str, queue: str) -> None:
+        async with running(url) as broker:
+            await broker.publish(messages(queue, 3))
+            worker = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", _HOLDS_THREE, url, queue, stdout=asyncio.subprocess.PIPE
+            )
+            assert worker.stdout is not None
+            async with asyncio.timeout(PATIENCE):
+                assert await worker.stdout.readline() == b"held\n"
+            assert (await state(broker, queue)).ready == 0
+            worker.send_signal(signal.SIGKILL)
+            await worker.wait()
+            again = await take(await broker.consume(queue, prefetch=3), 3)
+            assert [(each.body, each.redeliveries) for each in again] == [(b"0", 1), (b"1", 1), (b"2", 1)]
+
+    async def test_a_server_short_of_memory_is_told_of_and_its_queues_can_be_drained(self, fleet: Fleet) -> None:
+        server, queue = cast("RabbitMQ", fleet.breakable("rabbitmq")), fresh_name()
+        async with running(server.url) as broker:
+            await broker.publish(messages(queue, 5))
+            consumer = await broker.consume(queue, prefetch=3)
+            bad, *good = await take(consumer, 3)
+
+            async def told_on_publishing() -> str:
+                with suppress(BrokerUnavailable):  # the server says it to who publishes, and not before
+                    await broker.publish([Outgoing(queue, b"more")])
+                return trouble(broker)
+
+            server.control("eval", "vm_memory_monitor:set_vm_memory_high_watermark(0.0000001).")
+            try:
+                await eventually(told_on_publishing, BLOCKED.__eq__)
+                for call in (broker.publish(messages(queue, 1)), broker.check(), consumer.dead_letter(bad, "not now")):
+                    with pytest.raises(BrokerUnavailable, match=BLOCKED):
+                        await call
+                await consumer.ack(good)
+                again = await take(consumer, 3)
+                assert [(each.body, each.redeliveries) for each in again] == [(b"3", 0), (b"4", 0), (b"0", 1)]
+            finally:
+                server.control("eval", "vm_memory_monitor:set_vm_memory_high_watermark(0.4).")
+            await eventually(lambda: already(trouble(broker)), "".__eq__)
+            await broker.publish(messages(queue, 1))
+
+
+_HOLDS_THREE = """
+import asyncio, sys
+from oraculo.brokers.rabbitmq import RabbitMQBroker
+
+async def hold(url, queue):
+    broker = RabbitMQBroker(url)
+    await broker.start()
+    consumer = await broker.consume(queue, prefetch=3)
+    held = 0
+    while held < 3:
+        held += len(await consumer.take(3))
+    print("held", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(hold(*sys.argv[1:]))
+"""
+
+
+# -- deaf consumers and queues that vanish --------------------------------------------------------------------------
+
+
+class TestVanishing:
+    async def test_a_consumer_whose_queue_is_deleted_hears_of_it_at_once(self, url: str, queue: str) -> None:
+        async with running(url) as broker:
+            await broker.publish(messages(queue, 1))
+            consumer = await broker.consume(queue, prefetch=2)
+            (held,) = await take(consumer, 1)
+            waiting = asyncio.create_task(consumer.take(1))
+            await asyncio.wait({waiting}, timeout=0.05)
+            with plain_channel(url) as channel:
+                channel.queue_delete(queue)
+            async with asyncio.timeout(2):
+                with pytest.raises(BrokerUnavailable, match="queue was deleted"):
+                    await waiting
+            await consumer.ack([held])
+            heir = await broker.consume(queue, prefetch=1)
+            await broker.publish(messages(queue, 1))
+            assert bodies(await take(heir, 1)) == [b"0"]
+            await consumer.close()
+
+    async def test_what_is_published_to_a_queue_that_vanished_is_not_lost(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        await broker.declare([queue])
+        other = fresh_name()
+        with plain_channel(url) as channel:
+            channel.queue_delete(queue)
+            channel.queue_delete(dlq_of(queue))
+        batches = [[*messages(queue, 50), *messages(other, 50), Outgoing(queue, b"bad", reason="r")] for _ in range(4)]
+        await asyncio.gather(*[published(broker, batch) for batch in batches])
+        now = await state(broker, queue)
+        assert now.ready >= 200
+        assert now.dead_letters >= 4
+        assert (await state(broker, other)).ready >= 200
+        forget(url, [other])
+
+    async def test_a_delay_whose_queue_vanished_is_made_again(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        await broker.publish(messages(queue, 2))
+        consumer = await broker.consume(queue, prefetch=1)
+        await consumer.retry((await take(consumer, 1))[0], 60.0, "later")
+        with plain_channel(url) as channel:
+            channel.queue_delete(f"{queue}.retry.60000")
+        await consumer.retry((await take(consumer, 1))[0], 60.0, "later")
+        now = await state(broker, queue)
+        assert (now.ready, now.delayed) == (1, 1)
+        assert [found.queue for found in await broker.queues()] == [queue]

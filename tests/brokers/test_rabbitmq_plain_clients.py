@@ -1,0 +1,339 @@
+"""RabbitMQ: clients that know nothing of us, what they send, however odd, and the quarantines they made."""
+
+import asyncio
+import gc
+import json
+import struct
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+import pika
+import pytest
+
+from oraculo.brokers.rabbitmq import RabbitMQBroker
+from oraculo.brokers.rabbitmq.letters import carried, encoded, redeliveries_of
+from oraculo.brokers.rabbitmq.wire import Parcel
+from oraculo.core.naming import dlq_of
+from oraculo.ports.broker import Outgoing
+from tests.brokers import rabbitmq_stage as stage
+from tests.brokers.rabbitmq_stage import (
+    already,
+    bodies,
+    eventually,
+    forget,
+    letters,
+    messages,
+    plain_channel,
+    running,
+    state,
+    take,
+)
+
+url, queue, broker, nothing_goes_unheard = stage.url, stage.queue, stage.broker, stage.nothing_goes_unheard  # fixtures
+
+NO_REASON = "published to the dead-letter queue without a reason"
+
+
+# -- plain clients --------------------------------------------------------------------------------------------------
+
+
+class TestPlainClients:
+    async def test_a_plain_worker_takes_what_we_publish(self, broker: RabbitMQBroker, url: str, queue: str) -> None:
+        await broker.publish([Outgoing(queue, b"{}", priority=5)])
+        with plain_channel(url) as channel:
+            assert channel.queue_declare(queue, passive=True).method.message_count == 1
+            method, properties, body = channel.basic_get(queue)
+            assert body == b"{}"
+            assert (properties.delivery_mode, properties.priority) == (2, 5)
+            channel.basic_ack(method.delivery_tag)
+
+    async def test_a_plain_message_goes_every_way_and_keeps_what_it_carries(self, url: str, queue: str) -> None:
+        async with running(url, delivery_limit=3) as broker:
+            await broker.declare([queue])
+            with plain_channel(url) as channel:
+                channel.queue_declare(f"{queue}-copy")
+                channel.basic_publish("", queue, b"plain", _odd_properties(copy_to=f"{queue}-copy"))
+            consumer = await broker.consume(queue, prefetch=1)
+            await consumer.retry((await take(consumer, 1))[0], 0.0, "first")
+            await consumer.retry((await take(consumer, 1))[0], 0.1, "second")
+            (delivery,) = await take(consumer, 1)
+            assert delivery.redeliveries == 2
+            await consumer.dead_letter(delivery, "bad")
+            (letter,) = await letters(broker, queue, 1)
+            assert (letter.body, letter.reason, letter.redeliveries) == (b"plain", "bad", 2)
+            assert time.time() - 60 < letter.at <= time.time()
+            await consumer.close()
+            assert await broker.redrive(queue) == 1
+            with plain_channel(url) as channel:
+                _, properties, body = await eventually(
+                    lambda: already(channel.basic_get(queue)), lambda got: got[0] is not None
+                )
+                assert body == b"plain"
+                assert (properties.message_id, properties.correlation_id) == ("m-1", "c-1")
+                assert properties.expiration is None
+                assert {**properties.headers, "x-delivery-count": 0} == {
+                    "mine": [1, {"deep": "é"}],
+                    "x-delivery-count": 0,
+                }
+                assert channel.queue_declare(f"{queue}-copy", passive=True).method.message_count == 1
+                channel.queue_delete(f"{queue}-copy")
+
+    def test_a_message_that_moves_takes_no_others_name_and_does_not_expire(self) -> None:
+        """The server refuses, with the whole channel, a message that names another user than ours."""
+        properties = pika.BasicProperties(user_id="somebody", expiration="1000", app_id="mine", delivery_mode=1)
+        moved = pika.BasicProperties().decode(carried(encoded(properties)))
+        assert (moved.user_id, moved.expiration, moved.app_id, moved.delivery_mode) == (None, None, "mine", 2)
+
+    @pytest.mark.parametrize(
+        ("headers", "is_redelivered", "expected"),
+        [
+            (None, False, 0),
+            (None, True, 1),  # a classic queue says no more
+            ({"x-delivery-count": 4}, True, 4),
+            ({"x-delivery-count": 1, "x-acquired-count": 4}, True, 4),  # RabbitMQ 4.3 and later
+            ({"x-delivery-count": 2, "x-oraculo-redeliveries": 3}, True, 5),
+            ({"x-delivery-count": "garbage", "x-oraculo-redeliveries": None}, False, 0),
+        ],
+    )
+    def test_deliveries_are_counted_from_what_the_message_carries(
+        self, headers: dict[str, Any] | None, is_redelivered: bool, expected: int
+    ) -> None:
+        assert redeliveries_of(encoded(pika.BasicProperties(headers=headers)), is_redelivered) == expected
+
+    def test_headers_that_would_not_fit_a_frame_are_left_behind(self) -> None:
+        properties = pika.BasicProperties(headers={"large": "x" * 120_000}, message_id="m")
+        moved = pika.BasicProperties().decode(carried(encoded(properties), reason="kept"))
+        assert (moved.headers, moved.message_id) == ({"reason": "kept"}, "m")
+
+    async def test_what_a_plain_worker_rejects_is_in_quarantine(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        await broker.publish(messages(queue, 1))
+        with plain_channel(url) as channel:
+            method, _, _ = channel.basic_get(queue)
+            channel.basic_reject(method.delivery_tag, requeue=False)
+            (letter,) = await letters(broker, queue, 1)
+        assert (letter.body, letter.reason) == (b"0", "moved by RabbitMQ: rejected by its consumer")
+        assert time.time() - 60 < letter.at < time.time() + 60
+        assert await broker.redrive(queue, [letter.id]) == 1
+        assert (await take(await broker.consume(queue, prefetch=1), 1))[0].redeliveries == 0
+
+    async def test_what_plain_workers_give_back_too_often_is_in_quarantine(self, url: str, queue: str) -> None:
+        async with running(url, delivery_limit=3) as broker:
+            await broker.publish(messages(queue, 1))
+            with plain_channel(url) as channel:
+                delivered = 0
+
+                async def dead_after_one_more_try() -> int:
+                    nonlocal delivered
+                    method, _, _ = channel.basic_get(queue)
+                    if method is not None:
+                        delivered += 1
+                        channel.basic_reject(method.delivery_tag, requeue=True)
+                    return (await state(broker, queue)).dead_letters
+
+                await eventually(dead_after_one_more_try, bool)
+            (letter,) = await letters(broker, queue, 1)
+            assert delivered == 3
+            assert "delivered too often" in letter.reason
+
+    async def test_letters_of_plain_clients_are_shown_told_apart_and_moved(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        await broker.declare([queue])
+        odd = [
+            pika.BasicProperties(),
+            pika.BasicProperties(headers={"x-death": "nonsense", "x-oraculo-reason": 7, "x-oraculo-died-at": "never"}),
+            pika.BasicProperties(headers={"x-oraculo-letter": "../../etc", "x-oraculo-redeliveries": "many"}),
+            pika.BasicProperties(headers={"x-death": [{"reason": b"\xff", "time": 3}]}, timestamp=1_700_000_000),
+        ]
+        with plain_channel(url) as channel:
+            for properties in odd * 2:
+                channel.basic_publish("", dlq_of(queue), b"\xff\x00", properties)
+        found = await letters(broker, queue, 8)
+        assert {letter.reason for letter in found} == {NO_REASON}
+        assert len({letter.id for letter in found}) == 8
+        assert sorted({letter.at for letter in found}) == [0.0, 1_700_000_000.0]
+        assert await broker.dead_letters(queue, limit=10) == found
+        pages = list(await broker.dead_letters(queue, limit=3))
+        pages += await broker.dead_letters(queue, limit=10, after=pages[-1].id)
+        assert pages == found
+        assert await broker.discard(queue, [found[0].id]) == 1
+        assert await broker.redrive(queue, [letter.id for letter in found[:3]]) >= 2
+        assert await broker.redrive(queue) >= 4
+        assert (await state(broker, queue)).dead_letters == 0
+
+    @pytest.mark.parametrize("durable", [True, False])
+    async def test_a_queue_that_a_user_made_is_used_as_it_is(self, url: str, queue: str, durable: bool) -> None:
+        with plain_channel(url) as channel:
+            channel.queue_declare(queue, durable=durable)
+        async with running(url, delivery_limit=3) as broker:
+            await broker.declare([queue])
+            await broker.publish(messages(queue, 2))
+            consumer = await broker.consume(queue, prefetch=2)
+            poison, good = await take(consumer, 2)
+            await consumer.ack([good])
+            for redeliveries in range(3):
+                assert poison.redeliveries == redeliveries
+                await consumer.retry(poison, 0.0, f"failure {redeliveries}")
+                if redeliveries < 2:
+                    (poison,) = await take(consumer, 1)
+            assert [letter.reason for letter in await letters(broker, queue, 1)] == ["failure 2"]
+            with plain_channel(url) as channel:
+                channel.queue_declare(queue, durable=durable)  # the user's own way to name it still works
+
+
+def _odd_properties(copy_to: str) -> pika.BasicProperties:
+    """What must not come along when a message moves: the copy, the expiry, the user's name, the server's notes."""
+    return pika.BasicProperties(
+        message_id="m-1",
+        correlation_id="c-1",
+        expiration="3600000",
+        user_id="guest",
+        headers={"mine": [1, {"deep": "é"}], "x-death": "mine too", "CC": [copy_to]},
+    )
+
+
+class TestThePlainWorkerOfTheExamples:
+    async def test_what_it_cannot_read_is_kept_though_its_queue_has_no_dead_letters(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        with plain_channel(url) as channel:
+            channel.queue_declare(queue, durable=True)
+        await broker.declare(["resultados"])
+        command = {"correlation_id": queue, "tipo_evento": "iniciar_coleta", "payload": {}}
+        sent = [b"no JSON", *[json.dumps(command | {"responder_em": name}).encode() for name in (7, "", None)]]
+        with plain_channel(url) as channel:
+            for body in sent:
+                channel.basic_publish("", queue, body)
+        worker = await asyncio.create_subprocess_exec(
+            sys.executable, "examples/plain_workers/pika_worker.py", url, queue, stdout=asyncio.subprocess.DEVNULL
+        )
+        try:
+            found = await letters(broker, queue, 3)
+            assert sorted(bodies(found)) == sorted(sent[:3])
+            assert all(letter.reason.startswith("not a command: ") and letter.at for letter in found)
+            answers = await broker.consume("resultados", prefetch=1)
+            (answer,) = await take(answers, 1)
+            assert json.loads(answer.body)["correlation_id"] == queue
+            await answers.ack([answer])
+            assert broker._queues.is_ours(dlq_of(queue))
+        finally:
+            with suppress(ProcessLookupError):  # it ended by itself, which the test tells better
+                worker.kill()
+            await worker.wait()
+            forget(url, ["resultados"])
+
+
+# -- headers that nobody can read -----------------------------------------------------------------------------------
+
+
+def _headers(name: bytes, value: bytes) -> bytes:
+    """Properties with one header, as no client of ours would write it."""
+    field = bytes([len(name)]) + name + value
+    kind = b"\x04json"
+    flags = pika.BasicProperties.FLAG_CONTENT_TYPE | pika.BasicProperties.FLAG_HEADERS
+    return struct.pack(">H", flags) + kind + struct.pack(">I", len(field)) + field
+
+
+IN_MILLISECONDS = _headers(b"sent_at", b"T" + struct.pack(">Q", 1_700_000_000_000))
+
+
+UNREADABLE = [
+    IN_MILLISECONDS,
+    _headers(b"mine", b"?nobody knows"),
+    _headers(b"mine", b"S" + struct.pack(">I", 1000)),
+    _headers(b"\xff\xfe", b"t\x01"),  # pika reads this one, with a name of bytes
+]
+
+
+class TestUnreadable:
+    @pytest.mark.parametrize("properties", UNREADABLE)
+    def test_headers_that_pika_cannot_read_are_left_behind(self, properties: bytes) -> None:
+        assert redeliveries_of(properties, True) == 1
+        moved = pika.BasicProperties().decode(carried(properties, reason="kept"))
+        assert (moved.headers["reason"], moved.content_type) == ("kept", "json")
+
+    def test_properties_that_are_cut_off_are_read_as_none(self) -> None:
+        assert redeliveries_of(IN_MILLISECONDS[:5], False) == 0
+
+    async def test_one_such_message_disturbs_no_other(self, broker: RabbitMQBroker, queue: str) -> None:
+        await broker.declare([queue])
+        await broker._publisher.publish(
+            [Parcel(queue, b"\x00\x00", b"0"), Parcel(queue, IN_MILLISECONDS, b"odd"), Parcel(queue, b"\x00\x00", b"1")]
+        )
+        consumer = await broker.consume(queue, prefetch=10)
+        taken = await take(consumer, 3)
+        assert bodies(taken) == [b"0", b"odd", b"1"]
+        await consumer.dead_letter(taken[1], "odd")
+        await consumer.ack([taken[0], taken[2]])
+        assert [letter.reason for letter in await letters(broker, queue, 1)] == ["odd"]
+
+    async def test_such_a_letter_is_shown_and_moved(self, broker: RabbitMQBroker, queue: str) -> None:
+        await broker.declare([queue])
+        odd = [Parcel(dlq_of(queue), properties, b"%d" % n) for n, properties in enumerate(UNREADABLE[::3])]
+        await broker._publisher.publish(odd)
+        found = await letters(broker, queue, 2)
+        assert sorted(bodies(found)) == [b"0", b"1"]
+        assert await broker.discard(queue, [found[0].id]) == 1
+        assert await broker.redrive(queue) == 1
+        assert len(await take(await broker.consume(queue, prefetch=2), 1)) == 1
+
+    @pytest.mark.parametrize("died_at", ["inf", "nan", "1e300"])
+    async def test_a_time_that_is_none_is_shown(self, broker: RabbitMQBroker, queue: str, died_at: str) -> None:
+        await broker.declare([queue])
+        properties = encoded(pika.BasicProperties(headers={"x-oraculo-died-at": died_at}))
+        await broker._publisher.publish([Parcel(dlq_of(queue), properties, b"")])
+        (letter,) = await letters(broker, queue, 1)
+        assert await broker.dead_letters(queue, limit=1, after=letter.id) == []
+
+    async def test_half_a_surrogate_pair_in_a_reason_is_replaced(self, broker: RabbitMQBroker, queue: str) -> None:
+        await broker.publish([Outgoing(queue, b"", reason="bad \udc80")])
+        assert [letter.reason for letter in await letters(broker, queue, 1)] == ["bad ?"]
+
+
+# -- quarantines that others made, or filled ------------------------------------------------------------------------
+
+
+class TestOthersQuarantines:
+    async def test_more_letters_than_one_consumer_can_hold_are_all_shown(
+        self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With no bound at all a quorum queue hands over 2,000 at a time."""
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.letters._MOST_PREFETCH", 1000)
+        await broker.publish([Outgoing(queue, b"%d" % n, reason="r") for n in range(2500)])
+        assert len(await broker.dead_letters(queue, limit=3000)) == 2500
+        await eventually(lambda: state(broker, queue), lambda now: now.dead_letters == 2500)
+
+    @pytest.mark.parametrize("limit", [1, 3])
+    @pytest.mark.parametrize("other", [{}, {"x-overflow": "drop-head"}, {"x-max-length": 1000}])
+    async def test_looking_at_letters_does_not_wear_them_out(
+        self, broker: RabbitMQBroker, url: str, queue: str, limit: int, other: dict[str, Any]
+    ) -> None:
+        with plain_channel(url) as channel:
+            arguments = {"x-queue-type": "quorum", "x-delivery-limit": limit, **other}
+            channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
+            for _ in range(2):
+                channel.basic_publish("", dlq_of(queue), b"plain", pika.BasicProperties(message_id="m"))
+            properties = pika.BasicProperties(headers={"x-death": [{"reason": "rejected"}]}, timestamp=1_700_000_000)
+            channel.basic_publish("", dlq_of(queue), b"moved", properties)
+        await broker.publish([Outgoing(queue, b"ours", reason="kept")])
+        await broker._publisher.publish([Parcel(dlq_of(queue), IN_MILLISECONDS, b"odd")])
+        first = await letters(broker, queue, 5)
+        for _ in range(4 * limit):
+            assert await letters(broker, queue, 5) == first
+            assert await broker.discard(queue, ["0" * 14 + "-" + "0" * 14]) == 0
+        assert await broker.redrive(queue, [first[0].id]) == 1
+
+    async def test_looking_makes_no_queue(self, broker: RabbitMQBroker, queue: str) -> None:
+        assert await broker.dead_letters(queue, limit=1) == []
+        assert await broker.queues([queue]) == []
+        assert await broker.queues() == []
+
+    async def test_who_looked_once_leaves_nothing_in_memory(self, broker: RabbitMQBroker) -> None:
+        for n in range(3):
+            await broker.dead_letters(f"nobody-{n}", limit=1)
+        gc.collect()
+        assert len(broker._quarantine._turns) == 0

@@ -1,0 +1,245 @@
+"""RabbitMQ: what is published, settled and counted, one by one and by the thousand."""
+
+import asyncio
+
+import pika
+import pytest
+
+from oraculo.brokers.rabbitmq import RabbitMQBroker
+from oraculo.brokers.rabbitmq.publisher import _Batch
+from oraculo.brokers.rabbitmq.wire import Parcel
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, DeadLetter, Outgoing
+from tests.brokers import rabbitmq_stage as stage
+from tests.brokers.rabbitmq_stage import (
+    PATIENCE,
+    bodies,
+    eventually,
+    forget,
+    fresh_name,
+    letters,
+    messages,
+    plain_channel,
+    running,
+    state,
+    take,
+)
+from tests.servers.proxy import Proxy
+
+url, queue, broker, nothing_goes_unheard = stage.url, stage.queue, stage.broker, stage.nothing_goes_unheard  # fixtures
+
+
+# -- settling and counting ------------------------------------------------------------------------------------------
+
+
+class TestSettling:
+    async def test_acks_in_any_order_settle_nothing_else(self, broker: RabbitMQBroker, queue: str) -> None:
+        await broker.publish(messages(queue, 20))
+        consumer = await broker.consume(queue, prefetch=20)
+        taken = await take(consumer, 20)
+        await consumer.ack(taken[10:12])
+        await consumer.ack([taken[3], taken[1], taken[0]])
+        await consumer.ack(taken[2:5])
+        await consumer.ack([taken[19]])
+        await consumer.close()
+        left = await take(await broker.consume(queue, prefetch=20), 12)
+        assert bodies(left) == [b"%d" % n for n in (*range(5, 10), *range(12, 19))]
+        assert (await state(broker, queue)).ready == 0
+
+    async def test_an_ack_of_what_came_later_does_not_settle_what_is_being_moved(self, url: str, queue: str) -> None:
+        """The move ends in nothing, because the connection that publishes is cut; so the message must come again."""
+        with Proxy(url) as proxy:
+            async with running(proxy.url, publish_timeout=0.5) as broker:
+                await broker.publish(messages(queue, 3))
+                consumer = await broker.consume(queue, prefetch=3)
+                moved, *acked = await take(consumer, 3)
+                proxy.swallows = True
+                moving = asyncio.create_task(consumer.dead_letter(moved, "bad"))
+                await asyncio.wait({moving}, timeout=0.05)
+                await consumer.ack(acked)
+                await consumer.ack([moved])
+                with pytest.raises(BrokerUnavailable, match="did not confirm"):
+                    await moving
+                proxy.swallows = False
+                (again,) = await take(consumer, 1)
+                assert (again.body, again.redeliveries) == (b"0", 1)
+                await eventually(lambda: state(broker, queue), lambda now: now.ready + now.unacked == 1)
+
+    async def test_deliveries_are_counted_across_consumers_and_connections(self, url: str, queue: str) -> None:
+        async with running(url, delivery_limit=3) as first, running(url, delivery_limit=3) as second:
+            await first.publish(messages(queue, 1))
+            for redeliveries, broker in enumerate((first, second, first)):
+                consumer = await broker.consume(queue, prefetch=1)
+                (delivery,) = await take(consumer, 1)
+                assert delivery.redeliveries == redeliveries
+                await consumer.close()
+            (letter,) = await letters(second, queue, 1)
+            assert letter.reason == "moved by RabbitMQ: delivered too often and never settled"
+            assert (await state(first, queue)).ready == 0
+
+    async def test_a_delayed_message_takes_its_count_with_it(self, url: str, queue: str) -> None:
+        async with running(url, delivery_limit=3) as broker:
+            await broker.publish(messages(queue, 1))
+            consumer = await broker.consume(queue, prefetch=1)
+            for redeliveries in range(2):
+                (delivery,) = await take(consumer, 1)
+                assert delivery.redeliveries == redeliveries
+                await consumer.retry(delivery, 0.1, "later")
+            await take(consumer, 1)
+            await consumer.close()
+            heir = await broker.consume(queue, prefetch=1)
+            (letter,) = await letters(broker, queue, 1)
+            assert (letter.reason, letter.redeliveries) == ("delivered 3 times and never settled", 3)
+            await broker.publish([Outgoing(queue, b"next")])
+            assert bodies(await take(heir, 1)) == [b"next"]
+
+    async def test_a_delay_is_not_lost_with_the_process_that_asked_for_it(self, url: str, queue: str) -> None:
+        async with running(url) as broker:
+            await broker.publish(messages(queue, 1))
+            consumer = await broker.consume(queue, prefetch=1)
+            await consumer.retry((await take(consumer, 1))[0], 0.5, "later")
+        async with running(url) as heir:
+            (again,) = await take(await heir.consume(queue, prefetch=1), 1)
+            assert (again.body, again.redeliveries) == (b"0", 1)
+
+    @pytest.mark.parametrize(("priority", "prefetch", "limit"), [(10, 1, 1), (-1, 1, 1), (0, 0, 1), (0, 1, 0)])
+    async def test_senseless_numbers_are_refused(
+        self, broker: RabbitMQBroker, queue: str, priority: int, prefetch: int, limit: int
+    ) -> None:
+        async def use() -> None:
+            await broker.publish([Outgoing(queue, b"", priority=priority)])
+            await (await broker.consume(queue, prefetch=prefetch)).take(limit)
+
+        with pytest.raises(BrokerError, match=r"(priority|prefetch|limit): must be"):
+            await use()
+
+
+# -- publishing -----------------------------------------------------------------------------------------------------
+
+
+class TestPublisher:
+    async def test_thousands_that_come_back_are_published_again_in_time(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        await broker.declare([queue])
+        with plain_channel(url) as channel:
+            channel.queue_delete(queue)
+        await broker.publish(messages(queue, 10_000))
+        assert (await state(broker, queue)).ready == 10_000
+
+    async def test_a_batch_that_nobody_waits_for_claims_nothing(self) -> None:
+        batch = _Batch([Parcel("q", b"", b"x")])
+        batch.fail(BrokerUnavailable("blocked"))
+        assert not batch.claims("q", b"x")
+        assert batch.done.exception() is not None
+
+    async def test_each_message_that_comes_back_is_claimed_once(self) -> None:
+        parcels = [Parcel("q", b"1", b"x"), Parcel("q", b"2", b"x"), Parcel("r", b"3", b"x")]
+        batch = _Batch(parcels)
+        assert [batch.claims("q", b"x") for _ in range(3)] == [True, True, False]
+        assert not batch.claims("q", b"y")
+        assert batch.returned == parcels[:2]
+
+    async def test_a_batch_that_cannot_be_packed_is_not_counted(self, broker: RabbitMQBroker, queue: str) -> None:
+        await broker.publish(messages(queue, 1))
+        with pytest.raises(pika.exceptions.ShortStringTooLong):
+            await broker._publisher.publish([Parcel("q" * 300, b"\x00\x00", b"")])
+        async with asyncio.timeout(2):  # its confirm must be found by the tag that the server counts
+            await broker._publisher.publish([Parcel(queue, b"\x00\x00", b"next")])
+        assert (broker._publisher._unconfirmed, broker._publisher._batches) == ({}, {})
+
+
+# -- much at once ---------------------------------------------------------------------------------------------------
+
+
+class TestMuch:
+    async def test_ten_thousand_messages_shared_by_two_connections(self, url: str, queue: str) -> None:
+        count = 10_000
+        async with running(url) as first, running(url) as second:
+            await first.declare([queue])
+            handled: list[bytes] = []
+
+            async def work(broker: Broker) -> int:
+                consumer, mine = await broker.consume(queue, prefetch=500), 0
+                while len(handled) < count:
+                    async with asyncio.timeout(PATIENCE):
+                        taking = asyncio.create_task(consumer.take(200))
+                        finished = asyncio.create_task(done.wait())
+                        await asyncio.wait({taking, finished}, return_when=asyncio.FIRST_COMPLETED)
+                        finished.cancel()
+                    if not taking.done():
+                        taking.cancel()
+                        break
+                    batch = taking.result()
+                    handled.extend(bodies(batch))
+                    mine += len(batch)
+                    await consumer.ack(batch)
+                done.set()
+                return mine
+
+            done = asyncio.Event()
+            batches = [[Outgoing(queue, b"%d" % n) for n in range(at, at + 500)] for at in range(0, count, 500)]
+            shares = asyncio.gather(work(first), work(second))
+            await asyncio.gather(*[broker.publish(b) for b, broker in zip(batches, [first, second] * 10, strict=True)])
+            assert min(await shares) > 0
+            assert len(handled) == count
+            assert set(handled) == {b"%d" % n for n in range(count)}
+            await eventually(lambda: state(first, queue), lambda now: now.ready + now.unacked == 0)
+
+    async def test_one_publish_to_many_queues_that_are_not_there_yet(self, broker: RabbitMQBroker, url: str) -> None:
+        queues = [fresh_name() for _ in range(20)]
+        await broker.publish([Outgoing(queue, b"%d" % n) for n in range(10) for queue in queues])
+        states = await broker.queues()
+        assert {(found.queue, found.ready) for found in states} == {(queue, 10) for queue in queues}
+        forget(url, queues)
+
+    async def test_hundreds_of_letters_are_looked_at_moved_and_discarded(
+        self, broker: RabbitMQBroker, queue: str
+    ) -> None:
+        await broker.publish([Outgoing(queue, b"%d" % n, reason=f"reason {n}") for n in range(1200)])
+        looks = await asyncio.gather(*[broker.dead_letters(queue, limit=1500) for _ in range(5)])
+        everything = looks[0]
+        assert bodies(everything) == [b"%d" % n for n in range(1200)]
+        assert all(look == everything for look in looks)
+        pages: list[DeadLetter] = []
+        while page := await broker.dead_letters(queue, limit=500, after=pages[-1].id if pages else None):
+            pages += page
+        assert pages == everything
+        assert await broker.redrive(queue, [letter.id for letter in everything[100:700]]) == 600
+        assert await broker.discard(queue, [letter.id for letter in everything[90:110]]) == 10
+        assert await broker.dead_letters(queue, limit=5, after=everything[95].id) == everything[700:705]
+        assert await broker.redrive(queue) == 590
+        now = await eventually(lambda: state(broker, queue), lambda found: found.ready == 1190)
+        assert now.dead_letters == 0
+
+    async def test_what_no_letter_can_be_named_is_refused(self, broker: RabbitMQBroker, queue: str) -> None:
+        await broker.publish([Outgoing(queue, b"", reason="r" * 100_000)])
+        with pytest.raises(BrokerError, match="after"):
+            await broker.dead_letters(queue, limit=1, after="nonsense")
+        (letter,) = await letters(broker, queue, 1)
+        assert letter.reason.startswith("rrr")
+        assert await broker.dead_letters(queue, limit=0) == []
+
+
+class TestTables:
+    async def test_names_of_queues_do_not_fill_the_memory(
+        self, broker: RabbitMQBroker, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.queues._MOST_NAMES", 4)
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.publisher._MOST_QUEUES", 2)
+        queues = [fresh_name() for _ in range(6)]
+        for queue in queues * 2:
+            await broker.publish(messages(queue, 1))
+            await broker._queues.delay(queue, 60.0)
+        assert [len(table) for table in (broker._queues._made, broker._queues._delays)] == [4, 4]
+        assert len(broker._publisher._routed) == 2
+        consumer = await broker.consume(queues[0], prefetch=2)
+        delivery, _ = await take(consumer, 2)
+        await broker.declare(queues[1:])
+        await consumer.retry(delivery, 0.0, "again")  # as a queue of ours counts it, though it was forgotten
+        assert [(each.body, each.redeliveries) for each in await take(consumer, 1)] == [(b"0", 1)]
+        with plain_channel(url) as channel:
+            channel.queue_delete(queues[1])
+        await broker.publish(messages(queues[1], 1))
+        assert (await state(broker, queues[1])).ready == 1
+        forget(url, queues)

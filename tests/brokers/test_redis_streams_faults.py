@@ -1,0 +1,393 @@
+"""Redis Streams: connections and servers that break, what is lost with them, and consumers that must not go deaf."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import redis
+
+from oraculo.brokers.redis_streams import RedisStreamsBroker
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Outgoing
+from tests.brokers import redis_streams_stage as stage
+from tests.brokers.redis_streams_stage import (
+    LEASE,
+    PATIENCE,
+    PROMPTLY,
+    bodies,
+    fresh_name,
+    idle_times,
+    messages,
+    seconds_of,
+    started,
+    state,
+    succeeds,
+    take,
+    waiting,
+)
+from tests.servers.process import Server, free_port
+from tests.servers.proxy import Proxy
+from tests.servers.valkey import Valkey
+from tests.waiting import until
+
+url, plain, queue, server = stage.url, stage.plain, stage.queue, stage.server  # fixtures
+
+
+class TestLostConnections:
+    async def test_a_cut_ends_a_take_at_once_and_a_new_consumer_gets_what_was_out(self, url: str, queue: str) -> None:
+        with Proxy(url) as proxy:
+            async with started(proxy.url) as broker:
+                await broker.publish(messages(queue, 3))
+                consumer = await broker.consume(queue, prefetch=10)
+                taken = await take(consumer, 3)
+                await consumer.ack(taken[:1])
+                taking = await waiting(consumer)
+                proxy.cut()
+                took, error = await seconds_of(taking)
+                assert isinstance(error, BrokerUnavailable)
+                assert "lost" in str(error)
+                assert took < PROMPTLY
+                assert "lost" in str(broker.links()[0].trouble)
+                with pytest.raises(BrokerUnavailable):
+                    await consumer.take(1)
+                again = await take(await broker.consume(queue, prefetch=10), 2, within=PROMPTLY)
+                assert sorted(bodies(again)) == [1, 2]
+                assert {each.redeliveries for each in again} == {1}
+                assert broker.links()[0].trouble is None
+                await consumer.ack(taken)
+                await consumer.retry(taken[1], 0.0, "too late")
+                assert (await state(broker, queue)).unacked == 2
+
+    async def test_closing_a_lost_consumer_gives_back_too(self, url: str, queue: str) -> None:
+        with Proxy(url) as proxy:
+            async with started(proxy.url) as broker, started(url) as other:
+                heir = await other.consume(queue, prefetch=10)
+                await broker.publish(messages(queue, 1))
+                consumer = await broker.consume(queue, prefetch=10)
+                await heir.close()
+                await take(consumer, 1)
+                proxy.cut()
+                await consumer.close()
+                (again,) = await take(await other.consume(queue, prefetch=10), 1, within=PROMPTLY)
+                assert again.redeliveries == 1
+
+    async def test_calls_come_back_by_themselves(self, url: str, queue: str) -> None:
+        with Proxy(url) as proxy:
+            async with started(proxy.url) as broker:
+                for _ in range(3):
+                    proxy.cut()
+                    await until(lambda: broker.links()[0].trouble is not None, saying="trouble")
+                    await broker.publish(messages(queue, 1))
+                    assert broker.links()[0].trouble is None
+                assert (await state(broker, queue)).ready == 3
+
+    async def test_while_it_cannot_connect_every_call_says_so(self, url: str, queue: str) -> None:
+        with Proxy(url) as proxy:
+            async with started(proxy.url) as broker:
+                proxy.refuses = True
+                proxy.cut()
+                calls: list[Awaitable[object]] = [
+                    broker.publish(messages(queue, 1)),
+                    broker.publish(messages(queue, 1)),
+                    broker.declare([queue]),
+                    broker.consume(queue, prefetch=1),
+                    broker.queues(),
+                    broker.dead_letters(queue, limit=1),
+                    broker.redrive(queue),
+                    broker.discard(queue, ["1-1"]),
+                    broker.check(),
+                ]
+                for outcome in await asyncio.gather(*calls, return_exceptions=True):
+                    assert isinstance(outcome, BrokerUnavailable)
+                    assert f"127.0.0.1:{proxy.port}" in str(outcome)
+                proxy.refuses = False
+                await broker.publish(messages(queue, 1))
+
+    async def test_one_attempt_serves_all_who_ask_at_once(self, url: str, queue: str) -> None:
+        with Proxy(url) as proxy:
+            async with started(proxy.url) as broker:
+                proxy.cut()
+                await until(lambda: broker.links()[0].trouble is not None, saying="trouble")
+                await asyncio.gather(*(broker.publish(messages(queue, 1)) for _ in range(20)))
+                assert proxy.cut() == 2  # the two halves of one connection
+
+    async def test_a_black_hole_ends_a_take_in_time(self, url: str, queue: str) -> None:
+        with Proxy(url) as proxy:
+            async with started(proxy.url, publish_timeout=0.5, connect_timeout=0.5) as broker:
+                consumer = await broker.consume(queue, prefetch=10)
+                taking = await waiting(consumer)
+                proxy.swallows = True
+                took, error = await seconds_of(taking)
+                assert isinstance(error, BrokerUnavailable)
+                assert took < 1.0 + 0.5 + PROMPTLY
+
+    async def test_a_message_for_a_waiter_that_is_gone_is_not_kept_from_others(self, url: str, queue: str) -> None:
+        """The server still keeps the read of a consumer that cannot hear it any more."""
+        with Proxy(url) as proxy:
+            async with started(url) as other, started(proxy.url, publish_timeout=0.5, connect_timeout=0.5) as broker:
+                taking = await waiting(await broker.consume(queue, prefetch=10))
+                proxy.swallows = True
+                await other.publish(messages(queue, 1))  # delivered into the black hole
+                assert isinstance((await seconds_of(taking))[1], BrokerUnavailable)
+                proxy.cut()
+                proxy.swallows = False
+                (again,) = await take(await broker.consume(queue, prefetch=10), 1)
+                assert again.redeliveries == 1
+
+
+class TestServerFailures:
+    async def test_after_kill_9_everything_unsettled_comes_again(self, server: Server) -> None:
+        queue = fresh_name()
+        async with started(server.url) as broker:
+            await broker.publish(messages(queue, 5))
+            consumer = await broker.consume(queue, prefetch=3)
+            taken = await take(consumer, 3)
+            await consumer.ack(taken[:1])
+            taking = await waiting(await broker.consume(fresh_name(), prefetch=1))
+            server.kill()
+            assert isinstance((await seconds_of(taking))[1], BrokerUnavailable)
+            with pytest.raises(BrokerUnavailable, match=str(server.port)):
+                await broker.publish(messages(queue, 1))
+            server.start()
+            again = await take(await broker.consume(queue, prefetch=10), 4)
+            assert sorted(bodies(again)) == [1, 2, 3, 4]
+            assert {int(each.body): each.redeliveries for each in again} == {1: 1, 2: 1, 3: 0, 4: 0}
+            assert broker.links()[0].losses == 0
+            assert broker.capabilities.durable
+
+    async def test_a_frozen_server_holds_nobody_up(self, server: Server) -> None:
+        queue = fresh_name()
+        async with started(server.url, publish_timeout=0.5, connect_timeout=0.5) as broker:
+            consumer = await broker.consume(queue, prefetch=10)
+            taking = await waiting(consumer)
+            server.freeze()
+            for _ in range(2):  # the first on the connection that there is, the second on a new one
+                took, error = await seconds_of(broker.publish(messages(queue, 1)))
+                assert isinstance(error, BrokerUnavailable)
+                assert took < 0.5 + 3.0
+            assert "no answer" in str(broker.links()[0].trouble)
+            assert isinstance((await seconds_of(taking))[1], BrokerUnavailable)
+            server.thaw()
+            await until(succeeds(lambda: broker.publish([Outgoing(queue, b"9")])), saying="publishing")
+            fresh, seen = await broker.consume(queue, prefetch=10), list[int]()
+            while 9 not in seen:  # what was published in vain may have come too
+                seen += bodies(await take(fresh, 1))
+
+    async def test_closing_takes_little_time_while_the_server_is_frozen(self, server: Server) -> None:
+        queue, before = fresh_name(), asyncio.all_tasks()
+        broker = RedisStreamsBroker(server.url, publish_timeout=0.5, connect_timeout=0.5)
+        await broker.start()
+        await broker.publish(messages(queue, 1))
+        consumers = [await broker.consume(queue, prefetch=1) for _ in range(3)]
+        await take(consumers[0], 1)
+        taking = await waiting(consumers[1])
+        server.freeze()
+        took, error = await seconds_of(broker.close())
+        assert error is None
+        assert took < 0.5 + 3.0
+        assert list(await taking) == []
+        assert asyncio.all_tasks() == before
+
+    async def test_a_server_that_cannot_be_had_is_named(self) -> None:
+        port = free_port()
+        broker = RedisStreamsBroker(f"redis://127.0.0.1:{port}/0")
+        with pytest.raises(BrokerUnavailable, match=f"127.0.0.1:{port}.*[Cc]onnection refused"):
+            await broker.start()
+        assert f":{port}" in str(broker.links()[0].trouble)
+        await broker.close()
+
+    async def test_a_full_server_is_unavailable_and_can_still_be_emptied(self, server: Server) -> None:
+        queue = fresh_name()
+        with redis.Redis.from_url(server.url) as plain:
+            async with started(server.url, lease=LEASE) as broker:
+                await broker.publish(messages(queue, 3))
+                consumer = await broker.consume(queue, prefetch=3)
+                (delayed,) = await take(consumer, 1)
+                await consumer.retry(delayed, 0.05, "later")
+                plain.config_set("maxmemory", 1)
+                try:
+                    with pytest.raises(BrokerUnavailable, match="maxmemory"):
+                        await broker.publish(messages(queue, 1))
+                    with pytest.raises(BrokerUnavailable, match="maxmemory"):
+                        await broker.check()
+                    taken = await take(consumer, 2)
+                    with pytest.raises(BrokerUnavailable, match="maxmemory"):
+                        await consumer.dead_letter(taken[0], "no room for it")
+                    await consumer.ack(taken[1:])
+                    assert plain.xlen(queue) == 1
+                    consumer.lose("as if its connection were lost")
+                    consumer = await broker.consume(queue, prefetch=3)
+                    assert bodies(await take(consumer, 1)) == [1]
+                finally:
+                    plain.config_set("maxmemory", 0)
+                again = await take(consumer, 2)
+                assert {int(each.body): each.redeliveries for each in again} == {0: 1, 1: 2}
+
+    async def test_a_server_with_too_many_clients_is_unavailable(self) -> None:
+        with Valkey() as server, redis.Redis.from_url(server.url) as plain:
+            async with started(server.url) as broker:
+                plain.config_set("maxclients", 2)
+                with pytest.raises(BrokerUnavailable, match=r"too many clients|max number of clients|was lost"):
+                    await broker.consume("q", prefetch=1)
+                plain.config_set("maxclients", 100)
+                await broker.consume("q", prefetch=1)
+
+    async def test_a_read_only_replica_is_unavailable(self) -> None:
+        with Valkey() as replica, redis.Redis.from_url(replica.url) as plain:
+            async with started(replica.url) as broker:
+                await broker.publish(messages("q", 1))
+                plain.replicaof("127.0.0.1", free_port())
+                with pytest.raises(BrokerUnavailable, match="read-only"):
+                    await broker.publish(messages("q", 1))
+                with pytest.raises(BrokerUnavailable, match="read-only"):
+                    await broker.check()
+                plain.replicaof("NO", "ONE")
+                await broker.publish(messages("q", 1))
+                assert broker.links()[0].trouble is None
+
+    async def test_a_key_that_is_no_stream_is_refused_in_words(self, url: str, plain: Any, queue: str) -> None:
+        plain.set(queue, "mine")
+        async with started(url) as broker:
+            calls: list[Awaitable[object]] = [
+                broker.publish(messages(queue, 1)),
+                broker.consume(queue, prefetch=1),
+                broker.declare([queue]),
+                broker.queues([queue]),
+            ]
+            for outcome in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(outcome, BrokerError)
+                assert not isinstance(outcome, BrokerUnavailable)
+                assert "not a stream" in str(outcome)
+            assert queue not in [found.queue for found in await broker.queues()]
+
+
+class TestLosses:
+    async def test_a_restart_without_an_append_only_file_counts_once(self) -> None:
+        with Valkey(durable=False) as server:
+            async with started(server.url) as broker:
+                assert not broker.capabilities.durable
+                for queue in ("a", "b"):
+                    await broker.consume(queue, prefetch=1)
+                server.kill()
+                server.start()
+                await until(succeeds(lambda: broker.publish(messages("a", 1))), saying="publishing")
+                assert broker.links()[0].losses == 1
+                for queue in ("a", "b"):
+                    await broker.consume(queue, prefetch=1)
+                assert broker.links()[0].losses == 1
+                assert "append-only" in await broker.check()
+
+    async def test_a_flush_counts_once_for_all_queues(self, server: Server) -> None:
+        with redis.Redis.from_url(server.url) as plain:
+            async with started(server.url) as broker:
+                for losses in (1, 2):
+                    queues = [fresh_name(), fresh_name()]
+                    takes = [await waiting(await broker.consume(queue, prefetch=1)) for queue in queues]
+                    plain.flushall()
+                    await asyncio.gather(*(until(lambda queue=queue: plain.exists(queue)) for queue in queues))
+                    assert broker.links()[0].losses == losses
+                    await broker.publish([Outgoing(queue, b"1") for queue in queues])
+                    async with asyncio.timeout(PATIENCE):
+                        assert [len(taken) for taken in await asyncio.gather(*takes)] == [1, 1]
+
+    async def test_queues_that_are_deleted_one_after_the_other_count_each(
+        self, url: str, plain: Any, queue: str
+    ) -> None:
+        queues = [queue, queue + "-2"]
+        async with started(url, lease=LEASE) as broker:
+            takes = [await waiting(await broker.consume(each, prefetch=1)) for each in queues]
+            for losses, each in enumerate(queues, 1):
+                plain.delete(each)
+                await until(lambda losses=losses: broker.links()[0].losses == losses, saying="the loss")
+                for _ in range(3):  # rounds in which the other one shows that its queue is there
+                    await until(lambda: max(idle_times(plain, queues[1])) > 50, saying="a wait")
+                    await until(lambda: max(idle_times(plain, queues[1])) < 50, saying="a sign of life")
+            for taking in takes:
+                taking.cancel()
+            await asyncio.gather(*takes, return_exceptions=True)
+        plain.delete(queues[1])
+
+    async def test_a_flush_while_nobody_was_connected_is_noticed(self, server: Server) -> None:
+        queue = fresh_name()
+        with Proxy(server.url) as proxy, redis.Redis.from_url(server.url) as plain:
+            async with started(proxy.url) as broker:
+                await broker.consume(queue, prefetch=1)
+                proxy.cut()
+                plain.flushall()
+                await broker.consume(queue, prefetch=1)
+                assert broker.links()[0].losses == 1
+
+
+class TestDeafConsumers:
+    """Whatever is done to it on the server, a consumer works again, with nothing but another consume at most."""
+
+    @pytest.mark.parametrize(
+        "harm",
+        [
+            lambda plain, queue: plain.xgroup_destroy(queue, queue),
+            lambda plain, queue: plain.delete(queue),
+            lambda plain, queue: plain.flushall(),
+            lambda plain, queue: plain.script_flush(),
+            lambda plain, queue: plain.rename(queue, queue + "-away"),
+        ],
+        ids=["group destroyed", "key deleted", "flushed", "scripts flushed", "renamed"],
+    )
+    async def test_it_heals_by_itself(self, server: Server, harm: Callable[[Any, str], object]) -> None:
+        queue = fresh_name()
+        with redis.Redis.from_url(server.url) as plain:
+            async with started(server.url) as broker:
+                consumer = await broker.consume(queue, prefetch=10)
+                taking = await waiting(consumer)
+                harm(plain, queue)
+                plain.xadd(queue, {"body": b"7"})
+                async with asyncio.timeout(PROMPTLY):
+                    taken = await taking
+                assert bodies(taken) == [7]
+                await consumer.ack(taken)
+                await broker.publish(messages(queue, 2))
+                assert bodies(await take(consumer, 2)) == [0, 1]
+
+    async def test_a_lost_group_loses_nothing_of_what_is_in_the_stream(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 4))
+            consumer = await broker.consume(queue, prefetch=3)
+            first, *held = await take(consumer, 3)
+            await consumer.ack([first])
+            plain.xgroup_destroy(queue, queue)
+            await consumer.ack(held[:1])  # nothing is out any more: it must not touch what will be delivered again
+            assert sorted(bodies(await take(consumer, 3))) == [1, 2, 3]
+            await consumer.ack(held)
+            assert (await state(broker, queue)).unacked == 3
+
+    @pytest.mark.parametrize("how", ["kill", "unblock", "unblock with an error"])
+    async def test_a_wait_that_an_operator_ends(self, url: str, plain: Any, queue: str, how: str) -> None:
+        async with started(url) as broker:
+            consumer = await broker.consume(queue, prefetch=10)
+            taking = await waiting(consumer)
+            (client,) = [each for each in plain.client_list() if each["name"] in own_consumers(plain, queue)]
+            if how == "kill":
+                plain.client_kill_filter(_id=client["id"])
+                took, error = await seconds_of(taking)
+                assert isinstance(error, BrokerUnavailable)
+                assert took < PROMPTLY
+                consumer = await broker.consume(queue, prefetch=10)
+                taking = await waiting(consumer)
+            else:
+                plain.client_unblock(client["id"], error="error" in how)
+            await broker.publish(messages(queue, 1))
+            async with asyncio.timeout(PROMPTLY):
+                assert bodies(await taking) == [0]
+
+    async def test_a_queue_that_becomes_something_else_is_told(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url) as broker:
+            taking = await waiting(await broker.consume(queue, prefetch=1))
+            plain.delete(queue)
+            plain.set(queue, "mine")
+            _, error = await seconds_of(taking)
+            assert isinstance(error, BrokerError)
+            assert "not a stream" in str(error)
+
+
+def own_consumers(plain: Any, queue: str) -> list[str]:
+    return [each["name"].decode() for each in plain.xinfo_consumers(queue, queue)]

@@ -1,0 +1,180 @@
+"""Redis Streams: clients that know nothing of us, and the plain workers of the examples."""
+
+import importlib.util
+import json
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from oraculo.brokers.redis_streams.layout import NO_REASON
+from oraculo.testing.broker_suite import GARBAGE
+from tests.brokers import redis_streams_stage as stage
+from tests.brokers.redis_streams_stage import LEASE, PATIENCE, bodies, messages, read_plain, started, state, take
+from tests.servers.valkey import Valkey
+from tests.test_plain_workers import PLAIN, Start, installed, start  # noqa: F401 - fixtures
+from tests.waiting import until
+
+url, plain, queue = stage.url, stage.plain, stage.queue  # fixtures
+
+
+class TestPlainClients:
+    async def test_what_one_publishes_is_delivered(self, url: str, plain: Any, queue: str) -> None:
+        plain.xadd(queue, {"body": b"early"})
+        async with started(url) as broker:
+            consumer = await broker.consume(queue, prefetch=10)
+            plain.xadd(queue, {"body": b"late"})
+            taken = await take(consumer, 2)
+            assert [(each.body, each.redeliveries) for each in taken] == [(b"early", 0), (b"late", 0)]
+            await consumer.ack(taken)
+            assert plain.xlen(queue) == 0
+
+    async def test_one_consumes_what_is_published(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 2))
+            ((_, entries),) = read_plain(plain, queue)
+            assert [fields for _, fields in entries] == [{b"body": b"0"}, {b"body": b"1"}]
+            assert (await state(broker, queue)).unacked == 2
+            for entry, _ in entries:
+                plain.xack(queue, queue, entry)
+                plain.xdel(queue, entry)
+            found = await state(broker, queue)
+            assert (found.ready, found.unacked) == (0, 0)
+
+    async def test_both_share_a_queue(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url) as broker:
+            consumer = await broker.consume(queue, prefetch=1)
+            await broker.publish(messages(queue, 2))
+            assert bodies(await take(consumer, 1)) == [0]
+            ((_, entries),) = read_plain(plain, queue)
+            assert [fields[b"body"] for _, fields in entries] == [b"1"]
+            assert (await state(broker, queue)).consumers == 2
+
+    async def test_what_one_acked_and_did_not_delete_is_not_ready(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 3))
+            if "lag" not in plain.xinfo_groups(queue)[0]:
+                pytest.skip("Redis tells what was never delivered since version 7")
+            ((_, entries),) = read_plain(plain, queue, count=2)
+            plain.xack(queue, queue, *(entry for entry, _ in entries))
+            found = await state(broker, queue)
+            assert (found.ready, found.unacked) == (1, 0)
+
+    async def test_what_one_left_pending_is_claimed_when_its_lease_is_over(
+        self, url: str, plain: Any, queue: str
+    ) -> None:
+        async with started(url, lease=LEASE) as broker:
+            await broker.publish(messages(queue, 2))
+            read_plain(plain, queue)
+            taken = await take(await broker.consume(queue, prefetch=10), 2)
+            assert [each.redeliveries for each in taken] == [1, 1]
+
+    async def test_a_queue_may_have_a_lease_of_its_own(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url, lease=60, leases={queue: LEASE}) as broker:
+            await broker.publish(messages(queue, 2))
+            read_plain(plain, queue)
+            taken = await take(await broker.consume(queue, prefetch=10), 2)
+            assert [each.redeliveries for each in taken] == [1, 1]
+
+    async def test_fields_of_others_are_carried_along(self, url: str, plain: Any, queue: str) -> None:
+        fields = {b"body": b"x", b"colour": b"blue \xff"}
+        async with started(url) as broker:
+            plain.xadd(queue, fields)
+            consumer = await broker.consume(queue, prefetch=1)
+            for delay in (0.0, 0.01):
+                await consumer.retry((await take(consumer, 1))[0], delay, "again")
+            await consumer.dead_letter((await take(consumer, 1))[0], "bad")
+            ((_, letter),) = plain.xrange(queue + ".dlq")
+            assert letter.items() >= {**fields, b"reason": b"bad", b"redeliveries": b"2"}.items()
+            await broker.redrive(queue)
+            ((_, redriven),) = plain.xrange(queue)
+            assert redriven == fields
+
+    async def test_an_entry_without_a_body_goes_every_way(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url) as broker:
+            plain.xadd(queue, {"other": "field", "redeliveries": "-7x"})
+            consumer = await broker.consume(queue, prefetch=1)
+            (delivery,) = await take(consumer, 1)
+            assert (delivery.body, delivery.redeliveries) == (b"", 0)
+            await consumer.retry(delivery, 0.0, "again")
+            await consumer.dead_letter((await take(consumer, 1))[0], "no body")
+            (letter,) = await broker.dead_letters(queue, limit=5)
+            assert (letter.body, letter.reason, letter.redeliveries) == (b"", "no body", 1)
+            assert await broker.redrive(queue) == 1
+            assert (await take(consumer, 1))[0].redeliveries == 0
+
+    async def test_garbage_in_the_dead_letter_queue_is_shown_and_redriven(
+        self, url: str, plain: Any, queue: str
+    ) -> None:
+        wrong = {"reason": b"\xff\xfe", "at": "yesterday", "redeliveries": "many"}
+        for body in GARBAGE:
+            plain.xadd(queue + ".dlq", {"body": body})
+        plain.xadd(queue + ".dlq", {"body": b"wrong", **wrong})
+        plain.xadd(queue + ".dlq", {"nothing": "known"}, id="*")
+        async with started(url) as broker:
+            letters = await broker.dead_letters(queue, limit=100)
+            assert [letter.body for letter in letters] == [*GARBAGE, b"wrong", b""]
+            assert {letter.reason for letter in letters[:-2]} == {NO_REASON}
+            assert all(abs(letter.at - time.time()) < 60 for letter in letters)
+            assert all(letter.redeliveries == 0 for letter in letters)
+            assert (await state(broker, queue)).dead_letters == len(letters)
+            assert await broker.redrive(queue, [letters[0].id]) == 1
+            assert await broker.redrive(queue) == len(letters) - 1
+            taken = await take(await broker.consume(queue, prefetch=100), len(letters))
+            assert [each.body for each in taken] == [*GARBAGE, b"wrong", b""]
+
+
+class TestPlainWorkers:
+    """Those of the examples."""
+
+    @pytest.mark.parametrize("name", ["redis_worker.py", "node_ioredis"])
+    async def test_odd_commands_are_answered_or_buried_as_they_came(
+        self,
+        name: str,
+        start: Start,  # noqa: F811 - a fixture
+    ) -> None:
+        command = {"correlation_id": "c", "tipo_evento": "iniciar_coleta", "payload": {}}
+        odd = [GARBAGE[2], b'{"a": "\xff"}', json.dumps(command | {"responder_em": 7}).encode()]
+        fine = [command | {"responder_em": None}, command | {"responder_em": "other"}, command]
+        with Valkey() as server, redis.Redis.from_url(server.url) as plain:
+            for body in [*odd, *(json.dumps(each).encode() for each in fine)]:
+                plain.xadd("q", {"body": body})
+            worker = start(name, server.url, "q")
+
+            def is_done() -> bool:
+                worker.expect_alive()
+                return bool(plain.exists("q")) and plain.xlen("q") == 0
+
+            await until(is_done, within=PATIENCE)
+            assert [fields[b"body"] for _, fields in plain.xrange("q.dlq")] == odd
+            assert (plain.xlen("resultados"), plain.xlen("other")) == (2, 1)
+
+    @pytest.mark.parametrize("settled", [True, False])
+    def test_what_another_has_claimed_is_passed_over(self, url: str, plain: Any, queue: str, settled: bool) -> None:
+        spec = importlib.util.spec_from_file_location("redis_worker", PLAIN / "redis_worker.py")
+        assert spec is not None
+        assert spec.loader is not None
+        worker = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(worker)
+        plain.xgroup_create(queue, queue, "0", mkstream=True)
+        plain.xadd(queue, {"body": b"{}"})
+        plain.xreadgroup(queue, "me", {queue: ">"})
+        read = worker.read
+
+        def read_slowly(client: Any, queue: str, name: str, after: str) -> Any:
+            if after == ">":
+                raise EOFError
+            found = read(client, queue, name, after)
+            for entry, _ in found:
+                plain.xclaim(queue, queue, "another", 0, [entry])
+                if settled:
+                    plain.xack(queue, queue, entry)
+                    plain.xdel(queue, entry)
+            return found
+
+        worker.read = read_slowly  # type: ignore[attr-defined]
+        with pytest.raises(EOFError):
+            worker.main(url, queue, "me")
+        assert plain.xlen(queue + ".dlq") == 0
+        assert plain.xpending(queue, queue)["pending"] == (0 if settled else 1)

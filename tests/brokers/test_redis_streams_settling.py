@@ -1,0 +1,370 @@
+"""Redis Streams: leases, delays and the quarantine, and queues that many share."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oraculo.brokers.redis_streams.consumer import RedisConsumer
+from oraculo.errors import BrokerError
+from oraculo.ports.broker import Outgoing
+from tests.brokers import redis_streams_stage as stage
+from tests.brokers.redis_streams_stage import (
+    LEASE,
+    PATIENCE,
+    PROMPTLY,
+    bodies,
+    fresh_name,
+    idle_times,
+    messages,
+    read_plain,
+    shows,
+    started,
+    state,
+    take,
+    waiting,
+)
+from tests.waiting import until
+
+url, plain, queue = stage.url, stage.plain, stage.queue  # fixtures
+
+
+class TestLeases:
+    async def test_what_is_not_settled_in_time_goes_to_another(self, url: str, queue: str) -> None:
+        async with started(url, lease=LEASE) as broker, started(url, lease=LEASE) as other:
+            await broker.publish(messages(queue, 2))
+            stuck = await broker.consume(queue, prefetch=10)
+            stale = await take(stuck, 2)
+            heir = await other.consume(queue, prefetch=10)
+            again = await take(heir, 2)
+            assert {each.redeliveries for each in again} == {1}
+            await stuck.ack(stale[:1])
+            await stuck.dead_letter(stale[1], "too late")
+            found = await state(broker, queue)
+            assert (found.unacked, found.dead_letters) == (2, 0)
+            await heir.ack(again)
+            found = await state(broker, queue)
+            assert (found.ready, found.unacked) == (0, 0)
+
+    async def test_extending_keeps_it(self, url: str, queue: str) -> None:
+        lease = 4 * LEASE  # long enough for a busy machine to extend it in time
+        async with started(url, lease=lease) as broker:
+            await broker.publish(messages(queue, 2))
+            busy = await broker.consume(queue, prefetch=10)
+            kept, left = await take(busy, 2)
+            taking = asyncio.create_task(take(await broker.consume(queue, prefetch=10), 1))
+            while not taking.done():
+                await busy.extend([kept])
+                await asyncio.wait({taking}, timeout=lease / 16)
+            assert bodies(await taking) == [int(left.body)]
+            await busy.ack([kept])
+            assert (await state(broker, queue)).unacked == 1
+
+    async def test_extending_takes_nothing_from_another(self, url: str, queue: str) -> None:
+        async with started(url, lease=LEASE) as broker:
+            await broker.publish(messages(queue, 1))
+            stuck, heir = [await broker.consume(queue, prefetch=10) for _ in range(2)]
+            stale = await take(stuck, 1)
+            again = await take(heir, 1)
+            await stuck.extend(stale)
+            await heir.ack(again)
+            assert (await state(broker, queue)).unacked == 0
+
+    async def test_running_out_too_often_ends_in_quarantine(self, url: str, queue: str) -> None:
+        async with started(url, lease=LEASE, delivery_limit=2) as broker:
+            await broker.publish(messages(queue, 1))
+            consumer = await broker.consume(queue, prefetch=10)
+            assert [each.redeliveries for each in await take(consumer, 2)] == [0, 1]
+            taking = asyncio.create_task(consumer.take(1))
+            await until(shows(broker, queue, dead_letters=1), saying="the dead letter")
+            (letter,) = await broker.dead_letters(queue, limit=5)
+            assert "2 times" in letter.reason
+            assert "lease" in letter.reason
+            assert letter.redeliveries == 1
+            await consumer.close()
+            await taking
+
+    async def test_a_consumer_full_of_what_it_forgot_is_not_deaf(self, url: str, queue: str) -> None:
+        async with started(url, lease=LEASE) as broker:
+            await broker.publish(messages(queue, 2))
+            consumer = await broker.consume(queue, prefetch=2)
+            stale = await take(consumer, 2)
+            again = await take(consumer, 2)
+            assert [each.redeliveries for each in again] == [1, 1]
+            await consumer.ack(stale)
+            assert (await state(broker, queue)).unacked == 2
+
+    async def test_what_somebody_deleted_from_under_a_consumer_is_forgotten(
+        self, url: str, plain: Any, queue: str
+    ) -> None:
+        async with started(url, lease=LEASE) as broker:
+            await broker.publish(messages(queue, 3))
+            taken = await take(await broker.consume(queue, prefetch=10), 3)
+            ids = [entry for entry, _ in plain.xrange(queue)]
+            plain.xdel(queue, *ids[:2])
+            again = await take(await broker.consume(queue, prefetch=10), 1)
+            assert bodies(again) == bodies(taken[2:])
+            await until(shows(broker, queue, unacked=1), saying="the deleted ones forgotten")
+
+    async def test_another_process_that_was_killed_loses_nothing(self, url: str, queue: str, tmp_path: Path) -> None:
+        async with started(url, lease=LEASE) as broker:
+            await broker.publish(messages(queue, 3))
+            script = tmp_path / "victim.py"
+            script.write_text(VICTIM)
+            victim = await asyncio.create_subprocess_exec(
+                sys.executable, str(script), url, queue, stdout=asyncio.subprocess.PIPE
+            )
+            assert victim.stdout is not None
+            async with asyncio.timeout(PATIENCE):
+                assert (await victim.stdout.readline()).strip() == b"3"
+            os.kill(victim.pid, signal.SIGKILL)
+            await victim.wait()
+            again = await take(await broker.consume(queue, prefetch=10), 3)
+            assert sorted(bodies(again)) == [0, 1, 2]
+            assert {each.redeliveries for each in again} == {1}
+
+    async def test_names_of_consumers_that_are_long_gone_are_deleted(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url, lease=LEASE / 10) as broker:
+            await broker.publish(messages(queue, 1))
+            plain.xgroup_createconsumer(queue, queue, "gone")
+            read_plain(plain, queue)
+            consumer = await broker.consume(queue, prefetch=1)
+            await until(lambda: sorted(idle_times(plain, queue))[1] > LEASE * 1000, saying="two idle names")
+            assert b"gone" in idle_names(plain, queue)
+            await consumer.close()
+            await broker.consume(queue, prefetch=1)
+            names = idle_names(plain, queue)
+            assert b"gone" not in names
+            assert b"plain" in names  # it holds a message
+
+    async def test_consumers_that_are_long_silent_are_not_counted(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url, lease=LEASE) as broker:
+            await broker.publish(messages(queue, 1))
+            read_plain(plain, queue)
+            assert (await state(broker, queue)).consumers == 1
+            await until(shows(broker, queue, consumers=0), saying="the silent one not counted")
+
+
+VICTIM = """
+import asyncio, sys
+from oraculo.brokers.redis_streams import RedisStreamsBroker
+
+async def main(url, queue):
+    broker = RedisStreamsBroker(url)
+    await broker.start()
+    print(len(await (await broker.consume(queue, prefetch=10)).take(3)), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def idle_names(plain: Any, queue: str) -> set[bytes]:
+    return {each["name"] for each in plain.xinfo_consumers(queue, queue)}
+
+
+class TestDelays:
+    async def test_a_delayed_message_survives_the_process_that_delayed_it(self, url: str, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 1))
+            consumer = await broker.consume(queue, prefetch=1)
+            await consumer.retry((await take(consumer, 1))[0], 0.3, "later")
+        async with started(url) as other:
+            found = await state(other, queue)
+            assert (found.ready, found.delayed) == (1, 1)
+            (again,) = await take(await other.consume(queue, prefetch=1), 1)
+            assert (again.body, again.redeliveries) == (b"0", 1)
+
+    async def test_it_reaches_a_consumer_that_waits_already(self, url: str, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 1))
+            consumer = await broker.consume(queue, prefetch=1)
+            (delivery,) = await take(consumer, 1)
+            taking = await waiting(await broker.consume(queue, prefetch=1))
+            await consumer.retry(delivery, 0.05, "later")
+            async with asyncio.timeout(PROMPTLY):
+                assert bodies(await taking) == [0]
+
+    async def test_many_that_are_due_at_once_all_come(self, url: str, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 250))
+            consumer = await broker.consume(queue, prefetch=250)
+            delayed = await take(consumer, 250)
+            await asyncio.gather(*(consumer.retry(each, 0.05, "later") for each in delayed))
+            again = await take(consumer, 250)
+            assert sorted(bodies(again)) == list(range(250))
+            await consumer.ack(again)
+            found = await state(broker, queue)
+            assert (found.ready, found.unacked) == (0, 0)
+
+    async def test_it_is_no_queue_of_its_own(self, url: str, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 1))
+            consumer = await broker.consume(queue, prefetch=1)
+            await consumer.retry((await take(consumer, 1))[0], 60.0, "later")
+            assert [found.queue for found in await broker.queues() if found.queue.startswith(queue)] == [queue]
+
+    async def test_waiting_for_one_keeps_its_place_in_the_limit(self, url: str, queue: str) -> None:
+        async with started(url, delivery_limit=2) as broker:
+            await broker.publish(messages(queue, 1))
+            consumer = await broker.consume(queue, prefetch=1)
+            for reason in ("first", "second"):
+                await consumer.retry((await take(consumer, 1))[0], 0.02, reason)
+            (letter,) = await broker.dead_letters(queue, limit=5)
+            assert (letter.reason, letter.redeliveries) == ("second", 1)
+
+
+class TestQuarantine:
+    async def test_closing_too_often_ends_there(self, url: str, queue: str) -> None:
+        async with started(url, delivery_limit=2) as broker:
+            await broker.publish(messages(queue, 250))
+            for _ in range(2):
+                consumer = await broker.consume(queue, prefetch=250)
+                await take(consumer, 250)
+                await consumer.close()
+            letters = await broker.dead_letters(queue, limit=1000)
+            assert [int(letter.body) for letter in letters] == list(range(250))
+            assert "closed" in letters[0].reason
+            found = await state(broker, queue)
+            assert (found.ready, found.unacked, found.dead_letters) == (0, 0, 250)
+
+    async def test_a_letter_given_back_by_a_consumer_of_the_dlq_keeps_reason_and_count(
+        self, url: str, queue: str
+    ) -> None:
+        async with started(url, delivery_limit=1) as broker:
+            await broker.publish([Outgoing(queue, b"0", reason="why")])
+            (before,) = await broker.dead_letters(queue, limit=5)
+            for _ in range(3):
+                consumer = await broker.consume(queue + ".dlq", prefetch=1)
+                await consumer.retry((await take(consumer, 1))[0], 0.0, "not yet")
+                await take(consumer, 1)
+                await consumer.close()
+            (after,) = await broker.dead_letters(queue, limit=5)
+            assert (after.reason, after.at, after.redeliveries) == (before.reason, before.at, before.redeliveries)
+
+    async def test_a_reason_may_quote_half_a_character(self, url: str, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish([Outgoing(queue, b"0", reason="bad: \ud800"), *messages(queue, 1)])
+            consumer = await broker.consume(queue, prefetch=1)
+            await consumer.dead_letter((await take(consumer, 1))[0], "bad: \ud800")
+            assert [letter.reason for letter in await broker.dead_letters(queue, limit=5)] == ["bad: ?", "bad: ?"]
+
+    async def test_a_letter_buried_again_has_the_new_reason(self, url: str, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish([Outgoing(queue, b"0", reason="old")])
+            consumer = await broker.consume(queue + ".dlq", prefetch=1)
+            await consumer.dead_letter((await take(consumer, 1))[0], "new")
+            (letter,) = await broker.dead_letters(queue, limit=5)
+            assert letter.reason == "new"
+
+    async def test_paging_goes_on_behind_a_letter_that_is_gone(self, url: str, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish([Outgoing(queue, b"%d" % number, reason="bad") for number in range(3)])
+            first, *rest = await broker.dead_letters(queue, limit=10)
+            await broker.discard(queue, [first.id])
+            assert await broker.dead_letters(queue, limit=10, after=first.id) == rest
+            largest = "18446744073709551615-18446744073709551615"
+            assert await broker.dead_letters(queue, limit=10, after=largest) == []
+
+    @pytest.mark.parametrize("after", ["nonsense", "", "1", "1-", "-1", "1-x", "99999999999999999999-0", "1-1\n"])
+    async def test_a_page_behind_no_id_at_all_is_refused(self, url: str, queue: str, after: str) -> None:
+        async with started(url) as broker:
+            with pytest.raises(BrokerError, match="after"):
+                await broker.dead_letters(queue, limit=10, after=after)
+
+    async def test_redriving_what_a_consumer_of_the_dlq_holds_takes_it_from_it(self, url: str, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish([Outgoing(queue, b"0", reason="bad")])
+            consumer = await broker.consume(queue + ".dlq", prefetch=1)
+            held = await take(consumer, 1)
+            assert await broker.redrive(queue) == 1
+            await consumer.retry(held[0], 0.0, "too late")
+            found = await state(broker, queue)
+            assert (found.ready, found.dead_letters) == (1, 0)
+
+    async def test_thousands_are_redriven_once_each(self, url: str, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish([Outgoing(queue, b"%d" % number, reason="bad") for number in range(2500)])
+            first, *_ = await broker.dead_letters(queue, limit=1)
+            assert await broker.redrive(queue, [first.id, first.id]) == 1
+            assert await broker.redrive(queue) == 2499
+            taken = await take(await broker.consume(queue, prefetch=2500), 2500)
+            assert bodies(taken) == list(range(2500))
+
+
+class TestSharing:
+    async def test_many_thousand_messages_pass_between_two_brokers_once_each(self, url: str, queue: str) -> None:
+        count, seen = 20_000, list[int]()
+
+        async def work(consumer: RedisConsumer) -> None:
+            while batch := await consumer.take(300):
+                seen.extend(bodies(batch))
+                await consumer.ack(batch)
+
+        async with started(url) as broker, started(url) as other:
+            consumers = [await each.consume(queue, prefetch=1000) for each in (broker, other)]
+            workers = [asyncio.create_task(work(consumer)) for consumer in consumers]
+            for start in range(0, count, 1000):
+                await broker.publish([Outgoing(queue, b"%d" % number) for number in range(start, start + 1000)])
+            await until(lambda: len(seen) >= count, within=60, saying="all messages")
+            for consumer in consumers:
+                await consumer.close()
+            await asyncio.gather(*workers)
+            assert sorted(seen) == list(range(count))
+            found = await state(broker, queue)
+            assert (found.ready, found.unacked) == (0, 0)
+
+    async def test_one_batch_reaches_many_queues(self, url: str, plain: Any) -> None:
+        names = [fresh_name() for _ in range(300)]
+        async with started(url) as broker:
+            await broker.publish([Outgoing(name, b"%d" % number) for number in range(3) for name in names])
+            found = await broker.queues(names)
+            assert [(each.queue, each.ready) for each in found] == [(name, 3) for name in names]
+            assert bodies(await take(await broker.consume(names[-1], prefetch=5), 3)) == [0, 1, 2]
+        plain.delete(*names)
+
+    async def test_deliveries_are_counted_across_consumers_and_connections(self, url: str, queue: str) -> None:
+        async with started(url) as publisher:
+            await publisher.publish(messages(queue, 1))
+        for redeliveries in range(4):
+            async with started(url) as broker:
+                consumer = await broker.consume(queue, prefetch=1)
+                (delivery,) = await take(consumer, 1)
+                assert delivery.redeliveries == redeliveries
+                if redeliveries % 2:
+                    await consumer.retry(delivery, 0.0, "again")
+
+    async def test_a_queue_that_is_named_like_something_of_another_is_no_trouble(self, url: str, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.declare([f"{queue}.delayed"])
+            await broker.publish([Outgoing(queue, b"0"), Outgoing(f"{queue}.delayed", b"1")])
+            consumer = await broker.consume(queue, prefetch=1)
+            await consumer.retry((await take(consumer, 1))[0], 0.05, "later")
+            assert bodies(await take(consumer, 1)) == [0]
+            assert bodies(await take(await broker.consume(f"{queue}.delayed", prefetch=1), 1)) == [1]
+
+    async def test_only_queues_are_told(self, url: str, plain: Any, queue: str) -> None:
+        others = {f"{queue}-{kind}": kind for kind in ("string", "stream", "group")}
+        plain.set(f"{queue}-string", "x")
+        plain.xadd(f"{queue}-stream", {"x": "y"})
+        plain.xgroup_create(f"{queue}-group", "another", "0", mkstream=True)
+        plain.xgroup_create(queue, queue, "0", mkstream=True)
+        async with started(url) as broker:
+            told = [found.queue for found in await broker.queues() if found.queue.startswith(queue)]
+            assert told == [queue]
+        plain.delete(*others)
+
+    async def test_a_batch_with_one_bad_queue_is_refused_and_the_rest_taken(
+        self, url: str, plain: Any, queue: str
+    ) -> None:
+        bad = fresh_name()
+        plain.set(bad, "mine")
+        async with started(url) as broker:
+            with pytest.raises(BrokerError, match="not a stream"):
+                await broker.publish([Outgoing(bad, b"0"), *messages(queue, 2)])
+            assert (await state(broker, queue)).ready == 2
+        plain.delete(bad)
