@@ -148,8 +148,12 @@ async def test_an_engine_starts_while_its_broker_is_away() -> None:
         broker.come_back()
         worker = await worker_on(broker, recording_app(Journal(), ("executador_a",)))
         assert (await oraculo.ended(run_id))["status"] == "concluida"
-        assert (await oraculo.operations.health()).is_ready
+        await until(lambda: is_ready(oraculo), saying="the engine to be ready")  # it has a second queue to read
         await worker.stop()
+
+
+async def is_ready(oraculo: Harness) -> bool:
+    return (await oraculo.operations.health()).is_ready
 
 
 async def test_messages_that_wait_for_the_store_keep_their_lease() -> None:

@@ -1,5 +1,6 @@
 """A server as a process: started, stopped, killed, frozen and thawed, always on the same port and data."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -7,12 +8,12 @@ import socket
 import subprocess
 import tempfile
 import time
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
+from typing import IO
 
 PATIENCE = 60.0
 _PAUSE = 0.02
@@ -115,13 +116,18 @@ class Server(ABC):
 
 def _ports() -> Iterator[int]:
     """Below those that the system gives to connections, which might take one before its server does; and a range of
-    its own for each process of a test run."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-    block = (zlib.crc32(run.encode()) + worker) % 40  # another run on the same machine has others
-    return cycle(range(12_000 + block * 500, 12_000 + block * 500 + 500))
+    its own for each process of a test run, and of other runs on the same machine."""
+    for block in range(40):
+        lock = (Path(tempfile.gettempdir()) / f"oraculo-ports-{os.geteuid()}-{block}.lock").open("w")
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _held.append(lock)
+            return cycle(range(12_000 + block * 500, 12_000 + block * 500 + 500))
+        lock.close()
+    raise AssertionError("forty test runs have all the ports")
 
 
+_held: list[IO[str]] = []  # for as long as this process lives
 _next_port = _ports()
 
 

@@ -8,6 +8,7 @@ FOUND = {
     714: "hot runs decided in a batch whose cold runs could not be loaded kept their uncommitted changes",
     1053: "the same: the next commit wrote a head that counted a task which was not written",
     2383: "the same: a run ended with a task open",
+    5081: "with the clock set back, commands that another engine had left unsent waited for as long as that",
     100417: "the law was wrong: an answer told as late in the batch that reopened its task counted as without effect",
     100638: "the same, with a repeated failure",
     104321: "the account of faults was wrong: one that came while a publish hung made the hang count as over",

@@ -511,10 +511,29 @@ async def test_connections_that_were_cut_while_idle_are_made_again(named_url: st
         assert (await store.runs(RunQuery())).heads == [run.head]
 
 
+async def test_a_connection_whose_end_is_half_read_is_made_again(
+    named_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(named_url) as store:
+        await create(store, run := make_run("a"))
+        await store.load(["a"])
+        ends, fetch = store._reader._connection, asyncpg.Connection.fetch
+
+        async def fetch_if_well(connection: asyncpg.Connection, *arguments: object) -> object:
+            if connection is ends:
+                raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+            return await fetch(connection, *arguments)
+
+        monkeypatch.setattr(asyncpg.Connection, "fetch", fetch_if_well)
+        assert (await load(store, "a")).head == run.head
+        assert store._reader._connection is not ends
+
+
 async def test_a_connection_that_is_cut_in_the_middle_is_unavailable_once(named_url: str) -> None:
     async with opened(named_url) as store, connected(named_url.split("&")[0]) as other:
         await create(store, run := make_run("a"))
         before = await load(store, "a")
+        idle = store._reader._connection
         async with other.transaction():
             await other.execute("SELECT 1 FROM oraculo_runs FOR UPDATE")
             commit = asyncio.ensure_future(store.commit([], [changed(run, Sent(0, 1))]))
@@ -522,6 +541,7 @@ async def test_a_connection_that_is_cut_in_the_middle_is_unavailable_once(named_
             await cut_connections(named_url)
             with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:\d+"):
                 await commit
+        await until(lambda: idle is not None and idle.is_closed(), saying="the end of the idle one, too")
         assert await load(store, "a") == before
         again = revived(before)
         await change(store, changed(again, Sent(0, 1)))

@@ -22,7 +22,8 @@ _PAGE = 50
 
 
 class _Absence:
-    """When to look, and look again, for what a broker took that is away."""
+    """When to look, and look again, for what a broker took that is away: by the loop's time, since clocks may be set
+    back."""
 
     def __init__(self, now: float) -> None:
         self.next_look = now + GRACE
@@ -36,9 +37,10 @@ class _Absence:
 class _Loss(_Absence):
     """A broker came back without its memory. Notes of what it had confirmed may still be on their way."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, at: float) -> None:
         super().__init__(now)
-        self.at = self.next_look = now
+        self.at = at  # by the clock
+        self.next_look = now
         self.looks_left = LOOKS_AFTER_A_LOSS
 
 
@@ -85,7 +87,7 @@ class LinkWatch:
 
     async def _look_at(self, link: Link, some_work: bool) -> None:
         if link.losses > self._losses_of(link.name):
-            self._losses[link.name] = _Loss(self._clock.now())
+            self._losses[link.name] = self._new_loss()
         await self._look_after_loss(link.name)
         if link.trouble is None:
             self._absences.pop(link.name, None)
@@ -95,10 +97,13 @@ class LinkWatch:
     def memory_was_lost(self) -> None:
         """Whatever the brokers took before now may be gone."""
         for link in self._broker.links():
-            self._losses[link.name] = _Loss(self._clock.now())
+            self._losses[link.name] = self._new_loss()
+
+    def _new_loss(self) -> _Loss:
+        return _Loss(asyncio.get_running_loop().time(), self._clock.now())
 
     async def _look_after_loss(self, name: str) -> None:
-        loss, now = self._losses.get(name), self._clock.now()
+        loss, now = self._losses.get(name), asyncio.get_running_loop().time()
         if loss is None or now < loss.next_look:
             return
         await self._take_back(name, before=loss.at)
@@ -117,7 +122,7 @@ class LinkWatch:
             self._telemetry.emit(BrokerChanged(link.name, link.trouble))
 
     async def _missed(self, link: Link) -> None:
-        now = self._clock.now()
+        now = asyncio.get_running_loop().time()
         absence = self._absences.setdefault(link.name, _Absence(now))
         if now >= absence.next_look:
             await self._take_back(link.name)

@@ -56,7 +56,7 @@ class Outbox:
         self._in_flight: set[Key] = set()  # from the decision until the note of it is committed
         self._reading: dict[Key, asyncio.Task[None]] = {}  # the large results that a command hands on
         self._spilled = False  # there was no room: the sweep finds what was left out
-        self._seen_unsent: dict[Unsent, float] = {}  # and since when
+        self._seen_unsent: dict[Unsent, float] = {}  # and since when, by the loop's time: clocks may be set back
 
     # -- what the intake hands over -----------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Outbox:
     async def _resend(self, page: Sequence[Unsent], seen: dict[Unsent, float], at_once: bool) -> None:
         """Waits until they are decided, so that a page does not pile up on the one before."""
         loop = asyncio.get_running_loop()
-        now = self._clock.now()
+        now = loop.time()
         left = [one for one in page if not self._is_in_flight(one)]
         lost = [one for one in left if at_once or self._is_ours(one, now)]
         if len(seen) < _MOST_SEEN:

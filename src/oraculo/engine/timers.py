@@ -30,7 +30,7 @@ class Timers:
         self._poll = poll
         self._next: float | None = None
         self._set_apart: dict[Due, float] = {}  # timers that break the engine, and when they are tried again
-        self._left: dict[Due, float] = {}  # to other engines, since when
+        self._left: dict[Due, float] = {}  # to other engines, since when; both by the loop's time, which only goes on
         self._wake = asyncio.Event()
 
     def expect(self, changes: Changes) -> None:
@@ -63,7 +63,8 @@ class Timers:
             self._next = None
             # Those set apart, or left to others, come first again, being the oldest: they must not fill the page.
             found = await self._store.due(self._clock.now(), _PAGE + len(self._set_apart) + len(self._left))
-            due = self._leave_to_others([one for one in found if self._set_apart.get(one, 0.0) <= self._clock.now()])
+            now = asyncio.get_running_loop().time()
+            due = self._leave_to_others([one for one in found if self._set_apart.get(one, now) <= now], now)
             if not due:
                 break
             await self._ring(due)
@@ -75,12 +76,11 @@ class Timers:
         if ahead is not None and not self._set_apart:
             self._expect_at(ahead)
 
-    def _leave_to_others(self, due: Sequence[Due]) -> Sequence[Due]:
+    def _leave_to_others(self, due: Sequence[Due], now: float) -> Sequence[Due]:
         """Those that this engine rings: its own, and those that others had time enough for."""
         if self._peers.is_alone:
             self._left = {}
             return due
-        now = self._clock.now()
         ranked = [(one, self._peers.rank(one.run_id)) for one in due]
         since = {one: self._left.get(one, now) for one, rank in ranked if rank}
         ours = [one for one, rank in ranked if not rank or now - since[one] >= rank * _COURTESY]
@@ -98,7 +98,7 @@ class Timers:
             self._set_apart.pop(one, None)
             is_stuck = outcome is None or isinstance(outcome, Exception)  # None: there is no such run
             if is_stuck and len(self._set_apart) < _MOST_SET_APART:
-                self._set_apart[one] = self._clock.now() + _SET_APART_FOR
+                self._set_apart[one] = loop.time() + _SET_APART_FOR
 
 
 def _event(due: Due) -> Event:

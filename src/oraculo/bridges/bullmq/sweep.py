@@ -110,7 +110,7 @@ class Sweep:
 
     def _given_up(self, gone: dict[str, Record]) -> dict[str, Record]:
         """Without a stream to search, what was told of a job may only be on its way: each is given a moment."""
-        now = self._clock.now()
+        now = asyncio.get_running_loop().time()
         self._missed = {job_id: since for job_id, since in self._missed.items() if now - since < 10 * HEARING}
         return {
             job_id: record for job_id, record in gone.items() if now - self._missed.setdefault(job_id, now) > HEARING

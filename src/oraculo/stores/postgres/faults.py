@@ -34,6 +34,10 @@ class Clash(StoreUnavailable):
     """Two transactions were in each other's way, and nothing of this one was written: again, at once."""
 
 
+class Stale(StoreUnavailable):
+    """The connection had ended while nobody used it, and nothing was sent on it: again, at once, on another."""
+
+
 @contextmanager
 def translated(place: str) -> Iterator[None]:
     try:
@@ -47,14 +51,14 @@ def _ours(error: Exception, place: str) -> StoreError:
     state = getattr(error, "sqlstate", None)
     if state in _CLASHES:
         return Clash(text)
+    if isinstance(error, asyncpg.InternalClientError):  # it has read that the server ends it, and not yet that it did
+        return Stale(text)
     return StoreUnavailable(text) if _is_worth_a_retry(error, state) else StoreError(text)
 
 
 def _is_worth_a_retry(error: Exception, state: str | None) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         return state is None or state[:2] not in _OF_THE_DATA
-    if isinstance(error, asyncpg.InternalClientError):
-        return True
     # asyncpg's own: the connection is closed, or busy with what was given up; a ValueError is what it cannot encode.
     return isinstance(error, OSError | asyncpg.InterfaceError) and not isinstance(error, ValueError)
 

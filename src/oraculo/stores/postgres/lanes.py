@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 import asyncpg
 
 from oraculo.errors import StoreError, StoreUnavailable
-from oraculo.stores.postgres.faults import Clash, place_of, translated
+from oraculo.stores.postgres.faults import Clash, Stale, place_of, translated
 from oraculo.stores.sql import named_queries
 
 OLDEST_SERVER = 13
@@ -87,7 +87,14 @@ class Lane:
             task.exception()  # its caller may be gone
 
     async def _run(self, work: Callable[[Connection], Awaitable[Result]], statements: int) -> Result:
-        async with self._own_turn(), self._connected(statements) as connection:
+        async with self._own_turn():
+            try:
+                return await self._run_once(work, statements)
+            except Stale:
+                return await self._run_once(work, statements)
+
+    async def _run_once(self, work: Callable[[Connection], Awaitable[Result]], statements: int) -> Result:
+        async with self._connected(statements) as connection:
             return await work(connection)
 
     @asynccontextmanager
