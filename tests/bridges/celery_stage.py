@@ -16,6 +16,8 @@ from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.telemetry import Silent, Telemetry
 from oraculo.settings import BrokerSettings, CelerySettings, EngineSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
+from tests.servers.process import Server
+from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -126,3 +128,16 @@ def replies_of(stage: Bridged) -> Callable[[], int]:
                 return 0
 
     return count
+
+
+async def are_kept(server: Server, *queues: str) -> None:
+    """RabbitMQ writes the names of its quorum queues a moment after it made them. A queue whose name was not there
+    when the server was killed never works again."""
+    if not isinstance(server, RabbitMQ):
+        return
+
+    def are_written() -> bool:
+        written = b"".join(file.read_bytes() for file in (server.folder / "data").rglob("names.dets"))
+        return all(queue.encode() in written for queue in queues)
+
+    await until(are_written, within=30, saying=f"RabbitMQ to write the names of {queues}")

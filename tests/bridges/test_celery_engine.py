@@ -1,5 +1,7 @@
 """Celery as the engine of our handlers: plain JSON commands on quorum queues, worked on in a real Celery worker."""
 
+import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,15 +11,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import kombu
 import pytest
 import pytest_asyncio
 from celery import Celery
 
 from oraculo.celery_app import make_celery_app
+from oraculo.celery_app.own_broker import first_of
+from oraculo.core.naming import QueueNames
 from oraculo.errors import InvalidSettings
 from oraculo.settings import BrokerSettings, CelerySettings, Settings
 from tests.bridges.celery_handlers import app as handlers
-from tests.bridges.celery_stage import ROOT
+from tests.bridges.celery_stage import ROOT, are_kept
 from tests.cli.processes import run as run_cli
 from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import Fleet
@@ -29,12 +34,15 @@ pytestmark = pytest.mark.timeout(120)
 class Engine:
     """`oraculo worker … --engine celery` as a process."""
 
-    def __init__(self, settings: Settings, log: Path, *options: str, command: list[str] | None = None) -> None:
+    def __init__(
+        self, settings: Settings, log: Path, *options: str, command: list[str] | None = None, **environment: str
+    ) -> None:
         self._log = log
         env = os.environ | {
             "ORACULO_BROKER_URL": settings.broker.url,
             "ORACULO_PREFIX": settings.broker.prefix,
             "ORACULO_CELERY_APPS": "tests.bridges.celery_handlers:app" if command else "",
+            **environment,
         }
         ours = [str(Path(sys.executable).with_name("oraculo")), "worker", "tests.bridges.celery_handlers:app"]
         command = command or [*ours, "--engine", "celery"]
@@ -238,6 +246,86 @@ async def test_a_stop_lets_what_is_in_work_end(fleet: Fleet, tmp_path: Path) -> 
             assert (state.ready, state.unacked) == (0, 0), "it was given back although it was answered"
     finally:
         engine.kill()
+
+
+NOWHERE = "amqp://127.0.0.1:1//"
+VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_no_variable_of_celerys_is_put_before_our_address(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, NOWHERE)
+    app = make_celery_app(Settings(broker=BrokerSettings(url="amqp://a.example")), [handlers])
+    made = [app.connection(), app.connection_for_read(), app.connection_for_write(), app.pool.connection]
+    assert [each.hostname for each in made] == ["a.example"] * 4
+    assert app.connection_for_write("amqp://b.example").hostname == "b.example"
+
+
+async def test_a_worker_beside_another_app_of_celerys_reads_our_broker(fleet: Fleet, tmp_path: Path) -> None:
+    settings = settings_for(fleet.url("rabbitmq"))
+    engine = Engine(settings, tmp_path / "worker.log", "-c", "1", **dict.fromkeys(VARIABLES, NOWHERE))
+    try:
+        await engine.is_ready()
+        async with Stage(settings) as oraculo:
+            aggregate = await oraculo.run({"destinos": ["executador_relatorio"], "payload": {}})
+            assert aggregate["status"] == "concluida"
+    finally:
+        engine.kill()
+
+
+@pytest.mark.parametrize(
+    ("ours", "celerys"),
+    [
+        ("amqp://a,redis://b", "amqp://a"),
+        ("redis://b,amqp://a,amqps://c", "amqp://a;amqps://c"),
+    ],
+)
+def test_all_rabbitmqs_of_the_list_are_celerys_and_no_other_broker(ours: str, celerys: str) -> None:
+    app = make_celery_app(Settings(broker=BrokerSettings(url=ours)), [handlers])
+    assert app.conf.broker_url == celerys
+
+
+def test_the_first_broker_of_a_list_is_looked_for_only_from_another() -> None:
+    connection = kombu.Connection("amqp://a.example//;amqp://b.example//")
+    assert first_of(connection) is None
+    connection.maybe_switch_next()
+    first = first_of(connection)
+    assert first is not None
+    assert first.hostname == "a.example"
+    assert first_of(kombu.Connection("amqp://a.example//")) is None
+
+
+async def test_a_worker_goes_to_the_next_broker_and_back_to_the_first(fleet: Fleet, tmp_path: Path) -> None:
+    first, second = fleet.breakable("rabbitmq"), fleet.url("rabbitmq")
+    settings = settings_for(f"{first.url},{second}")
+    queue = QueueNames(settings.broker.prefix).physical("executador_relatorio")
+    engine = Engine(settings, tmp_path / "worker.log", "-c", "1")
+    try:
+        await engine.is_ready()
+        await are_kept(first, queue)
+        await asyncio.to_thread(first.kill)
+        await until(lambda: _is_sent(second, queue), within=40, saying="the worker to make the queue there")
+        await until(lambda: " received" in engine.tail(), within=40, saying="the command on the second broker")
+        await asyncio.to_thread(first.start)
+        before = engine.tail().count(" received")
+        await until(lambda: _is_sent(first.url, queue), within=40, saying="the first broker to take a command")
+        await until(lambda: engine.tail().count(" received") > before, within=40, saying="the command on the first")
+    finally:
+        engine.kill()
+
+
+def _is_sent(url: str, queue: str) -> bool:
+    """A plain command, to that broker and no other; False while the queue is not there."""
+    command = {
+        "correlation_id": "r",
+        "tipo_evento": "iniciar_execucao",
+        "payload": {},
+        "timestamp": "2026-01-01T00:00:00Z",
+    }
+    with contextlib.suppress(Exception), kombu.Connection(url, transport_options={"confirm_publish": True}) as to:
+        to.Producer().publish(command, exchange="", routing_key=queue, mandatory=True, confirm_timeout=5)
+        return True
+    return False
 
 
 @pytest.mark.parametrize("url", ["redis://localhost", "nats://localhost"])

@@ -128,16 +128,24 @@ async def test_a_request_that_could_only_be_refused_rests_in_the_dead_letters(
     settings: Settings, entry: EntryWorker
 ) -> None:
     queue = f"{settings.broker.prefix}orquestrador_core"
+    bad: list[tuple[str, list[Any], dict[str, Any]]] = [
+        ("iniciar_pipeline", ["p"], {"prioridade": 99}),
+        ("iniciar_coleta", ["r", 7], {}),
+        ("iniciar_execucao", ["r", {"fila": 7}], {}),
+        ("iniciar_pipeline", ["p", {}, 7], {}),
+    ]
     async with Stage(settings) as oraculo:
-        client(settings.broker.url).send_task(
-            "iniciar_pipeline", ("p",), {"prioridade": 99, "correlation_id": "r"}, queue=queue
-        )
+        for task, arguments, options in bad:
+            client(settings.broker.url).send_task(task, arguments, options, queue=queue)
 
-        async def letters() -> Any:
-            return await oraculo.broker.dead_letters(oraculo.engine.names.requests, limit=10)
+        async def reasons() -> list[str] | None:
+            entry.expect_running()
+            letters = await oraculo.broker.dead_letters(oraculo.engine.names.requests, limit=10)
+            return [letter.reason for letter in letters] if len(letters) == len(bad) else None
 
-        [letter] = await until(letters, within=30, saying="the dead letter")
-        assert "prioridade" in letter.reason
+        told = await until(reasons, within=30, saying="the dead letters")
+    fields = sorted(reason.partition(":")[0] for reason in told)
+    assert fields == ["correlation_id", "destinos[0]", "destinos[0].fila", "prioridade"]
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 from celery import Celery
+from celery.utils.serialization import UnpickleableExceptionWrapper
 
+from oraculo.bridges.celery import reports
 from oraculo.bridges.celery.reports import NO_REASON, read_report
 from oraculo.bridges.celery.tasks import FAILED, RETURNED, Task, make_task, read_destination
 from oraculo.core.bridge import read_bridge
@@ -16,7 +18,7 @@ from oraculo.core.message import Message
 from oraculo.errors import InvalidMessage
 
 APP = Celery("test", set_as_current=False)
-JSON, PICKLE = "application/json", "application/x-python-serialize"
+JSON, PICKLE, YAML = "application/json", "application/x-python-serialize", "application/x-yaml"
 
 
 def command(payload: Any, url: str = "celery://loja.somar", block: dict[str, Any] | None = None) -> Message:
@@ -46,6 +48,23 @@ def test_a_steps_config_is_the_keyword_arguments() -> None:
     payload = {"config": {"a": 1}, "entrada": {"b": 2}, "resultados": {"x": {}}}
     assert arguments(task_of(command(payload))) == ([], {"a": 1})
     assert arguments(task_of(command(payload, "celery://loja.somar?send=payload"))) == ([payload], {})
+
+
+@pytest.mark.parametrize("config", [None, [1], "x", 5, True])
+def test_a_config_that_is_no_object_leaves_the_payload_as_the_keyword_arguments(config: Any) -> None:
+    payload = {"config": config, "entrada": {"b": 2}, "resultados": {}}
+    assert arguments(task_of(command(payload))) == ([], payload)
+
+
+def test_a_payload_that_only_has_a_field_called_config_is_no_steps() -> None:
+    payload = {"config": {"a": 1}, "outro": 2}
+    assert arguments(task_of(command(payload))) == ([], payload)
+
+
+@pytest.mark.parametrize("block", [{"args": {"a": 1}}, {"kwargs": [1]}, {"fila": 5}])
+def test_an_odd_block_is_refused(block: dict[str, Any]) -> None:
+    with pytest.raises(InvalidMessage, match="ponte"):
+        task_of(command({}, block=block))
 
 
 def test_the_blocks_arguments_are_over_those_of_the_payload() -> None:
@@ -142,6 +161,24 @@ def test_nothing_in_a_pickle_is_run(tmp_path: Path) -> None:
     assert path.exists(), "the test is of no use if pickle itself does not run it"
 
 
+@pytest.mark.parametrize("arguments", [5, None])
+def test_an_exception_that_cannot_be_put_in_words_is_a_failure_all_the_same(arguments: Any) -> None:
+    error = UnpickleableExceptionWrapper("loja", "Odd", [], "text")
+    error.args = ("loja", "Odd", arguments, "text")
+    report = read_report(pickle.dumps([[object(), error, ""], callback_of("errbacks"), {}]), PICKLE, FAILED)
+    assert report.reason == "UnpickleableExceptionWrapper"
+    assert report.command.tarefa == "t"
+
+
+def test_whatever_the_reading_raises_is_told_as_an_unreadable_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unforeseen(_: object) -> None:
+        raise ZeroDivisionError("unforeseen")
+
+    monkeypatch.setattr(reports, "_command", unforeseen)
+    with pytest.raises(InvalidMessage, match="ZeroDivisionError: unforeseen"):
+        read_report(msgspec.json.encode([[5], callback_of("callbacks"), {}]), JSON, RETURNED)
+
+
 def test_an_errback_that_was_sent_on_with_the_id_alone_is_a_failure_without_a_reason() -> None:
     body = msgspec.json.encode([["the-task-id"], callback_of("errbacks"), {}])
     assert read_report(body, JSON, FAILED).reason == NO_REASON
@@ -149,7 +186,16 @@ def test_an_errback_that_was_sent_on_with_the_id_alone_is_a_failure_without_a_re
 
 @pytest.mark.parametrize(
     ("body", "content_type"),
-    [(b"no json", JSON), (b"[]", JSON), (b"[[], {}, {}]", JSON), (b"no pickle", PICKLE), (b"[[], [], {}]", JSON)],
+    [
+        (b"- [5]\n- {}\n- {}\n", YAML),
+        (b"[[], {}, {}]", YAML),
+        (b"W1tdLCB7fSwge31d", JSON),
+        (b"no json", JSON),
+        (b"[]", JSON),
+        (b"[[], {}, {}]", JSON),
+        (b"no pickle", PICKLE),
+        (b"[[], [], {}]", JSON),
+    ],
 )
 def test_what_is_no_report_is_told(body: bytes, content_type: str) -> None:
     with pytest.raises(InvalidMessage):

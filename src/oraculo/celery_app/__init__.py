@@ -13,6 +13,7 @@ from celery.utils.imports import symbol_by_name
 
 from oraculo.celery_app.commands import register_handlers
 from oraculo.celery_app.entry import MAX_RETRIES, DeadLetters, Entry, register_entry
+from oraculo.celery_app.own_broker import BackToFirst, OwnBrokerCelery
 from oraculo.celery_app.performing import Performer
 from oraculo.celery_app.publishing import Publisher
 from oraculo.errors import Fault, InvalidSettings
@@ -29,7 +30,8 @@ _CELERY_KNOWS = (*_AMQP, "redis", "rediss")
 def make_celery_app(settings: Settings, apps: Sequence[App] = ()) -> Celery:
     """Raises InvalidSettings. `apps`: those whose commands its workers answer."""
     url = _commands_url(settings) if apps else _entry_url(settings)
-    made = Celery(NAME, broker=url, set_as_current=False)
+    made = OwnBrokerCelery(NAME, broker=url, set_as_current=False)
+    made.steps["consumer"].add(BackToFirst)
     made.conf.update(
         task_default_queue=settings.broker.prefix + NAME,
         task_ignore_result=True,
@@ -59,18 +61,24 @@ def _entry_url(settings: Settings) -> str:
     if found is None:
         told = "names no broker that Celery knows (amqp://, redis://); set ORACULO_CELERY_BROKER_URL to Celery's own"
         raise InvalidSettings(Fault("ORACULO_BROKER_URL", told))
-    return found
+    return _amqp_urls(settings) if _scheme(found) in _AMQP else found
 
 
 def _commands_url(settings: Settings) -> str:
-    found = next((url for url in settings.broker.urls if _scheme(url) in _AMQP), None)
-    if found is None:
+    found = _amqp_urls(settings)
+    if not found:
         told = (
             "must name a RabbitMQ (amqp://…) for Celery to answer commands: it speaks neither Redis Streams nor NATS; "
             "`oraculo worker MODULE:APP` without --engine does"
         )
         raise InvalidSettings(Fault("ORACULO_BROKER_URL", told))
     return found
+
+
+def _amqp_urls(settings: Settings) -> str:
+    """All of them, as Celery writes a list: it goes to the next when one is lost. Never one of another kind among them:
+    the consumer of a RabbitMQ is none for Redis."""
+    return ";".join(url for url in settings.broker.urls if _scheme(url) in _AMQP)
 
 
 def _scheme(url: str) -> str:

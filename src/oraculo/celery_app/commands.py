@@ -36,9 +36,9 @@ class CommandRequest(Request):  # type: ignore[misc, unused-ignore]
     """A process that Celery kills at the hard limit can answer nothing: its parent does."""
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
+        if not soft and not _answer_for(self.task, self._args, f"TimeLimitExceeded: killed after {timeout:g} s"):
+            self.reject(requeue=True)  # else it would be acked below, and its run know nothing until its deadline
         super().on_timeout(soft, timeout)
-        if not soft:
-            _answer_for(self.task, self._args, f"TimeLimitExceeded: killed after {timeout:g} s")
 
 
 def register_handlers(app: Celery, performers: Mapping[str, Performer], publisher: Publisher, prefix: str) -> None:
@@ -71,13 +71,16 @@ def _on_revoked(sender: Any, request: Any, terminated: bool, signum: Any, **_: A
     _answer_for(sender, request.args, f"TaskRevokedError: {how}", retry=False)
 
 
-def _answer_for(task: Any, args: Any, reason: str, *, retry: bool = True) -> None:
+def _answer_for(task: Any, args: Any, reason: str, *, retry: bool = True) -> bool:
+    """Whether its run was told, where there is one."""
     performer = getattr(task, "performer", None)
     if isinstance(performer, Performer) and args:
         try:
             performer.refuse(args[0], reason, retry=retry)
-        except Exception as error:  # noqa: BLE001 - its run ends by its deadline; the worker must go on
+        except Exception as error:  # noqa: BLE001 - the worker must go on
             _log.warning("the end of a task could not be told", queue=performer.handler.queue, reason=str(error))
+            return False
+    return True
 
 
 class PlainCommands(bootsteps.ConsumerStep):  # type: ignore[misc, unused-ignore]

@@ -72,7 +72,8 @@ def register_entry(app: Celery, entry: Entry) -> None:
     def iniciar_coleta(
         self: Any, correlation_id: str | None, fonte: str, parametros: Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
-        payload = {"fonte": naming.source_of(fonte), "parametros": parametros or {}}
+        source = naming.source_of(fonte) if isinstance(fonte, str) else fonte  # what it should be, the request says
+        payload = {"fonte": source, "parametros": parametros or {}}
         request = {"destinos": [_with_kind(_COLLECTOR, fonte)], "payload": payload, **options}
         return entry.start(self, request, correlation_id)
 
@@ -94,9 +95,10 @@ def register_entry(app: Celery, entry: Entry) -> None:
         return entry.start(self, {"pipeline": pipeline, "payload": payload or {}, **options}, correlation_id)
 
 
-def _with_kind(kind: str, name: str) -> str:
-    """`youtube` and `escavador_youtube` both mean the queue `escavador_youtube`."""
-    return name if name.startswith(kind) else f"{kind}_{name}"
+def _with_kind(kind: str, name: Any) -> Any:
+    """`youtube` and `escavador_youtube` both mean the queue `escavador_youtube`. What is no text is refused when the
+    request is read."""
+    return name if not isinstance(name, str) or name.startswith(kind) else f"{kind}_{name}"
 
 
 class DeadLetters:

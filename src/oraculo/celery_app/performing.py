@@ -6,9 +6,10 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import structlog
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 
 from oraculo.bootstrap import make_objects
@@ -17,7 +18,7 @@ from oraculo.core.answer_writer import AnswerWriter, describe
 from oraculo.core.message import Message, decode_message, fault_of
 from oraculo.core.naming import QueueNames
 from oraculo.core.timestamps import from_iso
-from oraculo.errors import BrokerError, BrokerUnavailable, Fault, ObjectsError
+from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings, ObjectsError
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.settings import Settings
@@ -29,9 +30,16 @@ PROGRESS_INTERVAL = 0.2  # seconds between two progress messages of one command
 DEADLINE_GRACE = 1.0  # seconds after a deadline at which its handler is given up; the orchestrator tells it first
 TOO_LATE = "deadline passed"
 
+_log = structlog.get_logger("oraculo.celery")
+
 
 class HandlerFailed(Exception):
     """So that Celery's log, its events and Flower say so too; the orchestrator has been told."""
+
+
+class _Answer(NamedTuple):
+    body: bytes
+    failure: str | None = None  # why it is one, if it is
 
 
 class Performer:
@@ -42,7 +50,9 @@ class Performer:
         self._publisher = publisher
         self._settings = settings
         self.clock = clock
-        self._writer = AnswerWriter(clock, QueueNames(settings.broker.prefix))
+        names = QueueNames(settings.broker.prefix)
+        self._queue = names.physical(handler.queue)
+        self._writer = AnswerWriter(clock, names)
         self._own = threading.local()
 
     def perform(self, text: str) -> str:
@@ -50,51 +60,85 @@ class Performer:
         published is given back."""
         command = decode_message(text.encode())
         context = self._context(command)
-        body, failure = self._answer(command, context)
-        with contextlib.suppress(BrokerError):
-            context.flush()
-        self._reply(command, body)
-        if failure is not None:
-            raise HandlerFailed(failure)
+        answer: _Answer | None = None
+        try:
+            answer = self._answer(command, context)
+            with contextlib.suppress(BrokerError, InvalidSettings):
+                context.flush()
+            self._reply(text, command, answer.body)
+        except SoftTimeLimitExceeded as error:  # it comes once, wherever the task is just then
+            answer = answer or self._out_of_time(command, context, error)
+            self._reply(text, command, answer.body)
+        if answer.failure is not None:
+            raise HandlerFailed(answer.failure)
         return f"answered {command.correlation_id}"
 
     def refuse(self, text: str, reason: str, *, retry: bool) -> None:
-        """For a command whose process was ended from outside."""
+        """For a command whose process was ended from outside. Raises Reject when nobody can be told."""
         command = decode_message(text.encode())
-        self._reply(command, self._failure(command, reason, retry=retry))
+        self._reply(text, command, self._failed(command, reason, retry=retry).body)
 
-    def _reply(self, command: Message, body: bytes) -> None:
+    def _reply(self, text: str, command: Message, body: bytes) -> None:
+        """Returns once it is confirmed; else the command is given back, to be answered by whoever can."""
+        try:
+            self._publish_answer(text, command, body)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:
+            _log.warning("an answer could not be published", queue=self.handler.queue, reason=describe(error))
+            raise Reject(describe(error), requeue=True) from error
+
+    def _publish_answer(self, text: str, command: Message, body: bytes) -> None:
+        """Where it is refused, the run is told that, in fewer bytes; where that is refused too, the command rests with
+        the dead letters."""
         reply_to = self._writer.reply_queue(command)
-        try:
-            self._publisher.publish([Outgoing(reply_to, body)])
-        except BrokerUnavailable as error:
-            raise Reject(str(error), requeue=True) from error
-        except BrokerError as error:  # refused: the run is told that, in fewer bytes
-            short = self._failure(command, f"the broker refused the answer: {error}", retry=False)
-            self._publisher.publish([Outgoing(reply_to, short)])
+        refusal = self._refusal_of(Outgoing(reply_to, body))
+        if refusal is None:
+            return
+        reason = f"the broker refused the answer: {refusal}"
+        short = self._failed(command, reason, retry=False).body
+        if self._refusal_of(Outgoing(reply_to, short)) is not None:
+            _log.warning("dead-lettered", queue=self._queue, reason=reason)
+            self._publisher.publish([Outgoing(self._queue, text.encode(), reason=reason)])
 
-    def _answer(self, command: Message, context: "ProgressContext") -> tuple[bytes, str | None]:
-        """The answer, and why it is a failure, if it is one."""
-        if context.remaining() == 0:
-            return self._failed(command, "deadline passed before it was started", retry=False)
+    def _refusal_of(self, message: Outgoing) -> str | None:
+        """None: it is confirmed. Raises BrokerUnavailable."""
         try:
-            payload = self.handler.payload.decode(self._run(self._large().resolved(command)))
-        except ObjectsError as error:
-            return self._failed(command, str(error))
-        except msgspec.DecodeError as error:
-            return self._failed(command, _payload_fault(error), retry=False)
+            self._publisher.publish([message])
+        except BrokerUnavailable:
+            raise
+        except BrokerError as error:
+            return str(error)
+        return None
+
+    def _answer(self, command: Message, context: "ProgressContext") -> "_Answer":
+        """Whatever happens there is one: Celery acks the command of a task that has failed."""
         try:
-            value = self._call(payload, context)
+            return self._outcome(command, context)
         except (SoftTimeLimitExceeded, TimeoutError) as error:
-            self._forget_loop()
-            is_late = context.remaining() == 0
-            return self._failed(command, TOO_LATE if is_late else describe(error), retry=not is_late)
+            return self._out_of_time(command, context, error)
+        except (ObjectsError, InvalidSettings) as error:  # of this worker: another may be better off
+            return self._failed(command, str(error))
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             if _is_termination(error):
                 raise
             return self._failed(command, describe(error), retry=not isinstance(error, DoNotRetry))
-        body = self._writer.success(self.handler.queue, command, value)
-        return self._run(self._large().shortened(body)), None
+
+    def _outcome(self, command: Message, context: "ProgressContext") -> "_Answer":
+        if context.remaining() == 0:
+            return self._failed(command, "deadline passed before it was started", retry=False)
+        given = self._run(self._large().resolved(command))
+        try:
+            payload = self.handler.payload.decode(given)
+        except msgspec.DecodeError as error:
+            return self._failed(command, _payload_fault(error), retry=False)
+        body = self._writer.success(self.handler.queue, command, self._call(payload, context))
+        return _Answer(self._run(self._large().shortened(body)))
+
+    def _out_of_time(self, command: Message, context: "ProgressContext", error: Exception) -> "_Answer":
+        self._forget_loop()
+        is_late = context.remaining() == 0
+        return self._failed(command, TOO_LATE if is_late else describe(error), retry=not is_late)
 
     def _call(self, payload: object, context: "ProgressContext") -> object:
         handler = self.handler
@@ -105,11 +149,8 @@ class Performer:
         limit = None if remaining is None else remaining + DEADLINE_GRACE
         return self._run(_finished(value, limit))
 
-    def _failed(self, command: Message, reason: str, *, retry: bool = True) -> tuple[bytes, str]:
-        return self._failure(command, reason, retry=retry), reason
-
-    def _failure(self, command: Message, reason: str, *, retry: bool) -> bytes:
-        return self._writer.failure(self.handler.queue, command, [reason], retry=retry)
+    def _failed(self, command: Message, reason: str, *, retry: bool = True) -> "_Answer":
+        return _Answer(self._writer.failure(self.handler.queue, command, [reason], retry=retry), reason)
 
     def _context(self, command: Message) -> "ProgressContext":
         deadline = None if command.prazo is None else from_iso(command.prazo)

@@ -20,11 +20,11 @@ from oraculo.bridges.celery.reports import Report, read_report
 from oraculo.bridges.celery.tasks import Task, make_task, read_destination, task_id_of
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
-from oraculo.core.answer_writer import AnswerWriter
+from oraculo.core.answer_writer import AnswerWriter, describe
 from oraculo.core.message import Message, decode_message
 from oraculo.core.retry import RetryPolicy
 from oraculo.core.timestamps import from_iso
-from oraculo.errors import BrokerError, BrokerUnavailable, InvalidInput
+from oraculo.errors import BrokerError, BrokerUnavailable, OraculoError
 from oraculo.ports.broker import Broker, Consumer, Delivery, Outgoing
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
@@ -32,10 +32,14 @@ from oraculo.settings import CelerySettings
 
 REPLIES = "oraculo-respostas"  # the exchange and the queue on Celery's broker, with our prefix
 PREFETCH = 100  # commands held, and reports held
+MOST_KEPT = 64 * 1024  # bytes of an unreadable report that our broker refuses to take whole
 STOP_GRACE = 5.0
 _QUEUE = bridges.QUEUES[bridges.CELERY]
+_DUTY = "ponte celery"
 _BRISK, _IDLE = 0.005, 0.5  # seconds for which a thread waits for more, when it owes acks and when it does not
 _PATIENCE = RetryPolicy(backoff=0.1, max_backoff=2.0)
+
+_Owed = tuple["Future[None]", kombu.Message]  # what is done about a report, and the report
 
 
 class CeleryBridge:
@@ -86,10 +90,10 @@ class CeleryBridge:
         self._started = True
         self._loop = asyncio.get_running_loop()
         self._sending = ThreadPoolExecutor(1, "oraculo-celery-out")
-        self._threads = [Listener("oraculo-celery-in", self._address, self._listen)]
+        self._threads = [Listener("oraculo-celery-in", self._address, self._listen, self._tell_trouble)]
         if self._settings.events:
             events = TaskEvents(self._app, self._sent, self._ended, self._retried)
-            self._threads.append(Listener("oraculo-celery-events", self._address, events.listen))
+            self._threads.append(Listener("oraculo-celery-events", self._address, events.listen, self._tell_trouble))
         for thread in self._threads:
             thread.start()
         self._commands = asyncio.create_task(self._read_commands(), name="oraculo-celery-commands")
@@ -125,7 +129,7 @@ class CeleryBridge:
                 failures = 0
                 await self._take_commands(consumer)
             except Exception as error:  # noqa: BLE001 - whatever our broker does, commands wait there
-                self._telemetry.emit(LoopFailed("ponte celery", f"{type(error).__name__}: {error}"))
+                self._telemetry.emit(LoopFailed(_DUTY, f"{type(error).__name__}: {error}"))
             failures += 1
             await self._pause(failures)
 
@@ -166,24 +170,32 @@ class CeleryBridge:
         try:
             command = decode_message(delivery.body)
             task = self._task_of(command)
-        except InvalidInput as error:
-            self._telemetry.emit(DeadLettered(self._queue, str(error)))
-            await consumer.dead_letter(delivery, str(error))
+        except Exception as error:  # noqa: BLE001 - what cannot be read must not come again for ever
+            await self._quarantine(consumer, delivery, _reason_of(error))
             return
         if task.id in self._sent:  # a repeat: its task is with Celery already
             return
         if self._is_late(command):
-            late = "deadline passed before Celery could be given the task"
-            await self._answer(Report(command, reason=late, retry=False), via=delivery.via)
+            await self._refuse(consumer, delivery, command, "deadline passed before Celery could be given the task")
             return
         self._sent.add(task.id, command)
         try:
             await self._loop.run_in_executor(self._sending, self._sender.send, task)
         except Refused as error:
-            await self._answer(Report(command, reason=str(error), retry=False), via=delivery.via)
+            await self._refuse(consumer, delivery, command, str(error))
         except BaseException:
             self._sent.forget(task.id)  # else the delivery that comes again would be taken for a repeat
             raise
+
+    async def _refuse(self, consumer: Consumer, delivery: Delivery, command: Message, reason: str) -> None:
+        try:
+            await self._answer(Report(command, reason=reason, retry=False), via=delivery.via)
+        except BrokerError as error:
+            await self._quarantine(consumer, delivery, f"{reason}; its run could not be told: {error}")
+
+    async def _quarantine(self, consumer: Consumer, delivery: Delivery, reason: str) -> None:
+        self._telemetry.emit(DeadLettered(_QUEUE, reason))
+        await consumer.dead_letter(delivery, reason)
 
     def _task_of(self, command: Message) -> Task:
         return make_task(
@@ -200,45 +212,68 @@ class CeleryBridge:
 
     def _note_away(self, trouble: str) -> None:
         if self._trouble is None:
-            self._telemetry.emit(LoopFailed("ponte celery", trouble))
+            self._telemetry.emit(LoopFailed(_DUTY, trouble))
         self._trouble = trouble
 
     # -- reports, in --------------------------------------------------------------------------------------------
 
     def _listen(self, listener: Listener, connection: kombu.Connection) -> None:
-        """In a thread of its own. Each report is acked when its answer is confirmed."""
-        owed: deque[tuple[Future[None], kombu.Message]] = deque()
+        """In a thread of its own. Each report is acked when its answer is confirmed: it is held meanwhile, however long
+        that takes, and not given back."""
+        owed: deque[_Owed] = deque()
 
         def arrived(message: kombu.Message) -> None:
             taking = self._take_report(message.body, message.content_type, message.headers.get("task"))
             owed.append((self._on_loop(taking), message))
 
-        channel = connection.channel()
-        self._address.replies(channel).declare()
-        consumer = kombu.Consumer(channel, [self._address.replies], on_message=arrived, prefetch_count=PREFETCH)
-        with consumer:
-            listener.is_ready()
-            while not listener.stopping:
-                listener.drain(connection, _BRISK if owed else _IDLE)
-                _settle(owed)
-        with contextlib.suppress(TimeoutError):
-            for taking, message in owed:  # those that are left come again
-                taking.result(STOP_GRACE / 2)
-                message.ack()
+        def broken(message: kombu.Message, error: Exception) -> None:
+            owed.append((self._on_loop(self._set_apart(message.body, _reason_of(error))), message))
+
+        self._address.declare_replies(connection)
+        consumer = kombu.Consumer(
+            connection.channel(),
+            [self._address.replies],
+            on_message=arrived,
+            on_decode_error=broken,
+            auto_declare=False,
+            prefetch_count=PREFETCH,
+        )
+        try:
+            with consumer:
+                listener.is_ready()
+                while not listener.stopping:
+                    listener.drain(connection, _BRISK if owed else _IDLE)
+                    _settle(owed)
+            _settle_last(owed)
+        finally:
+            for taking, _ in owed:  # they come again, with the next connection
+                taking.cancel()
 
     async def _take_report(self, body: bytes | str, content_type: str | None, task: object) -> None:
+        """Whatever a report is, it is answered or set apart: one that raised would come again for ever."""
         try:
-            report = read_report(body, content_type, task)
-        except InvalidInput as error:
-            raw = body if isinstance(body, bytes) else body.encode(errors="replace")
-            reason = f"on Celery's queue {self._address.replies.name}: {error}"
-            self._telemetry.emit(DeadLettered(self._queue, reason))
-            await self._publish(Outgoing(self._queue, raw, reason=reason))
-            return
-        await self._answer(report)
+            await self._answer(read_report(body, content_type, task))
+        except Exception as error:  # noqa: BLE001
+            await self._set_apart(body, _reason_of(error))
+
+    async def _set_apart(self, body: bytes | str, why: str) -> None:
+        """To the dead letters of our own queue."""
+        raw = body.encode(errors="replace") if isinstance(body, str) else bytes(body)
+        reason = f"on Celery's queue {self._address.replies.name}: {why}"
+        self._telemetry.emit(DeadLettered(_QUEUE, reason))
+        failures = 0
+        while True:
+            try:
+                await self._publish(Outgoing(self._queue, raw, reason=reason))
+                return
+            except Exception as error:  # noqa: BLE001 - it stays where it is, and is told again
+                failures += 1
+                raw = raw[:MOST_KEPT]
+                self._telemetry.emit(LoopFailed(_DUTY, f"a dead letter was refused: {_reason_of(error)}"))
+            await self._pause(failures)
 
     async def _answer(self, report: Report, *, via: str | None = None) -> None:
-        """Returns once it is confirmed."""
+        """Returns once it is confirmed. Raises BrokerError when not even its refusal can be told."""
         command = report.command
         self._sent.forget(task_id_of(command))
         queue = naming.COLLECTOR_PREFIX if command.tipo_evento == naming.START_COLLECT else _QUEUE
@@ -251,11 +286,7 @@ class CeleryBridge:
             await self._publish(Outgoing(reply_to, body, prefer=via))
         except BrokerError as error:  # refused: the run is told that, in fewer bytes
             reason = f"the broker refused the answer: {error}"
-            short = self._writer.failure(queue, command, [reason], retry=False)
-            try:
-                await self._publish(Outgoing(reply_to, short))
-            except BrokerError:
-                self._telemetry.emit(LoopFailed("ponte celery", f"run {command.correlation_id}: {reason}"))
+            await self._publish(Outgoing(reply_to, self._writer.failure(queue, command, [reason], retry=False)))
 
     async def _publish(self, message: Outgoing) -> None:
         """However long our broker is away. Raises BrokerError when it refuses."""
@@ -266,11 +297,18 @@ class CeleryBridge:
                 return
             except BrokerUnavailable as error:
                 failures += 1
-                self._telemetry.emit(LoopFailed("ponte celery", f"an answer waits: {error}"))
+                self._telemetry.emit(LoopFailed(_DUTY, f"an answer waits: {error}"))
             await self._pause(failures)
 
     def _ended(self, report: Report) -> None:
-        self._on_loop(self._answer(report))
+        self._on_loop(self._answer_event(report))
+
+    async def _answer_event(self, report: Report) -> None:
+        try:
+            await self._answer(report)
+        except Exception as error:  # noqa: BLE001 - an event has no queue in which it could rest: the deadline is left
+            told = f"run {report.command.correlation_id}: {_reason_of(error)}"
+            self._telemetry.emit(LoopFailed(_DUTY, told))
 
     def _retried(self, command: Message, text: str) -> None:
         body = self._writer.progress(command, 0.0, text)
@@ -284,17 +322,34 @@ class CeleryBridge:
     def _on_loop(self, work: Coroutine[Any, Any, None]) -> "Future[None]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def _tell_trouble(self, trouble: str) -> None:
+        """Called in a listener's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever would hear this
+            self._loop.call_soon_threadsafe(self._telemetry.emit, LoopFailed(_DUTY, trouble))
+
     async def _pause(self, failures: int) -> None:
         await asyncio.sleep(_PATIENCE.delay(failures, self._entropy.jitter()))
 
 
-def _settle(owed: "deque[tuple[Future[None], kombu.Message]]") -> None:
-    """Acks what was answered; what failed stays, and comes again with the next connection."""
+def _settle(owed: deque[_Owed]) -> None:
+    """Acks what was answered or set apart."""
     for _ in range(len(owed)):
         taking, message = owed.popleft()
         if not taking.done():
             owed.append((taking, message))
-        elif taking.cancelled() or taking.exception() is not None:
-            raise RuntimeError("a report could not be taken") from (None if taking.cancelled() else taking.exception())
         else:
+            taking.result()
             message.ack()
+
+
+def _settle_last(owed: deque[_Owed]) -> None:
+    with contextlib.suppress(TimeoutError):
+        while owed:
+            taking, message = owed[0]
+            taking.result(STOP_GRACE / 2)
+            message.ack()
+            owed.popleft()
+
+
+def _reason_of(error: Exception) -> str:
+    return str(error) if isinstance(error, OraculoError) else describe(error)

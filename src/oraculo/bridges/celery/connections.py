@@ -1,6 +1,7 @@
 """Celery's broker, spoken to with kombu: it blocks, so each of these lives in a thread of its own.
 
-Whatever goes wrong with the connection is CeleryAway, which says where and why, without the password.
+Whatever goes wrong with the connection is CeleryAway, which says where and why, without the password. What the broker
+says no to, though it can be reached, is Refused: it concerns one queue or one task, and must not hold up the others.
 """
 
 import contextlib
@@ -10,7 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import kombu
-from amqp.exceptions import MessageNacked, PreconditionFailed
+import structlog
+from amqp.exceptions import AccessRefused, ContentTooLarge, MessageNacked, PreconditionFailed, ResourceLocked
 from amqp.exceptions import NotFound as QueueMissing
 from kombu.exceptions import OperationalError
 
@@ -23,6 +25,13 @@ SETUP_TIMEOUT = 10.0  # for what is asked of the broker once for each connection
 HEARTBEAT = 10  # seconds, where the broker knows such a thing
 _LEASE = 30  # seconds after which a report that a dead bridge held is read by another; RabbitMQ needs none
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+# RabbitMQ 4 drops what was given back 20 times, unless the queue says otherwise: a report comes again whenever a bridge
+# stops, or our own broker is away for longer than a delivery may be held.
+_NO_LIMIT = 1_000_000_000
+# Not QueueMissing: RabbitMQ says that too of a queue whose node is down, and comes back.
+_REFUSALS = (AccessRefused, ResourceLocked, PreconditionFailed, ContentTooLarge)
+
+_log = structlog.get_logger("oraculo.celery")
 
 
 class CeleryAway(Exception):
@@ -39,14 +48,35 @@ class Address:
     def __init__(self, url: str, key_prefix: str, replies: str) -> None:
         self._url = url
         self._key_prefix = key_prefix
+        self._has_noted = False
         self.is_amqp = url.partition(":")[0].lower() in ("amqp", "amqps", "pyamqp", "librabbitmq")
         self.is_redis = url.partition(":")[0].lower() in ("redis", "rediss", "sentinel")
         # A quorum queue, as our own are: it is the one place where results wait while the bridge is away.
-        arguments = {"x-queue-type": "quorum"} if self.is_amqp else None
+        arguments = {"x-queue-type": "quorum", "x-delivery-limit": _NO_LIMIT} if self.is_amqp else None
         exchange = kombu.Exchange(replies, "direct", durable=True)
         self.replies = kombu.Queue(replies, exchange, routing_key=replies, durable=True, queue_arguments=arguments)
         if fault := self._fault():
             raise InvalidSettings(Fault("ORACULO_CELERY_BROKER_URL", f"is no broker that kombu knows: {fault}"))
+
+    def declare_replies(self, connection: kombu.Connection) -> None:
+        """A queue that is there is used as it is, whatever its arguments: reports may rest in it."""
+        try:
+            with _channel(connection) as channel:
+                self.replies(channel).declare()
+        except PreconditionFailed as error:
+            self._note_foreign_replies(error)
+            with _channel(connection) as channel:
+                as_it_is = self.replies(channel)
+                as_it_is.queue_declare(passive=True)
+                as_it_is.queue_bind()
+
+    def _note_foreign_replies(self, error: PreconditionFailed) -> None:
+        if not self._has_noted:
+            self._has_noted = True
+            advice = "docs/celery.md says how to lift its delivery limit, if it has one"
+            _log.warning(
+                "the queue of replies is used as it is", queue=self.replies.name, reason=str(error), mend=advice
+            )
 
     def _fault(self) -> str | None:
         if "://" not in self._url:
@@ -107,8 +137,7 @@ class _Fuse:
     has just started may leave one of them for ever."""
 
     def __init__(self, connection: kombu.Connection) -> None:
-        self._connection = connection
-        self._timer = threading.Timer(SETUP_TIMEOUT, self._cut)
+        self._timer = threading.Timer(SETUP_TIMEOUT, cut, [connection])
         self._timer.daemon = True
 
     def __enter__(self) -> Self:
@@ -121,9 +150,11 @@ class _Fuse:
     def remove(self) -> None:
         self._timer.cancel()
 
-    def _cut(self) -> None:
-        with contextlib.suppress(Exception):  # it may be gone already; Redis' client has limits for all that it does
-            self._connection._connection.sock.shutdown(socket.SHUT_RDWR)
+
+def cut(connection: kombu.Connection) -> None:
+    """From any thread: the one that uses it finds it broken."""
+    with contextlib.suppress(Exception):  # it may be gone already; Redis' client has limits for all that it does
+        connection._connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 class TaskSender:
@@ -139,11 +170,14 @@ class TaskSender:
         """Raises CeleryAway, or Refused. After CeleryAway it may have been taken all the same."""
         connection = self._opened()
         try:
-            with self._address.faults(connection):
-                self._ensure_queue(task.queue)
-                self._publish(task)
+            with self._address.faults(connection), _refusals():
+                self._ensure_queue(connection, task.queue)
+                self._publish(connection, task)
         except CeleryAway:
             self.close()
+            raise
+        except Refused:
+            self._drop_producer()
             raise
 
     def _opened(self) -> kombu.Connection:
@@ -153,39 +187,40 @@ class TaskSender:
                 with self._address.faults(connection), _Fuse(connection):
                     connection.connect()
                     # Before any task is sent: what it reports would otherwise find no place.
-                    self._address.replies(connection.default_channel).declare()
-                    self._producer = kombu.Producer(connection.channel())
+                    self._address.declare_replies(connection)
             except CeleryAway:
                 _close(connection)
                 raise
             self._connection = connection
         return self._connection
 
-    def _ensure_queue(self, name: str) -> None:
+    def _ensure_queue(self, connection: kombu.Connection, name: str) -> None:
         if name not in self._known:
-            assert self._connection is not None
-            with _Fuse(self._connection):
-                ensure_queue(self._connection, name)
+            with _Fuse(connection):
+                ensure_queue(connection, name)
             self._known.add(name)
 
-    def _publish(self, task: Task) -> None:
-        assert self._producer is not None
+    def _publish(self, connection: kombu.Connection, task: Task) -> None:
         limits = {"mandatory": True, "confirm_timeout": SEND_TIMEOUT} if self._address.is_amqp else {}
-        try:
-            self._producer.publish(
-                task.body,
-                exchange="",
-                routing_key=task.queue,
-                content_type="application/json",
-                content_encoding="utf-8",
-                headers=task.headers,
-                delivery_mode="persistent",
-                **task.properties,
-                **limits,
-            )
-        except PreconditionFailed as error:  # it is too large; the broker has closed the channel
-            self.close()
-            raise Refused(f"Celery's broker refused the task: {error}") from error
+        self._producer = self._producer or kombu.Producer(connection.channel())
+        self._producer.publish(
+            task.body,
+            exchange="",
+            routing_key=task.queue,
+            content_type="application/json",
+            content_encoding="utf-8",
+            headers=task.headers,
+            delivery_mode="persistent",
+            **task.properties,
+            **limits,
+        )
+
+    def _drop_producer(self) -> None:
+        """RabbitMQ has closed its channel; Redis has not."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with contextlib.suppress(Exception):
+                producer.channel.close()
 
     def close(self) -> None:
         connection, self._connection, self._producer = self._connection, None, None
@@ -195,12 +230,20 @@ class TaskSender:
 
 
 class Listener(threading.Thread):
-    """Keeps a connection in a thread of its own, and makes it again, after a pause, whenever it breaks."""
+    """Keeps a connection in a thread of its own, and makes it again, after a pause, whenever it breaks. `tell` hears of
+    each new trouble, in that thread."""
 
-    def __init__(self, name: str, address: Address, listen: Callable[["Listener", kombu.Connection], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: Address,
+        listen: Callable[["Listener", kombu.Connection], None],
+        tell: Callable[[str], None],
+    ) -> None:
         super().__init__(name=name, daemon=True)
         self._address = address
         self._listen = listen
+        self._tell = tell
         self._stopping = threading.Event()
         self.trouble: str | None = "Celery's broker has not been reached yet"
 
@@ -213,14 +256,19 @@ class Listener(threading.Thread):
                     connection.connect()
                     self._listen(self, connection)
             except CeleryAway as error:
-                self.trouble = str(error)
+                self._note(str(error))
             except Exception as error:  # noqa: BLE001 - the thread must outlive any fault, and tell it
-                self.trouble = f"listening to Celery's broker failed: {type(error).__name__}: {error}"
+                self._note(f"listening to Celery's broker failed: {type(error).__name__}: {error}")
             finally:
                 _close(connection)
             # A connection that had worked is tried again at once.
             pause = _FIRST_PAUSE if self._worked() else min(pause * 2, _LONGEST_PAUSE)
             self._stopping.wait(pause)
+
+    def _note(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            self._tell(trouble)
+        self.trouble = trouble
 
     _ready = False
 
@@ -253,17 +301,41 @@ def ensure_queue(connection: kombu.Connection, name: str) -> None:
     """Left as it is when it is there, whatever its arguments; else made as Celery's own clients make it."""
     queue = kombu.Queue(name, kombu.Exchange(name, "direct", durable=True), routing_key=name, durable=True)
     if connection.transport.driver_type != "amqp" or not _exists(connection, queue):
-        queue(connection.default_channel).declare()
+        with _channel(connection) as channel:
+            queue(channel).declare()
 
 
 def _exists(connection: kombu.Connection, queue: kombu.Queue) -> bool:
-    channel = connection.channel()
     try:
-        queue(channel).queue_declare(passive=True)
-    except QueueMissing:  # the broker has closed the channel
+        with _channel(connection) as channel:
+            queue(channel).queue_declare(passive=True)
+    except QueueMissing:
         return False
-    channel.close()
     return True
+
+
+@contextlib.contextmanager
+def _channel(connection: kombu.Connection) -> Iterator[Any]:
+    """One to ask something of the broker, which closes it when it says no."""
+    channel: Any = connection.channel()
+    yield channel
+    channel.close()
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
+        raise Refused(f"Celery's broker refused the task: {_told(error)}") from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Redis' other answers of this kind (it is read-only, loading, out of memory) mean all that is sent there."""
+    is_redis_refusal = type(error).__name__ == "NoPermissionError" or "WRONGTYPE " in str(error)
+    return isinstance(error, _REFUSALS) or is_redis_refusal
 
 
 def _close(connection: kombu.Connection) -> None:

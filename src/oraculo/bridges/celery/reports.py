@@ -10,6 +10,7 @@ from kombu.utils import json as kombu_json
 
 from oraculo.bridges.celery.tasks import ADDRESS, FAILED, RETURNED
 from oraculo.core import naming
+from oraculo.core.answer_writer import describe
 from oraculo.core.message import Message
 from oraculo.errors import Fault, InvalidMessage
 
@@ -34,6 +35,15 @@ class Report(msgspec.Struct, frozen=True):
 
 def read_report(body: bytes | str, content_type: str | None, task: object) -> Report:
     """Raises InvalidMessage, saying why it is no report of ours."""
+    try:
+        return _read(body, content_type, task)
+    except InvalidMessage:
+        raise
+    except Exception as error:  # whatever others wrote, and however it breaks the reading, it is no report of ours
+        raise InvalidMessage(Fault("", f"cannot be read: {describe(error)}")) from error
+
+
+def _read(body: bytes | str, content_type: str | None, task: object) -> Report:
     args, keywords = _contents(body, content_type)
     command = _command(keywords.get(ADDRESS))
     if task == RETURNED:
@@ -41,7 +51,7 @@ def read_report(body: bytes | str, content_type: str | None, task: object) -> Re
     if task != FAILED:
         raise InvalidMessage(Fault("task", f"{naming.shown(task)} is none of ours"))
     error = args[1] if len(args) > 1 else None
-    return failure(command, *_described(error)) if isinstance(error, _Stub) else failure(command, "", "")
+    return failure(command, *_told_by(error)) if isinstance(error, _Stub) else failure(command, "", "")
 
 
 def failure(command: Message, kind: str, text: str) -> Report:
@@ -121,6 +131,14 @@ class _Reader(pickle.Unpickler):
 
 def _unpickled(body: bytes | str) -> Any:
     return _Reader(io.BytesIO(body.encode("latin-1") if isinstance(body, str) else body)).load()
+
+
+def _told_by(error: _Stub) -> tuple[str, str]:
+    """That it failed is certain, even when a strange exception cannot be put in words."""
+    try:
+        return _described(error)
+    except Exception:  # noqa: BLE001 - it holds what others wrote
+        return error.name, ""
 
 
 def _described(error: _Stub) -> tuple[str, str]:
