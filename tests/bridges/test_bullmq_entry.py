@@ -235,6 +235,9 @@ async def test_a_job_that_comes_back_to_the_same_bridge_is_followed_once(setting
         first = oraculo.bridge._runs._followed[run_id]
         await oraculo.redis.delete(f"{oraculo.key(ENTRY, '1')}:lock")
         await until(lambda: first.fault, within=20, saying="the job to come back")
+        second = oraculo.bridge._runs._followed[run_id]
+        await _is_renewed(oraculo, f"{oraculo.key(ENTRY, '1')}:lock", times=3)
+        assert second.fault is None, "it was taken once more"
         gate.set()
         lines = await client.ended(within=30)
         assert oraculo.bridge._entry is not None
@@ -242,6 +245,19 @@ async def test_a_job_that_comes_back_to_the_same_bridge_is_followed_once(setting
         await until(lambda: not worker.jobs, saying="the bridge to hold no job")
         assert await runs(oraculo) == [run_id]
     assert lines[-1]["evento"] == "concluido"
+
+
+async def _is_renewed(oraculo: BullStage, lock: str, *, times: int) -> None:
+    before, renewals = await oraculo.redis.pttl(lock), 0
+
+    async def enough() -> bool:
+        nonlocal before, renewals
+        now = await oraculo.redis.pttl(lock)
+        assert now > 0, "nobody renewed the lock"
+        before, renewals = now, renewals + (now > before)
+        return renewals >= times
+
+    await until(enough, within=20, saying="the lock to be renewed")
 
 
 async def test_an_aggregate_waits_for_a_redis_that_is_away(fleet: Fleet, tmp_path: Path) -> None:

@@ -100,7 +100,9 @@ async def test_a_bad_job_of_bull_fails_at_once(data: object, settings: Settings,
     assert "pipeline" in lines[-1]["motivo"]
 
 
-@pytest.mark.parametrize("fields", [{"data": "{"}, {"data": "[]", "opts": "7", "timestamp": "cedo"}])
+@pytest.mark.parametrize(
+    "fields", [{"data": "{"}, {"data": "[]", "opts": "7", "timestamp": "cedo"}, {"data": "[" * 9999}]
+)
 async def test_a_job_that_was_not_written_by_bull_fails(fields: dict[str, str], settings: Settings) -> None:
     """And is not taken again and again."""
     async with BullStage(settings) as oraculo:

@@ -276,8 +276,10 @@ async def test_a_worker_beside_another_app_of_celerys_reads_our_broker(fleet: Fl
 @pytest.mark.parametrize(
     ("ours", "celerys"),
     [
-        ("amqp://a,redis://b", "amqp://a"),
-        ("redis://b,amqp://a,amqps://c", "amqp://a;amqps://c"),
+        ("amqp://a,redis://b", "amqp://a:5672/%2F"),
+        # In full: what one leaves out kombu would take from the one before it.
+        ("amqp://u:p%40@a:5673/prod,redis://b,amqps://c/", "amqp://u:p%40@a:5673/prod;amqps://c:5671/%2F"),
+        ("amqps://[::1]/x?ssl_ca_certs=/ca.pem", "amqps://[::1]:5671/x?ssl_ca_certs=/ca.pem"),
     ],
 )
 def test_all_rabbitmqs_of_the_list_are_celerys_and_no_other_broker(ours: str, celerys: str) -> None:
@@ -293,6 +295,17 @@ def test_the_first_broker_of_a_list_is_looked_for_only_from_another() -> None:
     assert first is not None
     assert first.hostname == "a.example"
     assert first_of(kombu.Connection("amqp://a.example//")) is None
+    redis = kombu.Connection("redis://a.example;redis://b.example")
+    redis.maybe_switch_next()
+    assert first_of(redis) is None, "its connection cannot be cut from outside"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_connection_to_the_first_broker_is_known_by_any_name(host: str, fleet: Fleet) -> None:
+    """Opened, it has another name than the URL. Taken for another's, it would be cut every few seconds."""
+    with kombu.Connection(f"{fleet.url('rabbitmq').replace('127.0.0.1', host)};amqp://b.example//") as connection:
+        connection.connect()
+        assert first_of(connection) is None
 
 
 async def test_a_worker_goes_to_the_next_broker_and_back_to_the_first(fleet: Fleet, tmp_path: Path) -> None:
@@ -328,7 +341,7 @@ def _is_sent(url: str, queue: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("url", ["redis://localhost", "nats://localhost"])
+@pytest.mark.parametrize("url", ["redis://localhost", "nats://localhost", "redis://localhost,amqp://localhost"])
 def test_other_brokers_are_refused_in_words(url: str) -> None:
     settings = Settings(broker=BrokerSettings(url=url), celery=CelerySettings())
     with pytest.raises(InvalidSettings, match="must name a RabbitMQ"):

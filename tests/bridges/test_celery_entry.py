@@ -133,6 +133,7 @@ async def test_a_request_that_could_only_be_refused_rests_in_the_dead_letters(
         ("iniciar_coleta", ["r", 7], {}),
         ("iniciar_execucao", ["r", {"fila": 7}], {}),
         ("iniciar_pipeline", ["p", {}, 7], {}),
+        ("iniciar_pipeline", ["p", {"texto": "\ud800"}], {}),
     ]
     async with Stage(settings) as oraculo:
         for task, arguments, options in bad:
@@ -145,7 +146,7 @@ async def test_a_request_that_could_only_be_refused_rests_in_the_dead_letters(
 
         told = await until(reasons, within=30, saying="the dead letters")
     fields = sorted(reason.partition(":")[0] for reason in told)
-    assert fields == ["correlation_id", "destinos[0]", "destinos[0].fila", "prioridade"]
+    assert fields == ["correlation_id", "destinos[0]", "destinos[0].fila", "not valid JSON", "prioridade"]
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import pytest
 from amqp.exceptions import PreconditionFailed
 
 from oraculo.bridges.celery import bridge as bridge_module
+from oraculo.bridges.celery import connections
 from oraculo.bridges.celery.connections import Address, CeleryAway, TaskSender
 from oraculo.bridges.celery.reports import read_report
 from oraculo.bridges.celery.tasks import RETURNED, Task
-from oraculo.errors import BrokerError, InvalidSettings
+from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import DeadLetter, Outgoing
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Record
 from tests.bridges.celery_stage import Bridged, replies_of
@@ -301,6 +302,58 @@ async def test_a_task_that_the_broker_nacks_is_not_taken_for_sent(stage: Bridged
     celery.report(replies(stage), [[5], keywords, {}], serializer="json")
     assert (await stage.ended(run))["status"] == "concluida"
     assert stage.bridge.trouble is None
+
+
+async def test_a_queue_that_is_full_holds_up_no_other(stage: Bridged, celery: CelerySide) -> None:
+    full = f"{celery.queue}-cheia"
+    celery.declare(full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    kombu.Producer(celery.channel).publish("full", exchange="", routing_key=full, serializer="json")
+    stuck = [destination(f"espera{number}", queue=full) for number in range(3)]
+    await stage.submit({"destinos": [*stuck, destination("passa"), destination("tambem")], "timeout": 60})
+    for _ in range(2):
+        await until(celery.task, saying="a task of the other queue")
+    await until(lambda: f"the queue {full} takes nothing now" in str(stage.bridge.trouble), saying="the trouble")
+    celery.channel.queue_purge(full)
+    await until(lambda: stage.bridge.trouble is None, saying="the bridge to be well again")
+    assert celery.channel.queue_declare(full, passive=True).message_count == 1
+
+
+async def test_a_refusal_leaves_no_channel_open(stage: Bridged, celery: CelerySide) -> None:
+    lock(celery, name := f"{celery.queue}-trancada")
+    for _ in range(3):
+        run = await stage.submit({"destinos": [destination("ruim", queue=name)], "timeout": 30})
+        assert "RESOURCE_LOCKED" in (await stage.ended(run))["falhas"]["ruim"]["motivo"]
+    connection = stage.bridge._sender._connection
+    assert connection is not None
+    assert [number for number in connection.connection.channels if number] in ([], [1])
+
+
+async def test_a_report_that_is_held_for_long_is_answered_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis' transport delivers it again and again meanwhile."""
+    monkeypatch.setattr(connections, "_LEASE", 1)
+    repeats: list[bool] = []
+    is_held = bridge_module._is_held
+    monkeypatch.setattr(bridge_module, "_is_held", lambda *given: repeats.append(is_held(*given)) or repeats[-1])
+    celery = CelerySide(fleet.url("redis"))
+    try:
+        async with Bridged(fleet.url("redis"), celery.queue, events=False) as stage:
+            run = await stage.submit({"destinos": [destination()], "timeout": 60})
+            keywords = await until(celery.task, saying="the task")
+            publish = stage.broker.publish
+            monkeypatch.setattr(stage.broker, "publish", _away)
+            celery.report(replies(stage), [[5], keywords, {}], serializer="json")
+            await until(lambda: sum(repeats) >= 3, within=40, saying="it to come again some times")
+            monkeypatch.setattr(stage.broker, "publish", publish)
+            assert (await stage.ended(run))["status"] == "concluida"
+            await until(lambda: replies_of(stage)() == 0, saying="the report to be acked")
+            told = [entry.what.value for entry in await stage.operations.history(run)]
+            assert "resposta_repetida" not in told
+    finally:
+        celery.end()
+
+
+async def _away(_: object) -> str:
+    raise BrokerUnavailable("not now")
 
 
 async def test_a_task_that_finds_no_queue_is_not_taken_for_sent(stage: Bridged, celery: CelerySide) -> None:

@@ -619,6 +619,26 @@ async def test_a_place_that_is_away_does_not_keep_an_engine_from_starting(tmp_pa
         assert (await oraculo.engine.health()).is_ready
 
 
+async def test_a_place_that_turns_out_to_be_anothers_is_not_used(tmp_path: Path) -> None:
+    class AwayAtFirst(FolderObjects):
+        is_away = True
+
+        async def claim(self, installation: str) -> str:
+            if self.is_away:
+                raise ObjectsUnavailable("not now")
+            return "somebody else's"
+
+    objects = AwayAtFirst(tmp_path)
+    async with Harness(settings=KEPT, objects=objects) as oraculo:
+        objects.is_away = False
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        assert (await oraculo.ended(run_id))["resultados"]["escavador_a"] == {"dados": LARGE}
+        health = await oraculo.engine.health()
+        assert "another installation" in str(health.parts["objects folder"])
+    assert os.listdir(tmp_path) == []
+
+
 async def test_only_the_engine_that_comes_first_tidies_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(janitor, "EVERY", 0.0)
     asked: dict[str, list[str]] = {"one": [], "two": []}

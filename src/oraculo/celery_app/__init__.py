@@ -7,6 +7,7 @@ these worker apps; `oraculo worker module:app --engine celery` is the same for o
 import sys
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from celery import Celery
 from celery.utils.imports import symbol_by_name
@@ -23,7 +24,8 @@ from oraculo.worker import App
 
 NAME = "orquestrador_core"
 
-_AMQP = ("amqp", "amqps")
+_PORTS = {"amqp": 5672, "amqps": 5671}
+_AMQP = tuple(_PORTS)
 _CELERY_KNOWS = (*_AMQP, "redis", "rediss")
 
 
@@ -65,20 +67,28 @@ def _entry_url(settings: Settings) -> str:
 
 
 def _commands_url(settings: Settings) -> str:
-    found = _amqp_urls(settings)
-    if not found:
+    if not settings.broker.urls or _scheme(settings.broker.urls[0]) not in _AMQP:
         told = (
-            "must name a RabbitMQ (amqp://…) for Celery to answer commands: it speaks neither Redis Streams nor NATS; "
-            "`oraculo worker MODULE:APP` without --engine does"
+            "must name a RabbitMQ (amqp://…), and name it first, for Celery to answer commands: they go to the first "
+            "that works, and Celery speaks neither Redis Streams nor NATS; `oraculo worker MODULE:APP` without "
+            "--engine speaks all"
         )
         raise InvalidSettings(Fault("ORACULO_BROKER_URL", told))
-    return found
+    return _amqp_urls(settings)
 
 
 def _amqp_urls(settings: Settings) -> str:
     """All of them, as Celery writes a list: it goes to the next when one is lost. Never one of another kind among them:
     the consumer of a RabbitMQ is none for Redis."""
-    return ";".join(url for url in settings.broker.urls if _scheme(url) in _AMQP)
+    return ";".join(_in_full(url) for url in settings.broker.urls if _scheme(url) in _AMQP)
+
+
+def _in_full(url: str) -> str:
+    """With its port and virtual host: where one of a list says nothing, kombu takes what the one before it said."""
+    parts = urlsplit(url)
+    port = "" if parts.port else f":{_PORTS[parts.scheme]}"
+    path = parts.path if parts.path.strip("/") else "/%2F"
+    return urlunsplit(parts._replace(netloc=parts.netloc + port, path=path))
 
 
 def _scheme(url: str) -> str:

@@ -1,5 +1,6 @@
 """The tasks that start runs, for whoever speaks Celery: those of the seeds."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,9 +47,9 @@ class Entry:
             "payload": {**request, "correlation_id": run_id},
             "timestamp": to_iso(self._clock.now()),
         }
-        body = msgspec.json.encode(message)
+        body = _encoded(message)
         try:
-            read_request(msgspec.json.encode(message["payload"]), self._limits)
+            read_request(_encoded(message["payload"]), self._limits)
             self._publisher.publish([Outgoing(self._names.requests, body)])
         except BrokerUnavailable as error:
             if task.request.retries < MAX_RETRIES:
@@ -93,6 +94,14 @@ def register_entry(app: Celery, entry: Entry) -> None:
         **options: Any,
     ) -> dict[str, Any]:
         return entry.start(self, {"pipeline": pipeline, "payload": payload or {}, **options}, correlation_id)
+
+
+def _encoded(value: object) -> bytes:
+    """Half of a character, which JSON lets a client send, is written as it came, and refused when it is read."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(value).encode()
 
 
 def _with_kind(kind: str, name: Any) -> Any:

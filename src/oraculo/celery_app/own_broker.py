@@ -57,14 +57,17 @@ class BackToFirst(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
 
 def first_of(connection: kombu.Connection) -> kombu.Connection | None:
     """The broker that comes before the one that this connection is to; None: it is the first itself."""
-    if not connection.alt:
+    if not connection.alt or connection.transport.driver_type != "amqp":
         return None
     first = kombu.Connection(connection.alt[0], connect_timeout=CONNECT_TIMEOUT)
     return None if _place(first) == _place(connection) else first
 
 
 def _place(connection: kombu.Connection) -> tuple[Any, ...]:
-    return connection.hostname, connection.port, connection.virtual_host
+    """A connection that was opened has another name for this machine, and a port."""
+    host = "127.0.0.1" if connection.hostname == "localhost" else connection.hostname
+    default = 5671 if connection.ssl else connection.transport.default_port
+    return host, connection.port or default, connection.virtual_host or "/"
 
 
 def _go_back(connection: kombu.Connection, first: kombu.Connection, ended: threading.Event) -> None:
@@ -77,7 +80,11 @@ def _go_back(connection: kombu.Connection, first: kombu.Connection, ended: threa
 
 
 def _answers(broker: kombu.Connection) -> bool:
-    with contextlib.suppress(Exception):  # whatever it is, it is not there yet
+    try:
         broker.connect()
-        return True
-    return False
+    except Exception:  # noqa: BLE001 - whatever it is, it is not there yet
+        return False
+    finally:
+        with contextlib.suppress(Exception):
+            broker.release()
+    return True

@@ -5,11 +5,12 @@ It is a relief, not a duty: when the object store fails, the answer stays as it 
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from oraculo.core.answer import is_failure
 from oraculo.core.reference import encode_reference
 from oraculo.engine.inputs import Answer
+from oraculo.errors import OraculoError
 from oraculo.ports.objects import Objects, put_result
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 
@@ -19,8 +20,16 @@ _AT_ONCE = 8
 
 
 class Offload:
-    def __init__(self, objects: Objects | None, threshold: int, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        objects: Objects | None,
+        claim_fault: Callable[[], Awaitable[str | None]],
+        threshold: int,
+        telemetry: Telemetry,
+    ) -> None:
         self._objects = objects
+        self._claim_fault = claim_fault
+        self._is_claimed = False
         self._telemetry = telemetry
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._rests_until = 0.0
@@ -41,14 +50,27 @@ class Offload:
         if self._is_resting:
             return
         try:
-            async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
-                for answer in answers:
-                    group.create_task(self._keep(answer))
+            async with asyncio.timeout(PATIENCE):
+                if await self._may_use():
+                    async with asyncio.TaskGroup() as group:
+                        for answer in answers:
+                            group.create_task(self._keep(answer))
         except TimeoutError:
             self._rest(f"no answer in {PATIENCE:g} s")
-        except ExceptionGroup as group_of_errors:
-            error = group_of_errors.exceptions[0]
-            self._rest(str(error) or type(error).__name__)
+        except OraculoError as fault:
+            self._rest(str(fault))
+        except ExceptionGroup as faults:
+            first = faults.exceptions[0]
+            self._rest(str(first) or type(first).__name__)
+
+    async def _may_use(self) -> bool:
+        """It may have been away when the engine started, and another's all the same."""
+        if not self._is_claimed:
+            if fault := await self._claim_fault():
+                self._rest(fault)
+            else:
+                self._is_claimed = True
+        return self._is_claimed
 
     async def _keep(self, answer: Answer) -> None:
         """A failure's payload is not kept, and need not be put anywhere."""

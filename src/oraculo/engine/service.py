@@ -150,7 +150,7 @@ class Engine:
             telemetry=telemetry,
             post=post,
         )
-        self._offload = Offload(objects, settings.objects.threshold_bytes, telemetry)
+        self._offload = Offload(objects, self._claim_fault, settings.objects.threshold_bytes, telemetry)
         self._consequences = Consequences(
             self._outbox, self._timers, self._courier, self.watchers, self.results, telemetry
         )
@@ -249,13 +249,15 @@ class Engine:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _PAUSE_AFTER_FAILURE)
 
+    async def _claim_fault(self) -> str | None:
+        return None if self.objects is None else await claim_fault(self.objects, self.store)
+
     async def _claim_objects(self) -> None:
-        """One that is away is asked again before anything there is deleted. Raises InvalidSettings for another's."""
-        if self.objects is None:
-            return
+        """One that is away is asked again before anything there is put or deleted. Raises InvalidSettings for
+        another's."""
         try:
             async with asyncio.timeout(_CLAIM_PATIENCE):
-                fault = await claim_fault(self.objects, self.store)
+                fault = await self._claim_fault()
         except (ObjectsError, TimeoutError) as error:
             self.telemetry.emit(LoopFailed("objects", str(error) or f"no answer in {_CLAIM_PATIENCE:g} s"))
             return

@@ -183,7 +183,7 @@ def _decoded(text: str) -> object:
     """A text that is no JSON as it stands: the entry says then what is wrong with it, and the job fails of that."""
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text
 
 

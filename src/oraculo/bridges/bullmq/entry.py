@@ -112,6 +112,8 @@ class Entry:
         try:
             await self._start(job, followed, request)
             await self._await_end(job, token, followed)
+            if isinstance(followed.fault, Overtaken):
+                await self._await_successor(followed.fault.successor)
         finally:
             self._runs.leave(followed)
         return self._outcome(followed)
@@ -145,6 +147,14 @@ class Entry:
                 told = await self._tell_progress(job, followed.percent, told)
         finally:
             stopping.cancel()
+
+    async def _await_successor(self, successor: Followed) -> None:
+        """BullMQ's worker renews the lock of a job until the first call for it returns, whoever has the job by then."""
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        left = asyncio.ensure_future(successor.left.wait())
+        await asyncio.wait((left, stopping), return_when=asyncio.FIRST_COMPLETED)
+        left.cancel()
+        stopping.cancel()
 
     async def _tell_progress(self, job: Any, percent: int, told: int) -> int:
         if percent == told:

@@ -46,6 +46,10 @@ class Lost(Exception):
 class Overtaken(Exception):
     """The job was lost to BullMQ and came back: whoever took it then follows the run."""
 
+    def __init__(self, successor: "Followed") -> None:
+        super().__init__("the job was taken again")
+        self.successor = successor
+
 
 class Followed:
     """A run that a job waits for. `changed` is set when there is something new to see."""
@@ -58,6 +62,7 @@ class Followed:
         self.aggregate: str | None = None
         self.fault: Exception | None = None
         self.delivered_since: float | None = None
+        self.left = asyncio.Event()  # set when nobody follows it any more
 
     @property
     def percent(self) -> int:
@@ -116,12 +121,14 @@ class Runs:
         return self._names.physical(REPLIES)
 
     def follow(self, run_id: str) -> Followed:
+        followed = Followed(run_id, asyncio.get_running_loop().time())
         if (before := self._followed.get(run_id)) is not None:
-            before.fails(Overtaken())
-        followed = self._followed[run_id] = Followed(run_id, asyncio.get_running_loop().time())
+            before.fails(Overtaken(followed))
+        self._followed[run_id] = followed
         return followed
 
     def leave(self, followed: Followed) -> None:
+        followed.left.set()
         if self._followed.get(followed.run_id) is followed:
             del self._followed[followed.run_id]
 

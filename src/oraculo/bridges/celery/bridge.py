@@ -14,7 +14,7 @@ from typing import Any
 import kombu
 from celery import Celery
 
-from oraculo.bridges.celery.connections import Address, CeleryAway, Listener, Refused, TaskSender
+from oraculo.bridges.celery.connections import Address, CeleryAway, Listener, QueueAway, Refused, TaskSender
 from oraculo.bridges.celery.events import SentTasks, TaskEvents
 from oraculo.bridges.celery.reports import Report, read_report
 from oraculo.bridges.celery.tasks import Task, make_task, read_destination, task_id_of
@@ -39,7 +39,8 @@ _DUTY = "ponte celery"
 _BRISK, _IDLE = 0.005, 0.5  # seconds for which a thread waits for more, when it owes acks and when it does not
 _PATIENCE = RetryPolicy(backoff=0.1, max_backoff=2.0)
 
-_Owed = tuple["Future[None]", kombu.Message]  # what is done about a report, and the report
+# What is done about a report, and the report, by its tag.
+_Owed = dict[Any, tuple["Future[None]", kombu.Message]]
 
 
 class CeleryBridge:
@@ -145,15 +146,21 @@ class CeleryBridge:
                 await consumer.close()
 
     async def _hand_over_all(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
+        """Until all are with Celery. What waits for its queue lets the others pass."""
         waiting = deque(deliveries)
         done: list[Delivery] = []
-        failures = 0
+        failures = passed_over = 0
         while waiting and self._started:
             try:
                 await self._hand_over(consumer, waiting[0])
             except CeleryAway as error:
-                failures += 1
                 self._note_away(str(error))
+                if isinstance(error, QueueAway):
+                    waiting.rotate(-1)
+                    passed_over += 1
+                    if passed_over < len(waiting):
+                        continue
+                failures, passed_over = failures + 1, 0
                 # What was sent must not be sent again, nor what waits be given to another who cannot send it either.
                 await consumer.ack(done)
                 done = []
@@ -161,7 +168,8 @@ class CeleryBridge:
                 await self._pause(failures)
             else:
                 failures = 0
-                self._trouble = None
+                if not passed_over:
+                    self._trouble = None
                 done.append(waiting.popleft())
         await consumer.ack(done)
 
@@ -220,14 +228,17 @@ class CeleryBridge:
     def _listen(self, listener: Listener, connection: kombu.Connection) -> None:
         """In a thread of its own. Each report is acked when its answer is confirmed: it is held meanwhile, however long
         that takes, and not given back."""
-        owed: deque[_Owed] = deque()
+        owed: _Owed = {}
 
         def arrived(message: kombu.Message) -> None:
-            taking = self._take_report(message.body, message.content_type, message.headers.get("task"))
-            owed.append((self._on_loop(taking), message))
+            if not _is_held(message, owed):
+                taking = self._take_report(message.body, message.content_type, message.headers.get("task"))
+                owed[message.delivery_tag] = (self._on_loop(taking), message)
 
         def broken(message: kombu.Message, error: Exception) -> None:
-            owed.append((self._on_loop(self._set_apart(message.body, _reason_of(error))), message))
+            if not _is_held(message, owed):
+                setting_apart = self._set_apart(message.body, _reason_of(error))
+                owed[message.delivery_tag] = (self._on_loop(setting_apart), message)
 
         self._address.declare_replies(connection)
         consumer = kombu.Consumer(
@@ -246,7 +257,7 @@ class CeleryBridge:
                     _settle(owed)
             _settle_last(owed)
         finally:
-            for taking, _ in owed:  # they come again, with the next connection
+            for taking, _ in owed.values():  # they come again, with the next connection
                 taking.cancel()
 
     async def _take_report(self, body: bytes | str, content_type: str | None, task: object) -> None:
@@ -331,24 +342,29 @@ class CeleryBridge:
         await asyncio.sleep(_PATIENCE.delay(failures, self._entropy.jitter()))
 
 
-def _settle(owed: deque[_Owed]) -> None:
+def _is_held(message: kombu.Message, owed: _Owed) -> bool:
+    """Redis' transport delivers again what is held for long, under the same tag: then the newer one is acked."""
+    if message.delivery_tag not in owed:
+        return False
+    owed[message.delivery_tag] = (owed[message.delivery_tag][0], message)
+    return True
+
+
+def _settle(owed: _Owed) -> None:
     """Acks what was answered or set apart."""
-    for _ in range(len(owed)):
-        taking, message = owed.popleft()
-        if not taking.done():
-            owed.append((taking, message))
-        else:
+    for tag, (taking, message) in list(owed.items()):
+        if taking.done():
             taking.result()
             message.ack()
+            del owed[tag]
 
 
-def _settle_last(owed: deque[_Owed]) -> None:
+def _settle_last(owed: _Owed) -> None:
     with contextlib.suppress(TimeoutError):
-        while owed:
-            taking, message = owed[0]
+        for tag, (taking, message) in list(owed.items()):
             taking.result(STOP_GRACE / 2)
             message.ack()
-            owed.popleft()
+            del owed[tag]
 
 
 def _reason_of(error: Exception) -> str:

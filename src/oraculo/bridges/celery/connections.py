@@ -38,6 +38,10 @@ class CeleryAway(Exception):
     """Celery's broker cannot be reached now; worth a retry."""
 
 
+class QueueAway(CeleryAway):
+    """One queue cannot take a task now: it is full, or its node is down. The others may."""
+
+
 class Refused(Exception):
     """The broker can be reached, and says no to this one task."""
 
@@ -122,10 +126,11 @@ class Address:
         """Raises CeleryAway for whatever a broken connection raises."""
         try:
             yield
+        except (MessageNacked, QueueMissing) as error:
+            raise QueueAway(f"Celery's broker at {connection.as_uri()}: {_told(error)}") from error
         except (
             OperationalError,
             OSError,
-            MessageNacked,
             *connection.connection_errors,
             *connection.channel_errors,
         ) as error:
@@ -173,6 +178,9 @@ class TaskSender:
             with self._address.faults(connection), _refusals():
                 self._ensure_queue(connection, task.queue)
                 self._publish(connection, task)
+        except QueueAway as error:
+            self._drop_producer()
+            raise QueueAway(f"the queue {task.queue} takes nothing now: {error}") from error
         except CeleryAway:
             self.close()
             raise
@@ -216,7 +224,7 @@ class TaskSender:
         )
 
     def _drop_producer(self) -> None:
-        """RabbitMQ has closed its channel; Redis has not."""
+        """Its channel may not be what it was."""
         producer, self._producer = self._producer, None
         if producer is not None:
             with contextlib.suppress(Exception):
@@ -316,10 +324,13 @@ def _exists(connection: kombu.Connection, queue: kombu.Queue) -> bool:
 
 @contextlib.contextmanager
 def _channel(connection: kombu.Connection) -> Iterator[Any]:
-    """One to ask something of the broker, which closes it when it says no."""
+    """One to ask something of the broker. When it says no the channel is not over: the client opens it again."""
     channel: Any = connection.channel()
-    yield channel
-    channel.close()
+    try:
+        yield channel
+    finally:
+        with contextlib.suppress(Exception):  # it is gone with its connection
+            channel.close()
 
 
 @contextlib.contextmanager
