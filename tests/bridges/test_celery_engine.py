@@ -308,6 +308,7 @@ def test_a_connection_to_the_first_broker_is_known_by_any_name(host: str, fleet:
         assert first_of(connection) is None
 
 
+@pytest.mark.long
 async def test_a_worker_goes_to_the_next_broker_and_back_to_the_first(fleet: Fleet, tmp_path: Path) -> None:
     first, second = fleet.breakable("rabbitmq"), fleet.url("rabbitmq")
     settings = settings_for(f"{first.url},{second}")

@@ -181,7 +181,7 @@ class Outcome:
         return next(verdict.detail for verdict in self.report.verdicts if verdict.name == name)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def outcomes(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """All of them at once: most of the time is spent waiting for what does not come."""
     url, script = fleet.url("redis"), tmp_path_factory.mktemp("plain") / "worker.py"
@@ -222,23 +222,16 @@ async def checked(settings: Settings) -> Outcome:
     return Outcome(report, left)
 
 
-@pytest.mark.parametrize("how", WORKERS)
-def test_a_plain_worker_fails_exactly_where_it_is_bad(how: str, outcomes: dict[str, Outcome]) -> None:
-    outcome, (odd, told) = outcomes[how], WORKERS[how]
-    assert outcome.states == dict.fromkeys(CASE_NAMES, "ok") | odd, outcome.report
-    assert outcome.report.has_passed is not bool({"erro", "ignorada"} & set(odd.values()))
-    assert told in outcome.detail(next((name for name in CASE_NAMES if name in odd), "command"))
-
-
-def test_what_was_not_played_names_the_case_to_mend(outcomes: dict[str, Outcome]) -> None:
+def test_plain_workers_fail_exactly_where_they_are_bad_and_nothing_stays_behind(outcomes: dict[str, Outcome]) -> None:
+    """One test, so that no two processes play all of it."""
+    for how, (odd, told) in WORKERS.items():
+        outcome = outcomes[how]
+        assert outcome.states == dict.fromkeys(CASE_NAMES, "ok") | odd, (how, outcome.report)
+        assert outcome.report.has_passed is not bool({"erro", "ignorada"} & set(odd.values())), how
+        assert told in outcome.detail(next((name for name in CASE_NAMES if name in odd), "command")), how
+        assert len(outcome.left) == 3
+        assert set(outcome.left.values()) == {0}, (how, outcome.left)
     assert outcomes["dies at garbage"].detail("not UTF-8") == "not played: see not JSON"
-
-
-@pytest.mark.parametrize("how", WORKERS)
-def test_nothing_of_the_check_stays_behind(how: str, outcomes: dict[str, Outcome]) -> None:
-    left = outcomes[how].left
-    assert len(left) == 3
-    assert set(left.values()) == {0}, left
 
 
 def test_a_failed_case_is_1_and_is_told_to_programs_and_to_people(fleet: Fleet, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.checkers import check_store
 from tests.waiting import until
 
-KILLS = int(os.environ.get("ORACULO_TEST_KILLS", "12"))
+KILLS = int(os.environ.get("ORACULO_TEST_KILLS", "8"))
 ROOT = Path(__file__).parents[2]
 REQUESTS: list[dict[str, Any]] = [
     {"tipo": "coleta_completa", "payload": {"parametros": {}}},

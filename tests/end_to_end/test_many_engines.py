@@ -15,7 +15,7 @@ from tests.servers.fleet import Fleet
 from tests.servers.process import Server
 from tests.waiting import until
 
-RUNS = int(os.environ.get("ORACULO_TEST_RUNS", "800"))  # 2000 for the long form
+RUNS = int(os.environ.get("ORACULO_TEST_RUNS", "500"))  # 2000 for the long form
 KILL_EVERY = 2.0
 
 pytestmark = pytest.mark.timeout(300)

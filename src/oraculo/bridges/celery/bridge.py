@@ -168,9 +168,9 @@ class CeleryBridge:
                 await self._pause(failures)
             else:
                 failures = 0
-                if not passed_over:
-                    self._trouble = None
                 done.append(waiting.popleft())
+                if not passed_over or not waiting:  # else there is one that its queue did not take
+                    self._trouble = None
         await consumer.ack(done)
 
     async def _hand_over(self, consumer: Consumer, delivery: Delivery) -> None:
