@@ -22,6 +22,7 @@ DUPLICATE_KEY = 11000
 _WORTH_A_RETRY = frozenset(
     {
         6, 7, 89, 9001,  # another server could not be reached
+        20,  # the driver takes a server that stands alone for one of a set, as it may after a restart
         18, 8000,  # the user or the password: it may be mended while the engine waits
         24, 46, 112, 117, 314, 365, 462,  # busy: locks, clashes of writes, too much to do
         43, 175,  # a cursor, or a plan, that was lost
