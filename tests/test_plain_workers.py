@@ -17,6 +17,7 @@ from oraculo.testing.worker_cases import CASE_NAMES
 from tests.cli.processes import run
 from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import BROKERS, Fleet
+from tests.servers.node import expect_node
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PLAIN = EXAMPLES / "plain_workers"
@@ -58,7 +59,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, fleet: Fleet) -> Callabl
     folders: dict[str, Path] = {}
 
     def install(name: str) -> Path:
-        _expect_node(fleet)
+        expect_node(fleet)
         if name not in folders:
             folder = tmp_path_factory.mktemp(name)
             for file in ("package.json", "worker.mjs"):
@@ -71,15 +72,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory, fleet: Fleet) -> Callabl
         return folders[name]
 
     return install
-
-
-def _expect_node(fleet: Fleet) -> None:
-    if "node" in os.environ.get("ORACULO_TEST_SKIP", "").split(","):
-        fleet.skipped.add("node")
-        pytest.skip("node is named in ORACULO_TEST_SKIP")
-    if missing := [name for name in ("node", "npm") if shutil.which(name) is None]:
-        told = f"{' and '.join(missing)} cannot be found: install Node.js 18 or newer, with npm"
-        pytest.fail(f"{told}; ORACULO_TEST_SKIP=node goes without it.", pytrace=False)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from oraculo.settings import Settings
 from tests.bridges.node.processes import NodeProcess, expect_node, installed
 from tests.bridges.node.stage import BullStage, bull_settings, working
 from tests.servers.fleet import BROKERS, Fleet
+from tests.video_pipelines import VIDEO_PIPELINES
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "bullmq_workers"
 QUEUES = ("images-queue", "text-queue", "voiceover-queue", "captions-queue", "video-queue")
@@ -21,16 +22,6 @@ MADE: dict[str, Any] = {
     "VIRAL_COPY": {"copy": COPY},
     "VOICE_OVER": {"audio": "voz.mp3", "says": COPY},
     "CAPTIONS": {"captions": [COPY]},
-}
-# The steps of each; the video is made from all of them.
-PIPELINES = {
-    "enhanced-images-only": ["ENHANCED_IMAGES"],
-    "viral-copy-only": ["VIRAL_COPY"],
-    "voice-over-only": ["VIRAL_COPY", "VOICE_OVER"],
-    "promotional-video-basic": ["ENHANCED_IMAGES", "PROMOTIONAL_VIDEO"],
-    "promotional-video-with-text": ["ENHANCED_IMAGES", "VIRAL_COPY", "PROMOTIONAL_VIDEO"],
-    "promotional-video-with-voiceover": ["ENHANCED_IMAGES", "VIRAL_COPY", "VOICE_OVER", "PROMOTIONAL_VIDEO"],
-    "promotional-video-full": ["ENHANCED_IMAGES", "VIRAL_COPY", "VOICE_OVER", "CAPTIONS", "PROMOTIONAL_VIDEO"],
 }
 
 
@@ -54,7 +45,7 @@ async def test_the_seven_pipelines_run_unchanged(settings: Settings, tmp_path: P
     async with BullStage(settings):
         apps = {
             name: NodeProcess(folder / "app.mjs", bullmq.url, name, bullmq.prefix, log=tmp_path / f"{name}.log")
-            for name in PIPELINES
+            for name in VIDEO_PIPELINES
         }
         for app in apps.values():
             app.start()
@@ -64,7 +55,7 @@ async def test_the_seven_pipelines_run_unchanged(settings: Settings, tmp_path: P
 
 
 def check(name: str, aggregate: dict[str, Any]) -> None:
-    steps = PIPELINES[name]
+    steps = VIDEO_PIPELINES[name]
     sources = {step: MADE[step] for step in steps if step != "PROMOTIONAL_VIDEO"}
     made = {**MADE, "PROMOTIONAL_VIDEO": {"video": "promocional.mp4", "from": sources}}
     assert aggregate["status"] == "concluida", aggregate

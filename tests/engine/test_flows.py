@@ -11,6 +11,7 @@ from oraculo.settings import BrokerSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
 from oraculo.worker import App, Client
 from tests.engine.workers import VIDEO_QUEUES, Journal, answer, failing_app, recording_app
+from tests.video_pipelines import VIDEO_PIPELINES
 from tests.waiting import until
 
 SOURCES = ("escavador_youtube", "escavador_blog", "executador_relatorio")
@@ -20,16 +21,7 @@ THE_THREE_REQUESTS = [
     {"tipo": "coleta_completa", "payload": {}},
     {"pipeline": "promotional-video-full", "payload": {"produto": "tênis"}},
 ]
-PIPELINES = {
-    "enhanced-images-only": ["ENHANCED_IMAGES"],
-    "viral-copy-only": ["VIRAL_COPY"],
-    "voice-over-only": ["VIRAL_COPY", "VOICE_OVER"],
-    "promotional-video-basic": ["ENHANCED_IMAGES", "PROMOTIONAL_VIDEO"],
-    "promotional-video-with-text": ["ENHANCED_IMAGES", "VIRAL_COPY", "PROMOTIONAL_VIDEO"],
-    "promotional-video-with-voiceover": ["ENHANCED_IMAGES", "VIRAL_COPY", "VOICE_OVER", "PROMOTIONAL_VIDEO"],
-    "promotional-video-full": ["ENHANCED_IMAGES", "VIRAL_COPY", "VOICE_OVER", "CAPTIONS", "PROMOTIONAL_VIDEO"],
-    "coleta-execucao": ["escavador_youtube", "escavador_blog", "executador_relatorio"],
-}
+PIPELINES = VIDEO_PIPELINES | {"coleta-execucao": list(SOURCES)}
 
 
 def everyone(journal: Journal | None = None, pause: float = 0.0) -> App:

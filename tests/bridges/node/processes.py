@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.servers import node
 from tests.servers.fleet import Fleet
 from tests.waiting import until
 
@@ -23,12 +24,7 @@ HERE = Path(__file__).parent
 
 
 def expect_node(fleet: Fleet) -> None:
-    if "node" in os.environ.get("ORACULO_TEST_SKIP", "").split(","):
-        fleet.skipped.add("node")
-        pytest.skip("node is named in ORACULO_TEST_SKIP")
-    if missing := [name for name in ("node", "npm") if shutil.which(name) is None]:
-        told = f"{' and '.join(missing)} cannot be found: install Node.js 18 or newer, with npm"
-        pytest.fail(f"{told}; ORACULO_TEST_SKIP=node goes without it.", pytrace=False)
+    node.expect_node(fleet)
     installed()  # now: it takes its time, and nothing else must wait for it
 
 
