@@ -52,6 +52,29 @@ def test_a_pipeline_cut_by_its_deadline_skips_what_had_not_begun() -> None:
     assert driver.task("d").reason == "'c' ended as ignorada"
 
 
+@pytest.mark.parametrize(
+    ("own", "cause", "waited"), [(None, Cause.RUN_DEADLINE, "30 s"), (20, Cause.TASK_DEADLINE, "20 s")]
+)
+def test_a_failure_that_comes_before_the_timer_and_after_the_deadline_is_the_deadlines(
+    own: int | None, cause: Cause, waited: str
+) -> None:
+    """Workers refuse what is overdue, and may be quicker than the engine's timer."""
+    driver = fan_out({"fila": "a", "timeout": own} if own else "a", timeout=30).sent().at(own or 30)
+    driver.fail("a", "deadline passed before it was started")
+    assert (driver.status, driver.statuses, driver.task("a").cause) == ("timeout", {"a": "timeout"}, cause)
+    reason = f"no success in {waited}; attempt 1 failed: deadline passed before it was started"
+    assert driver.task("a").reason == reason
+    assert not driver.task("a").dead_letter
+    told = [("tentativa_falhou", "a"), ("tarefa_timeout", "a"), ("orquestracao_encerrada", None)]
+    assert driver.told(last=3) == told
+
+
+def test_a_failure_just_before_the_deadline_is_a_failure() -> None:
+    driver = fan_out("a", timeout=30).sent().at(29.9)
+    driver.fail("a", "boom")
+    assert (driver.status, driver.task("a").cause) == ("erro", Cause.ANSWER)
+
+
 def test_a_retry_that_waits_at_the_deadline_tells_what_failed() -> None:
     driver = flow({"type": "a", "retry": {"maxAttempts": 2, "backoff": 50}}, timeout=60).sent()
     driver.fail("a", "boom", jitter=0.9)
