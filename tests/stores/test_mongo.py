@@ -467,6 +467,17 @@ async def test_forgetting_while_runs_change(url: str) -> None:
             assert [one.task for one in await store.unsent(1_000) if one.run_id == run.id] == unsent
 
 
+async def test_forgetting_again_while_a_run_changes_is_no_conflict(url: str) -> None:
+    """Each forgetting marks the run anew, also between two looks of one commit."""
+    async with opened(url) as store:
+        run = make_run("a")
+        await create(store, run)
+        for number in range(60):
+            commit = changed(run, Sent(number % 3, 1, via="x"), Progressed(2, 1.0, str(number)))
+            results = await asyncio.gather(store.commit([], [commit]), *(store.forget_sent() for _ in range(4)))
+            assert results[0].conflicts == frozenset(), number
+
+
 # -- timers, lists, plans -------------------------------------------------------------------------------------------
 
 

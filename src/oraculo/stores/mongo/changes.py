@@ -138,18 +138,19 @@ class ChangeWriter:
 
     async def _narrow(self, update: Update, run: Document) -> _Heavy | None:
         _attach(update, run["_id"])
-        where = {"_id": run["_id"], "esquecida": run.get("esquecida")}
-        fields = update.fields
-        if "esquecida" in run:
+        forgotten, fields = run.get("esquecida"), update.fields
+        if forgotten is not None:
             # What is to be sent again is known to the stored tasks alone, not to whoever decided this change.
-            stored = await self._server.runs.find_one({**where, "revisao": update.based_on})
+            stored = await self._server.runs.find_one({"_id": run["_id"], "revisao": update.based_on})
             if stored is None:
                 return None
+            forgotten = stored["esquecida"]  # it may be another's by now
             tasks = stored["tarefas"]
             for number, task in update.tasks.items():
                 tasks[number] = task
             head = head_of(stored | fields)
             fields = fields | {"agenda": agenda_of(head, (without_results(n, task) for n, task in enumerate(tasks)))}
+        where = {"_id": run["_id"], "esquecida": forgotten}
         return _Heavy(update, update.operation(where, fields | update.embedded_tasks() | {"lateral": True}), [], [])
 
 
