@@ -122,10 +122,10 @@ class RabbitMQConsumer:
         oldest = next(iter(self._held), None)
         together = settled if oldest is None else [tag for tag in settled if tag < oldest]
         if together:
-            self._tell("basic_ack", max(together), multiple=True)
+            self._tell_ack(max(together), multiple=True)
         if len(together) < len(settled):
             for tag in set(settled).difference(together):
-                self._tell("basic_ack", tag)
+                self._tell_ack(tag)
 
     async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
         properties = self._held.get(delivery.token)
@@ -194,9 +194,9 @@ class RabbitMQConsumer:
         self._waiting.clear()
         self._arrived.set()
 
-    def _tell(self, method: str, tag: Token, **how: bool) -> None:
-        with suppress(AMQPError):  # the channel is closing in this moment, and what it held comes again
-            getattr(self._channel.raw, method)(tag, **how)
+    def _tell_ack(self, tag: Token, *, multiple: bool = False) -> None:
+        if self._channel.is_open:  # else what it held comes again
+            self._channel.raw.connection.ack(self._channel.raw.channel_number, tag, multiple=multiple)
 
     # -- the ways of a message ------------------------------------------------------------------------------------
 
@@ -206,7 +206,8 @@ class RabbitMQConsumer:
 
     def _give_back(self, tag: Token) -> None:
         if self._settles(tag):
-            self._tell("basic_reject", tag, requeue=True)  # since RabbitMQ 4.3 a nack is not counted
+            with suppress(AMQPError):  # the channel is closing in this moment, and what it held comes again
+                self._channel.raw.basic_reject(tag, requeue=True)  # since RabbitMQ 4.3 a nack is not counted
 
     async def _move(self, delivery: Delivery, properties: bytes, find_queue: Callable[[], Awaitable[str]]) -> None:
         """To another queue: it leaves this one once it is confirmed there."""
@@ -226,7 +227,7 @@ class RabbitMQConsumer:
         if tag in self._moving:
             self._moving.discard(tag)
             if is_done and self._settles(tag):
-                self._tell("basic_ack", tag)
+                self._tell_ack(tag)
             else:
                 self._give_back(tag)
 

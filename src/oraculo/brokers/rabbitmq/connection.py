@@ -14,6 +14,7 @@ import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from oraculo.brokers.address import Address
+from oraculo.brokers.rabbitmq.stream import LoopServices
 from oraculo.brokers.rabbitmq.wire import Connection as RawConnection
 from oraculo.brokers.rabbitmq.wire import Receiver
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -224,7 +225,7 @@ class Connection:
             on_open_callback=lambda _: _answer(outcome, None),
             on_open_error_callback=lambda _, error: _answer(outcome, error),
             on_close_callback=self._lost,
-            custom_ioloop=asyncio.get_running_loop(),
+            custom_ioloop=LoopServices(asyncio.get_running_loop()),
         )
         try:
             async with asyncio.timeout(self._connect_timeout):

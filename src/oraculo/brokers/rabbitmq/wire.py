@@ -27,6 +27,8 @@ _index = Struct(">HH")  # class, method
 _content = Struct(">HHQ")  # class, weight, size of the body
 _tag = Struct(">QB")  # delivery tag, bits
 _number = Struct(">I")
+_ack = Struct(">BHIHHQBc")  # a whole frame
+_ACK_SIZE = _index.size + _tag.size
 
 
 class Parcel(NamedTuple):
@@ -74,6 +76,11 @@ class Connection(AsyncioConnection):  # type: ignore[misc, unused-ignore]
     def emit(self, pieces: list[bytes]) -> None:
         """Sends packed frames."""
         self._output_marshaled_frames(pieces)
+
+    def ack(self, channel: int, tag: int, *, multiple: bool) -> None:
+        """Leaves soon: nobody waits for it."""
+        if self._transport is not None:
+            self._transport.write_soon(_ack.pack(_METHOD, channel, _ACK_SIZE, *_ACK, tag, multiple, _FRAME_END))
 
     def abort(self, reason: str) -> None:
         """Ends it without asking the server, who may be frozen; soon after it is told as lost, or as not opened."""
