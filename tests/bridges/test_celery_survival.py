@@ -11,6 +11,7 @@ import kombu
 import pytest
 
 from oraculo.bridges.celery import connections
+from oraculo.core.bridge import CELERY, QUEUES
 from tests.bridges.celery_stage import ROOT, Bridged, CeleryWorker, are_kept, replies_of
 from tests.end_to_end.cluster import Cluster
 from tests.servers.fleet import Fleet
@@ -51,6 +52,20 @@ async def submit(cluster: Cluster, task: str, payload: dict[str, Any], *, timeou
     return str(response.json()["correlation_id"])
 
 
+async def is_noted(cluster: Cluster, run: str) -> None:
+    """The engine knows that its command was sent, and the bridge has acked it. Killed before that, they send it once
+    more, as they must."""
+
+    async def noted() -> bool:
+        found = (await cluster.client.get(f"/orquestracoes/{run}")).json()
+        queues = {queue["fila"]: queue for queue in (await cluster.client.get("/filas")).json()["filas"]}
+        bridge = queues[QUEUES[CELERY]]
+        is_sent = [task["status"] for task in found["tarefas"]] == ["em_execucao"]
+        return is_sent and (bridge["mensagens"], bridge["em_processamento"]) == (0, 0)
+
+    await until(noted, within=30, saying="the command to be noted as sent")
+
+
 class Gate:
     """A task that has begun, and waits to be let go on."""
 
@@ -86,6 +101,7 @@ async def test_an_engine_that_is_killed_finds_the_result_when_it_is_back(
     async with Cluster(tmp_path, fleet.url("rabbitmq"), workers=0, **bridge_to(worker)) as cluster:
         run = await submit(cluster, "loja.esperar", gate.payload)
         await gate.has_begun()
+        await is_noted(cluster, run)
         cluster.engine.kill()
         gate.open()
         await until(lambda: "succeeded in" in worker.tail(), within=30, saying="the task to end")
