@@ -52,9 +52,9 @@ def test_brackets_inside_a_text_are_not_counted(text: str) -> None:
     "tail", [b'"' + b'\\"' * 200_000, b'"' * 200_001, b'"' + b"\\" * 400_000, b'"' + b"a" * 400_000]
 )
 def test_a_text_that_never_ends_costs_no_more_than_its_length(tail: bytes) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     problem(b"[" * 200 + tail)
-    assert time.perf_counter() - started < 2, "the time grows with the square of the length"
+    assert time.process_time() - started < 2, "the time grows with the square of the length"
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_a_text_that_never_ends_costs_no_more_than_its_length(tail: bytes) -> No
 )
 def test_a_body_of_30_mb_is_looked_through_at_once(part: bytes) -> None:
     body = b"[" + b"[]," * 200 + part * (30_000_000 // len(part)) + b"[]]"
-    started = time.perf_counter()
+    started = time.process_time()
     check_json_text(body)
-    assert time.perf_counter() - started < 2.5, "some 0.5 s on an idle machine; brackets one by one take 5 s"
+    assert time.process_time() - started < 2.5, "some 0.5 s of CPU; brackets one by one take 5 s"
 
 
 @pytest.mark.parametrize("before", [0, 1, 7, 8, 2**18 - 130, 2**18 - 1, 2**18, 2**18 + 3])

@@ -91,9 +91,9 @@ def test_among_a_thousand_names_the_nearest_is_looked_for() -> None:
 
 
 def test_among_very_many_names_none_is_looked_for() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert naming.nearest("step_1x", [f"step_{number}" for number in range(100_000)]) == ""
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_value_is_shown_short() -> None:
@@ -126,10 +126,10 @@ def test_of_a_huge_value_only_the_beginning_is_looked_at() -> None:
     million = list(range(1_000_000))
     wide = [[million] * 1000] * 1000
     values = (million, dict.fromkeys(million), "x" * 10**8, wide, [2**20_000] * 10**6, {"a": wide})
-    started = time.perf_counter()
+    started = time.process_time()
     for value in values:
         assert len(naming.shown(value)) <= 60
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_things_of_one_kind_are_told_apart_by_their_order() -> None:

@@ -163,11 +163,11 @@ def test_yaml_may_be_less_long_than_json() -> None:
 
 
 def test_yaml_of_very_many_values_is_refused_before_it_is_built() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     told = problem(HEAD + b"  - {type: a, config: {x: [" + b"1," * (MAX_YAML_VALUES + 1) + b"]}}")
     assert told.startswith("not valid YAML or JSON: line 3, column ")
     assert told.endswith(f": more than {MAX_YAML_VALUES} values, too many for YAML; write it as JSON")
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 # -- bombs ------------------------------------------------------------------------------------------------------
@@ -207,9 +207,9 @@ def config_of(lines: list[str]) -> str:
     ids=["aliases", "merges", "wide merges", "pairs", "brackets", "dashes", "questions", "braces", "json"],
 )
 def test_a_bomb_is_refused_in_time(text: str, told: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert told in problem(text)
-    assert time.perf_counter() - started < 8
+    assert time.process_time() - started < 8
 
 
 def test_a_mapping_may_merge_itself_to_no_avail() -> None:
