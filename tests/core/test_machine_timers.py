@@ -69,6 +69,13 @@ def test_a_failure_that_comes_before_the_timer_and_after_the_deadline_is_the_dea
     assert driver.told(last=3) == told
 
 
+def test_such_a_failure_that_is_delivered_again_is_a_duplicate() -> None:
+    driver = fan_out("a", timeout=30).sent().at(30)
+    driver.fail("a", mark=7)
+    assert driver.fail("a", mark=7, redelivered=True) is Verdict.DUPLICATE
+    assert driver.fail("a", mark=9, redelivered=True) is Verdict.LATE
+
+
 def test_a_failure_just_before_the_deadline_is_a_failure() -> None:
     driver = fan_out("a", timeout=30).sent().at(29.9)
     driver.fail("a", "boom")

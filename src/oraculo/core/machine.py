@@ -206,7 +206,8 @@ def _answered_after_end(run: Run, task: Task, event: Answered, now: float, chang
     if run.plan.amends and not event.failed and _may_be_amended(run, task):
         _amend(run, task, event.payload, now, changes)
         return Verdict.APPLIED
-    answered = task.status in (TaskStatus.SUCCEEDED, TaskStatus.FAILED)
+    counted = event.failed and event.redelivered and event.mark == task.mark  # as the failure that came too late
+    answered = counted or task.status in (TaskStatus.SUCCEEDED, TaskStatus.FAILED)
     return _stray(run, task, Verdict.DUPLICATE if answered else Verdict.LATE, event.attempt, now, changes)
 
 

@@ -14,78 +14,105 @@ from typing import Any
 from pika.adapters.asyncio_connection import _AsyncioIOServicesAdapter
 from pika.adapters.utils.nbio_interface import AbstractIOReference, AbstractStreamTransport
 
-Linked = Callable[[Any], None]  # gets the transport and its protocol, or what went wrong
+MakeProtocol = Callable[[], Any]  # pika's side of a stream
+OnDone = Callable[[Any], None]  # gets the transport and its protocol, or what went wrong
 
 
 class LoopServices(_AsyncioIOServicesAdapter):  # type: ignore[misc, unused-ignore]
     """What pika asks of an event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
-        self._own_loop = loop
-
     def create_streaming_connection(
         self,
-        protocol_factory: Callable[[], Any],
+        protocol_factory: MakeProtocol,
         sock: socket.socket,
-        on_done: Linked,
+        on_done: OnDone,
         ssl_context: ssl.SSLContext | None = None,
         server_hostname: str | None = None,
     ) -> "_Attempt":
-        opening = self._open(protocol_factory, sock, on_done, ssl_context, server_hostname)
-        return _Attempt(self._own_loop.create_task(opening, name="link a stream to RabbitMQ"))
-
-    async def _open(
-        self,
-        protocol_factory: Callable[[], Any],
-        sock: socket.socket,
-        on_done: Linked,
-        tls: ssl.SSLContext | None,
-        hostname: str | None,
-    ) -> None:
-        name = (hostname or "") if tls else None
-        try:
-            _, stream = await self._own_loop.create_connection(_Stream, sock=sock, ssl=tls, server_hostname=name)
-        except OSError as error:  # those of TLS are such, too
-            sock.close()
-            on_done(error)
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            # In one step: an answer must find both sides ready for it.
-            on_done((stream, stream.link(protocol_factory())))
+        return _Attempt(protocol_factory, sock, on_done, ssl_context, server_hostname)
 
 
 class _Attempt(AbstractIOReference):  # type: ignore[misc, unused-ignore]
-    def __init__(self, opening: "asyncio.Task[None]") -> None:
-        self._opening = opening
+    """Makes a stream of a connected socket, and tells how that went: once, and not after it was cancelled."""
+
+    def __init__(
+        self,
+        make_protocol: MakeProtocol,
+        sock: socket.socket,
+        on_done: OnDone,
+        tls: ssl.SSLContext | None,
+        hostname: str | None,
+    ) -> None:
+        self._make_protocol = make_protocol
+        self._sock = sock
+        self._on_done = on_done
+        self._is_over = False
+        self._opening = asyncio.create_task(self._open(tls, hostname), name="open a stream to RabbitMQ")
+        self._opening.add_done_callback(self._opened)
 
     def cancel(self) -> bool:
-        return self._opening.cancel()
+        if self._is_over:
+            return False
+        self._is_over = True
+        self._opening.cancel()
+        return True
+
+    def link(self, stream: "_Stream") -> Any:
+        """Returns pika's protocol; None when it is not to be."""
+        if self._is_over:
+            return None
+        try:
+            protocol = self._make_protocol()
+            protocol.connection_made(stream)
+        except Exception as error:  # noqa: BLE001 - it is told to whoever waits
+            self._tell(error)
+            return None
+        self._tell((stream, protocol))
+        return protocol
+
+    async def _open(self, tls: ssl.SSLContext | None, hostname: str | None) -> None:
+        name = (hostname or "") if tls else None
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: _Stream(self.link), sock=self._sock, ssl=tls, server_hostname=name
+            )
+        except Exception as error:  # noqa: BLE001 - it is told to whoever waits
+            self._sock.close()
+            self._tell(error)
+
+    def _opened(self, opening: "asyncio.Task[None]") -> None:
+        if opening.cancelled():  # perhaps before it began, so that nobody else closes it
+            self._sock.close()
+
+    def _tell(self, outcome: Any) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._on_done(outcome)
 
 
 class _Stream(asyncio.Protocol, AbstractStreamTransport):  # type: ignore[misc, unused-ignore]
-    """To the event loop a protocol, to pika a transport."""
+    """To the event loop a protocol, to pika a transport. They are linked before the loop reads anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, link: "Callable[[_Stream], Any]") -> None:
+        self._link = link
         self._transport: Any = None
         self._protocol: Any = None
         self._error: Exception | None = None
-        self._pieces: list[bytes] = []  # to be sent with the next turn of the loop
+        self._is_end_known = False  # to pika: that the peer ended it, or because pika itself did
+        self._pieces: list[bytes] = []  # that were not sent yet
         self._call_soon = asyncio.get_running_loop().call_soon
-
-    def link(self, protocol: Any) -> Any:
-        self._protocol = protocol
-        protocol.connection_made(self)
-        return protocol
 
     # -- for the event loop ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self._protocol = self._link(self)
+        if self._protocol is None:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._protocol is None:
+            return
         try:
             self._protocol.data_received(data)
         except Exception as error:  # noqa: BLE001 - nobody is above this; the connection ends with it
@@ -93,14 +120,27 @@ class _Stream(asyncio.Protocol, AbstractStreamTransport):  # type: ignore[misc, 
             self._transport.abort()
 
     def eof_received(self) -> bool:
-        return bool(self._protocol.eof_received())
+        """Nobody reads any more what is still to be sent: it is not waited for."""
+        self._tell_end()
+        self._transport.abort()
+        return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._protocol.connection_lost(self._error or error)
+        error = self._error or error
+        if error is None:
+            self._tell_end()  # under TLS uvloop does not say so before
+        if self._protocol is not None:
+            self._protocol.connection_lost(error)
+
+    def _tell_end(self) -> None:
+        if self._protocol is not None and not self._is_end_known:
+            self._is_end_known = True
+            self._protocol.eof_received()
 
     # -- for pika -------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
+        self._is_end_known = True
         self._transport.abort()
 
     def get_protocol(self) -> Any:
