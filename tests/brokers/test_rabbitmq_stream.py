@@ -16,6 +16,7 @@ from tests.brokers.rabbitmq_stage import assert_nothing_is_left, fresh_name, mes
 from tests.servers.fleet import Fleet
 from tests.servers.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
+from tests.waiting import until
 
 nothing_goes_unheard = stage.nothing_goes_unheard
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -91,8 +92,7 @@ def test_an_attempt_that_is_given_up_leaves_no_socket(run: Run, turns: int) -> N
         assert attempt.cancel() is not bool(outcomes)
         if outcomes:
             outcomes[0][0].abort()
-        while sock.fileno() >= 0:  # noqa: ASYNC110 - the loop closes it, and tells nobody; the test has a limit
-            await asyncio.sleep(0.01)
+        await until(lambda: sock.fileno() < 0, saying="the socket to be closed")
         assert len(outcomes) <= 1
         peer.close()
         await assert_nothing_is_left()

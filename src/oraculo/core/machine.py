@@ -263,7 +263,7 @@ def _attempt_failed(run: Run, task: Task, event: Answered, now: float, changes: 
     reason = event.reason
     if (passed := _deadline_passed(run, task, now)) is not None:  # its timer is a moment behind
         changes.tell(now, Happened.ATTEMPT_FAILED, task.number, task.attempt, reason)
-        _expire(run, task, passed, _no_success(run, task, passed), now, changes)
+        _expire(run, task, passed, now, changes, has_failed=True)
         return
     if event.retryable and task.attempt < task.last_attempt:
         delay = run.plan.steps[task.number].retry.delay(task.attempt, event.jitter)
@@ -314,7 +314,7 @@ def _task_due(run: Run, event: TaskDue, now: float, changes: Changes) -> Verdict
     if task.awaits_retry and (task.deadline is None or now < task.deadline):
         _dispatch(run, task, now, changes, retry=True)
     else:
-        _expire(run, task, Cause.TASK_DEADLINE, _why_expired(run, task, Cause.TASK_DEADLINE), now, changes)
+        _expire(run, task, Cause.TASK_DEADLINE, now, changes)
         _end_if_over(run, now, changes)
     return Verdict.APPLIED
 
@@ -327,7 +327,7 @@ def _run_due(run: Run, event: RunDue, now: float, changes: Changes) -> Verdict:
         return _lease_delivery(run, now, changes)
     for task in run.tasks:
         if task.is_open and not task.missing:
-            _expire(run, task, Cause.RUN_DEADLINE, _why_expired(run, task, Cause.RUN_DEADLINE), now, changes)
+            _expire(run, task, Cause.RUN_DEADLINE, now, changes)
     _end_if_over(run, now, changes)
     return Verdict.APPLIED
 
@@ -338,28 +338,22 @@ def _deadline_passed(run: Run, task: Task, now: float) -> Cause | None:
     return Cause.RUN_DEADLINE if run.head.deadline <= now else None
 
 
-def _expire(run: Run, task: Task, cause: Cause, reason: str, now: float, changes: Changes) -> None:
-    task.cause, task.reason = cause, reason
+def _expire(run: Run, task: Task, cause: Cause, now: float, changes: Changes, *, has_failed: bool = False) -> None:
+    task.cause = cause
+    task.reason = _why_expired(run, task, cause, has_failed or task.awaits_retry)
     _close(run, task, Trigger.EXPIRE, now, changes)
     changes.tell(now, Happened.TIMED_OUT, task.number, task.attempt, task.reason)
     _skip_dependents(run, task, now, changes)
 
 
-def _why_expired(run: Run, task: Task, cause: Cause) -> str:
-    if task.unsent:
-        return f"not sent in {_waited(run, task, cause)}: the broker did not take the command"
-    if task.awaits_retry:
-        return _no_success(run, task, cause)
-    return f"no answer in {_waited(run, task, cause)}"
-
-
-def _no_success(run: Run, task: Task, cause: Cause) -> str:
-    return f"no success in {_waited(run, task, cause)}; attempt {task.attempt} failed: {task.reason}"
-
-
-def _waited(run: Run, task: Task, cause: Cause) -> str:
+def _why_expired(run: Run, task: Task, cause: Cause, has_failed: bool) -> str:
     limit = run.plan.steps[task.number].timeout if cause is Cause.TASK_DEADLINE else run.head.timeout
-    return in_words(limit or run.head.timeout)
+    waited = in_words(limit or run.head.timeout)
+    if has_failed:
+        return f"no success in {waited}; attempt {task.attempt} failed: {task.reason}"
+    if task.unsent:
+        return f"not sent in {waited}: the broker did not take the command"
+    return f"no answer in {waited}"
 
 
 # -- what operators ask -----------------------------------------------------------------------------------------

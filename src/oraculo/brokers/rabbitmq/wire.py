@@ -1,7 +1,8 @@
 """The frames that come by the thousand, read and written directly; everything else on a connection is pika's.
 
 pika makes a dozen objects for each message. For a delivery and a confirm that is most of their cost, so both are read
-here from the bytes, and a published message is three frames packed by hand. Nothing else of the protocol is known here.
+here from the bytes, and a published message is three frames packed by hand, an ack is one. Nothing else of the protocol
+is known here.
 """
 
 from collections.abc import Callable, Iterable
@@ -46,7 +47,7 @@ class Receiver(Protocol):
 
 
 class Connection(AsyncioConnection):  # type: ignore[misc, unused-ignore]
-    """pika's, with receivers that see the frames of their channel first."""
+    """pika's, on our own streams, with receivers that see the frames of their channel first."""
 
     _frame_buffer: bytes  # the beginning of a frame whose end has not come yet
 
