@@ -185,7 +185,7 @@ async def test_a_pool_process_that_is_killed_gives_its_command_back(oraculo: Sta
     mark, path = tmp_path / "mark", tmp_path / "path"
     payload = {"path": str(path), "mark": str(mark)}
     run = await oraculo.submit({"destinos": ["executador_espera"], "payload": payload, "timeout": 60})
-    await until(mark.exists, saying="the handler to begin")
+    await until(lambda: mark.exists() and mark.read_text(), saying="the handler to begin")  # it is made, then written
     os.kill(int(mark.read_text()), signal.SIGKILL)
     await until(lambda: len(mark.read_text().split()) == 2, within=30, saying="the command to come again")
     path.touch()

@@ -150,6 +150,12 @@ def trouble(broker: Broker) -> str:
     return link.trouble or ""
 
 
+async def say_nothing(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    """A server that only listens, until its client is gone. (One that returned would be closed, since Python 3.12.)"""
+    while await reader.read(4096):
+        pass
+
+
 async def assert_nothing_is_left() -> None:
     """No task of a broker that closed or gave up; what is cancelled needs a turn of the loop to end."""
     await asyncio.sleep(0)

@@ -24,6 +24,7 @@ from tests.brokers.rabbitmq_stage import (
     messages,
     plain_channel,
     running,
+    say_nothing,
     state,
     take,
     trouble,
@@ -100,7 +101,7 @@ class TestStarting:
         await broker.close()
 
     async def test_a_server_that_says_nothing_is_given_up(self) -> None:
-        silent = await asyncio.start_server(lambda *_: asyncio.sleep(0), "127.0.0.1", 0)
+        silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
         broker = RabbitMQBroker(f"amqp://127.0.0.1:{silent.sockets[0].getsockname()[1]}", connect_timeout=0.3)
         began = time.monotonic()
         with pytest.raises(BrokerUnavailable, match=r"no answer in 0\.3 s"):
@@ -112,7 +113,7 @@ class TestStarting:
 
     @pytest.mark.parametrize("pause", [0.0, 0.1])
     async def test_closing_while_it_connects_tells_who_waits(self, pause: float) -> None:
-        silent = await asyncio.start_server(lambda *_: asyncio.sleep(0), "127.0.0.1", 0)
+        silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
         broker = RabbitMQBroker(f"amqp://127.0.0.1:{silent.sockets[0].getsockname()[1]}", connect_timeout=30)
         starting = asyncio.create_task(broker.start())
         await asyncio.wait({starting}, timeout=pause)

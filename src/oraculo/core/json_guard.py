@@ -30,17 +30,23 @@ def check_json_text(body: bytes) -> None:
             body.decode()
         except UnicodeDecodeError as error:
             raise InvalidJson(Fault("", f"not UTF-8: byte {error.start} cannot be read")) from None
-    # Without its escaped backslashes, each backslash that is left in a text escapes what is behind it.
-    bare = body.replace(b"\\\\", b"") if b"\\" in body else body
+    bare = _bare(body)
     if b"\0" in bare or b"\\u0000" in bare:
         raise InvalidJson(Fault("", "holds a NUL character (\\u0000); remove it"))
-    # Counting brackets bounds the depth at no cost; only a text with many of them is looked at closely.
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_too_deep(bare):
+    if _is_too_deep(bare):
         raise InvalidJson(Fault("", f"nested deeper than {MAX_DEPTH} levels"))
+
+
+def is_too_deep(body: bytes) -> bool:
+    """Whether it nests deeper than MAX_DEPTH. How deep msgspec itself goes depends on the version of Python."""
+    return _is_too_deep(_bare(body))
 
 
 def _is_too_deep(bare: bytes) -> bool:
     """Takes a time that grows with the length and no faster: 30 MB of brackets are a fraction of a second."""
+    # Counting brackets bounds the depth at no cost; only a text with many of them is looked at closely.
+    if bare.count(b"[") + bare.count(b"{") <= MAX_DEPTH:
+        return False
     depth = 0
     for brackets in _brackets(bare):
         padding = -len(brackets) % 8  # with brackets that close, which make nothing deeper
@@ -53,6 +59,11 @@ def _is_too_deep(bare: bytes) -> bool:
             return True
         depth = depths[-1] + padding
     return False
+
+
+def _bare(body: bytes) -> bytes:
+    """Without its escaped backslashes: each backslash that is left in a text escapes what is behind it."""
+    return body.replace(b"\\\\", b"") if b"\\" in body else body
 
 
 def _brackets(bare: bytes) -> Iterator[bytes]:

@@ -9,7 +9,8 @@ const connect = () => new Redis(url, { maxRetriesPerRequest: null });
 const tell = (line) => console.log(JSON.stringify(line));
 
 const queue = new Queue(name, { connection: connect(), prefix });
-const events = new QueueEvents(name, { connection: connect(), prefix });
+// From the beginning: when it says that it is ready it has not begun to listen, and a job can be over before that.
+const events = new QueueEvents(name, { connection: connect(), prefix, lastEventId: "0-0" });
 await events.waitUntilReady();
 
 let id;
