@@ -5,6 +5,7 @@ pytest looks for fixtures in the module of a test, so each of those names the on
 
 import asyncio
 import gc
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -150,10 +151,9 @@ def trouble(broker: Broker) -> str:
     return link.trouble or ""
 
 
-async def say_nothing(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-    """A server that only listens, until its client is gone. (One that returned would be closed, since Python 3.12.)"""
-    while await reader.read(4096):
-        pass
+def silent_server() -> socket.socket:
+    """It listens, and nobody is there: a client is connected, and hears nothing."""
+    return socket.create_server(("127.0.0.1", 0))
 
 
 async def assert_nothing_is_left() -> None:

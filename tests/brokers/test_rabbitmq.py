@@ -24,7 +24,7 @@ from tests.brokers.rabbitmq_stage import (
     messages,
     plain_channel,
     running,
-    say_nothing,
+    silent_server,
     state,
     take,
     trouble,
@@ -101,8 +101,8 @@ class TestStarting:
         await broker.close()
 
     async def test_a_server_that_says_nothing_is_given_up(self) -> None:
-        silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-        broker = RabbitMQBroker(f"amqp://127.0.0.1:{silent.sockets[0].getsockname()[1]}", connect_timeout=0.3)
+        silent = silent_server()
+        broker = RabbitMQBroker(f"amqp://127.0.0.1:{silent.getsockname()[1]}", connect_timeout=0.3)
         began = time.monotonic()
         with pytest.raises(BrokerUnavailable, match=r"no answer in 0\.3 s"):
             await broker.start()
@@ -113,8 +113,8 @@ class TestStarting:
 
     @pytest.mark.parametrize("pause", [0.0, 0.1])
     async def test_closing_while_it_connects_tells_who_waits(self, pause: float) -> None:
-        silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-        broker = RabbitMQBroker(f"amqp://127.0.0.1:{silent.sockets[0].getsockname()[1]}", connect_timeout=30)
+        silent = silent_server()
+        broker = RabbitMQBroker(f"amqp://127.0.0.1:{silent.getsockname()[1]}", connect_timeout=30)
         starting = asyncio.create_task(broker.start())
         await asyncio.wait({starting}, timeout=pause)
         began = time.monotonic()

@@ -12,7 +12,7 @@ from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.stream import LoopServices
 from oraculo.errors import BrokerUnavailable
 from tests.brokers import rabbitmq_stage as stage
-from tests.brokers.rabbitmq_stage import assert_nothing_is_left, fresh_name, messages, published, running, say_nothing
+from tests.brokers.rabbitmq_stage import assert_nothing_is_left, fresh_name, messages, published, running, silent_server
 from tests.servers.fleet import Fleet
 from tests.servers.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
@@ -81,8 +81,8 @@ def test_an_attempt_that_is_given_up_leaves_no_socket(run: Run, turns: int) -> N
         def eof_received(self) -> None: ...
 
     async def check() -> None:
-        peer = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
-        sock = socket.create_connection(peer.sockets[0].getsockname())
+        peer = silent_server()
+        sock = socket.create_connection(peer.getsockname())
         sock.setblocking(False)
         outcomes: list[Any] = []
         services = LoopServices(asyncio.get_running_loop())

@@ -44,9 +44,7 @@ class Server(ABC):
         return dict(os.environ)
 
     def is_ready(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-            return True
-        return False
+        return answers(self.port)
 
     @property
     def pid(self) -> int:
@@ -112,6 +110,12 @@ class Server(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 def _ports() -> Iterator[int]:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.servers.certificates import make_certificates
-from tests.servers.process import PATIENCE, Server, ServerMissing, free_port
+from tests.servers.process import PATIENCE, Server, ServerMissing, answers, free_port
 
 _INSTALLED = Path("/usr/lib/rabbitmq/bin")
 _HELP = "install Debian's rabbitmq-server, or set ORACULO_TEST_RABBITMQ_URL, or ORACULO_TEST_SKIP=rabbitmq"
@@ -71,6 +71,9 @@ class RabbitMQ(Server):
             # One scheduler: the tests' machine is small, and an idle node that spins takes from what is measured.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none",
         }  # fmt: skip
+
+    def is_ready(self) -> bool:
+        return answers(self.port) and answers(self.tls_port)  # which it opens last
 
     @property
     def pid(self) -> int:
