@@ -2,7 +2,6 @@
 
 import os
 import pwd
-import signal
 import subprocess
 import time
 from contextlib import suppress
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.servers.process import Server, ServerMissing
+from tests.servers.process import Server, ServerMissing, freeze
 
 _PASSWORD = "segredo"
 _NOBODY = "nobody"
@@ -66,15 +65,14 @@ class Postgres(Server):
         super().kill()
 
     def freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
+        for process in self._processes():
+            with suppress(ProcessLookupError):
+                freeze(process.pid)
 
     def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
         for process in self._processes():
             with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
+                process.resume()
 
     def _processes(self) -> list[psutil.Process]:
         """The first one, which makes the others: one for each connection, each in a process group of its own."""

@@ -90,7 +90,7 @@ class Server(ABC):
         self._process = None
 
     def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -110,6 +110,21 @@ class Server(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def freeze(pid: int) -> None:
+    """Returns once all its threads stand still: the signal alone leaves them time for one more answer."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + PATIENCE
+    while not all(map(_stands_still, Path(f"/proc/{pid}/task").glob("*/stat"))):
+        assert time.monotonic() < deadline, f"the process {pid} does not stop"
+        time.sleep(0.001)
+
+
+def _stands_still(stat: Path) -> bool:
+    with suppress(OSError):  # a thread that ended
+        return stat.read_text().rpartition(")")[2].split()[0] in "TtZX"
+    return True
 
 
 def answers(port: int) -> bool:

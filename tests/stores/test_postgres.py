@@ -34,7 +34,7 @@ from oraculo.testing.store_runs import (
 )
 from oraculo.testing.store_suite import StoreSuite
 from tests.servers.fleet import Fleet
-from tests.servers.process import free_port
+from tests.servers.process import free_port, freeze
 from tests.stores.killed_writer import survives_kills
 from tests.waiting import until
 
@@ -618,7 +618,7 @@ async def test_a_connection_that_is_dead_without_saying_so_is_replaced(fleet: Fl
         found = await ask(url, "SELECT pid FROM pg_stat_activity WHERE application_name = 'dead' AND state = 'idle'")
         try:
             for (pid,) in found:
-                os.kill(pid, signal.SIGSTOP)
+                freeze(pid)
             with pytest.raises(StoreUnavailable, match="no answer in time"):
                 await store.load(["a"])
             await assert_stored(store, run)
