@@ -8,7 +8,7 @@ import pytest
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Link, Outgoing
+from oraculo.ports.broker import Broker, Link, NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.waiting import until
@@ -291,6 +291,39 @@ async def test_what_all_of_them_refuse_is_refused(refusing: tuple[FailoverBroker
     await second.leave()
     with pytest.raises(BrokerError, match="not allowed"):
         await both.publish([Outgoing("q", b"")])
+
+
+class Full(Named):
+    """It has no room in the queue `full`."""
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
+        await super().publish([message for message in messages if message.queue != "full"])
+        left = [message for message in messages if message.queue == "full"]
+        if left:
+            raise NotTaken(f"{self.name} has no room", left, self.name)
+        return self.name
+
+
+async def test_a_broker_with_a_full_queue_is_not_left_for_another() -> None:
+    """Its owner set the limit; and all groups are published, whatever became of the one before."""
+    first, second = Full("first"), Full("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    batch = [
+        Outgoing("full", b"0"),
+        Outgoing("q", b"1"),
+        Outgoing("full", b"2", prefer="second"),
+        Outgoing("q", b"3", prefer="second"),
+    ]
+    with pytest.raises(NotTaken, match="first has no room; second has no room") as caught:
+        await both.publish(batch)
+    assert [*map(id, caught.value.messages)] == [id(batch[0]), id(batch[2])]
+    assert [link.trouble for link in both.links()] == [None, None]
+    assert [[state.ready for state in await one.queues(["q", "full"])] for one in (first, second)] == [[1], [1]]
+    with pytest.raises(NotTaken) as caught:
+        await both.publish(batch[:2])
+    assert caught.value.via == "first"
+    await both.close()
 
 
 async def test_an_answer_goes_back_by_the_broker_that_brought_its_command(two: Two) -> None:

@@ -14,7 +14,7 @@ import pytest
 from oraculo.brokers.nats import NatsBroker
 from oraculo.brokers.nats.connection import Connection
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Link, Outgoing
+from oraculo.ports.broker import Link, NotTaken, Outgoing
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PATIENCE,
@@ -38,6 +38,26 @@ from tests.servers.proxy import Proxy
 from tests.waiting import until
 
 url, queue = stage.url, stage.queue  # fixtures
+
+
+# -- streams that are full ------------------------------------------------------------------------------------------
+
+
+async def test_what_a_full_stream_does_not_take_is_told_and_the_others_go(url: str, queue: str) -> None:
+    other = f"{queue}-other"
+    async with running(url) as broker, plain_client(url) as client:
+        await broker.declare([queue])
+        config = (await api(client, f"STREAM.INFO.{queue}"))["config"]
+        told = await api(client, f"STREAM.UPDATE.{queue}", {**config, "max_msgs": 2, "discard": "new"})
+        assert "error" not in told
+        batch = [one for both in zip(numbered(queue, 4), numbered(other, 4), strict=True) for one in both]
+        with pytest.raises(NotTaken, match=rf"refused a message for {queue}: maximum messages exceeded") as caught:
+            await broker.publish(batch)
+        assert [*map(id, caught.value.messages)] == [id(batch[4]), id(batch[6])]
+        assert caught.value.via == broker.name
+        assert [link.trouble for link in broker.links()] == [None]
+        assert await ready(broker, queue, 2)
+        assert await ready(broker, other, 4)
 
 
 # -- deaf consumers -------------------------------------------------------------------------------------------------

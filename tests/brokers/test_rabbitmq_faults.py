@@ -13,7 +13,7 @@ from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.connection import BLOCKED
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import NotTaken, Outgoing
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
     PATIENCE,
@@ -180,6 +180,48 @@ async def hold(url, queue):
 
 asyncio.run(hold(*sys.argv[1:]))
 """
+
+
+# -- queues that are full -------------------------------------------------------------------------------------------
+
+
+class TestFull:
+    @pytest.mark.parametrize("other", ["is there", "must be made"])
+    async def test_what_a_full_queue_does_not_take_is_told_and_the_others_go(
+        self, broker: RabbitMQBroker, url: str, queue: str, other: str
+    ) -> None:
+        """Also when one of the others comes back, because its queue vanished, and is published again."""
+        elsewhere = fresh_name()
+        await broker.declare([elsewhere])
+        with plain_channel(url) as channel:
+            arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
+            channel.queue_declare(queue, durable=True, arguments=arguments)
+            if other == "must be made":
+                channel.queue_delete(elsewhere)
+        batch = [one for both in zip(messages(queue, 4), messages(elsewhere, 4), strict=True) for one in both]
+        with pytest.raises(NotTaken, match=f"did not take 2 of 8 messages, for {queue}: is it full") as caught:
+            await broker.publish(batch)
+        assert [*map(id, caught.value.messages)] == [id(batch[4]), id(batch[6])]
+        assert caught.value.via == broker.name
+        assert trouble(broker) == ""  # it works
+        assert ((await state(broker, queue)).ready, (await state(broker, elsewhere)).ready) == (2, 4)
+        assert bodies(await take(await broker.consume(queue, prefetch=2), 2)) == [b"0", b"1"]
+        forget(url, [elsewhere])
+
+    async def test_a_quarantine_that_is_full_keeps_the_message_where_it_was(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        with plain_channel(url) as channel:
+            arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+            channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
+            channel.basic_publish("", dlq_of(queue), b"the one that it has room for")
+        await broker.publish(messages(queue, 1))
+        consumer = await broker.consume(queue, prefetch=1)
+        (held,) = await take(consumer, 1)
+        with pytest.raises(BrokerUnavailable, match="did not take 1 of 1"):
+            await consumer.dead_letter(held, "broken")
+        (again,) = await take(consumer, 1)
+        assert again.body == held.body
 
 
 # -- deaf consumers and queues that vanish --------------------------------------------------------------------------

@@ -12,7 +12,17 @@ from typing import TypeVar
 from weakref import WeakSet
 
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Capabilities, Consumer, DeadLetter, Delivery, Link, Outgoing, QueueState
+from oraculo.ports.broker import (
+    Broker,
+    Capabilities,
+    Consumer,
+    DeadLetter,
+    Delivery,
+    Link,
+    NotTaken,
+    Outgoing,
+    QueueState,
+)
 
 PROBE_PAUSE = 1.0  # seconds between two looks at a broker that is down
 LONGEST_PROBE_PAUSE = 5.0
@@ -56,6 +66,8 @@ class _Branch:
         """A call that fails because the broker cannot be reached takes it out of use."""
         try:
             return await call
+        except NotTaken:  # by a broker that works
+            raise
         except BrokerUnavailable as error:
             self.fail(error)
             raise
@@ -186,9 +198,16 @@ class FailoverBroker:
     async def publish(self, messages: Sequence[Outgoing]) -> str:
         """An answer goes back by the broker that brought its command, while that one works: whoever waits for it can be
         reached there. Returns the name of the broker that took the last of them."""
-        name = ""
+        name, refusals = "", list[NotTaken]()
         for preferred, group in _by_preference(messages).items():
-            name = await self._publish(group, preferred)
+            try:
+                name = await self._publish(group, preferred)
+            except NotTaken as error:
+                name = error.via
+                refusals.append(error)
+        if refusals:
+            told = "; ".join(map(str, refusals))
+            raise NotTaken(told, [message for error in refusals for message in error.messages], name)
         return name or next((branch.name for branch in self._up()), "")
 
     async def _publish(self, messages: Sequence[Outgoing], preferred: str | None) -> str:
@@ -196,6 +215,8 @@ class FailoverBroker:
         for branch in sorted(self._up(), key=lambda branch: branch.name != preferred):
             try:
                 return await branch.attempt(branch.broker.publish(messages))
+            except NotTaken:
+                raise  # a limit that its owner set is not gone round
             except BrokerUnavailable:
                 continue
             except BrokerError as error:

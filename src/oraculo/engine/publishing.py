@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.ports.telemetry import CommandsPublished, PublishFailed, Telemetry
 
@@ -74,6 +74,11 @@ class Line:
             started = self._clock.now()
             try:
                 via = await self._broker.publish([message for _, message in batch])
+            except NotTaken as error:
+                self.is_failing = False
+                self._telemetry.emit(PublishFailed(len(error.messages), str(error)))
+                self._tell_apart(batch, error, started)
+                return
             except BrokerError as error:
                 self.is_failing = isinstance(error, BrokerUnavailable)
                 self._telemetry.emit(PublishFailed(len(batch), str(error)))
@@ -84,9 +89,19 @@ class Line:
                 pause = min(pause * 2, _LONGEST_PAUSE)
             else:
                 self.is_failing = False
-                self._telemetry.emit(CommandsPublished(len(batch), self._clock.now() - started))
-                self._confirmed([key for key, _ in batch], via)
+                self._tell_confirmed([key for key, _ in batch], via, started)
                 return
+
+    def _tell_confirmed(self, keys: Sequence[Key], via: str, started: float) -> None:
+        self._telemetry.emit(CommandsPublished(len(keys), self._clock.now() - started))
+        self._confirmed(keys, via)
+
+    def _tell_apart(self, batch: Sequence[Entry], error: NotTaken, started: float) -> None:
+        """A queue that is full holds up no other: what it did not take is for the sweep."""
+        left = set(map(id, error.messages))
+        self._refused([key for key, message in batch if id(message) in left])
+        if taken := [key for key, message in batch if id(message) not in left]:
+            self._tell_confirmed(taken, error.via, started)
 
     async def _set_apart(self, batch: Sequence[Entry]) -> None:
         if len(batch) == 1:

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import msgspec
 
+from oraculo.errors import BrokerUnavailable
+
 
 class Capabilities(msgspec.Struct, frozen=True):
     """What an adapter can and cannot do; whoever depends on one of these asks here and nowhere else."""
@@ -33,6 +35,16 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     reason: str | None = None
     expires_at: float | None = None
     prefer: str | None = None  # of several brokers, the one that should carry it if it can
+
+
+class NotTaken(BrokerUnavailable):
+    """The broker works, and did not take `messages`: a queue is full, say. It may take them later. All others of the
+    same call are confirmed, by the link `via`."""
+
+    def __init__(self, told: str, messages: Sequence[Outgoing], via: str) -> None:
+        super().__init__(told)
+        self.messages = messages
+        self.via = via
 
 
 class Delivery(msgspec.Struct, gc=False):
@@ -130,7 +142,8 @@ class Broker(Protocol):
         is missing is made.
 
         Raises BrokerUnavailable when it cannot, or not in time. Some may then have been taken: publishing again makes
-        duplicates, never losses. A message whose `reason` is set is a dead letter of `queue` and goes to its dlq.
+        duplicates, never losses. Raises NotTaken when it is known which were not taken. A message whose `reason` is set
+        is a dead letter of `queue` and goes to its dlq.
         """
         ...
 

@@ -41,7 +41,7 @@ from oraculo.brokers.nats.layout import (
 )
 from oraculo.core.naming import DLQ_SUFFIX, shown
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings
-from oraculo.ports.broker import Capabilities, DeadLetter, Link, Outgoing, QueueState
+from oraculo.ports.broker import Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 
 DEFAULT_PORT = 4222
@@ -55,6 +55,7 @@ MOST_GIVEN_BACK_TOGETHER = 100_000  # then those of the queue that was first giv
 LOOKING_FOR_LOSSES = 1.0  # seconds after which no more streams are looked at before a new connection is used
 _CLOSED = "the NATS broker is closed: call start() first"
 _NAME_IN_USE = 10058
+_MOST_TOLD = 5  # reasons, of the messages of one call
 _NOTHING_TO_DELETE = frozenset(
     {10043, 10057}
 )  # JetStream says the one for a number in use before, the other for one beyond
@@ -448,20 +449,21 @@ class NatsBroker:
         """Raises BrokerError for messages that NATS cannot take (a name that is no subject, a body over max_payload);
         the others are published."""
         async with self._calling(self._publish_timeout) as connection:
-            faults: dict[str, None] = {}
-            requests = [
-                request
-                for message in messages
-                if (request := _request(message, connection.max_payload, faults)) is not None
+            refusals = _Refusals()
+            requests = [_request(message, connection.max_payload, refusals) for message in messages]
+            await self._send(connection, [request for request in requests if request is not None], refusals)
+        refusals.raise_for_good()
+        if refusals.full:
+            left = [
+                message for message, request in zip(messages, requests, strict=True) if id(request) in refusals.full
             ]
-            await self._send(connection, requests, faults)
-        _raise_for(faults)
+            raise NotTaken(refusals.told, left, self._name)
         return self._name
 
     async def bury(self, letters: Sequence[Letter]) -> None:
         async with self._calling(self._publish_timeout) as connection:
             room = connection.max_payload
-            faults: dict[str, None] = {}
+            refusals = _Refusals()
             requests = [
                 Request(
                     quarantine_of(letter.queue),
@@ -470,18 +472,18 @@ class NatsBroker:
                 )
                 for letter in letters
             ]
-            await self._send(connection, requests, faults)
-        _raise_for(faults)
+            await self._send(connection, requests, refusals)
+        refusals.raise_any()
 
-    async def _send(self, connection: Connection, requests: Sequence[Request], faults: dict[str, None]) -> None:
-        """Returns once all are confirmed; those that were refused for good are told in `faults`."""
+    async def _send(self, connection: Connection, requests: Sequence[Request], refusals: "_Refusals") -> None:
+        """Returns once all are confirmed, but for those that were refused, which are told in `refusals`."""
         await self._make_missing(connection, requests)
         for window in _windows(requests):
-            homeless = await self._send_window(connection, window, faults)
+            homeless = await self._send_window(connection, window, refusals)
             if homeless:  # their stream was deleted, so they are nowhere: sending them again makes no duplicate
                 connection.forget_made(source_of(request.subject) for request in homeless)
                 await self._make_missing(connection, homeless)
-                if await self._send_window(connection, homeless, faults):
+                if await self._send_window(connection, homeless, refusals):
                     raise BrokerUnavailable(f"the stream of {homeless[0].subject} at {connection.place} is gone again")
 
     async def _make_missing(self, connection: Connection, requests: Sequence[Request]) -> None:
@@ -497,7 +499,7 @@ class NatsBroker:
             await self._make(connection, sorted(missing))
 
     async def _send_window(
-        self, connection: Connection, requests: Sequence[Request], faults: dict[str, None]
+        self, connection: Connection, requests: Sequence[Request], refusals: "_Refusals"
     ) -> list[Request]:
         """Those for which there is no stream."""
         acks = await connection.exchange(requests, read_confirm)
@@ -509,9 +511,12 @@ class NatsBroker:
                 homeless.append(request)
             elif ack.error is not None:
                 refusal = connection.refusal(ack.error, f"a message for {request.subject}")
-                if isinstance(refusal, BrokerUnavailable):
+                if ack.error.is_full:
+                    refusals.full[id(request)] = str(refusal)
+                elif isinstance(refusal, BrokerUnavailable):
                     raise refusal
-                faults[str(refusal)] = None
+                else:
+                    refusals.for_good[str(refusal)] = None
         return homeless
 
     # -- consuming ------------------------------------------------------------------------------------------------
@@ -589,14 +594,14 @@ class NatsBroker:
 
     async def _move_back(self, connection: Connection, queue: str, letters: Sequence[DeadLetter]) -> int:
         target, stream = source_of(queue), stream_of(quarantine_of(queue))
-        faults: dict[str, None] = {}
+        refusals = _Refusals()
         requests = []
         for letter in letters:
             letter_id = {ID_HEADER: f"{stream}:{letter.id}:{letter.at}"}
             fits = len(letter.body) + headers_size(letter_id) <= connection.max_payload
             requests.append(Request(target, letter.body, letter_id if fits else None))
-        await self._send(connection, requests, faults)
-        _raise_for(faults)
+        await self._send(connection, requests, refusals)
+        refusals.raise_any()
         return await self._delete(connection, queue, [int(letter.id) for letter in letters])
 
     async def _delete(self, connection: Connection, queue: str, sequences: Sequence[int]) -> int:
@@ -642,23 +647,40 @@ class NatsBroker:
         return [_letter(source, answer["message"]) for answer in answers if not isinstance(answer, ApiError)]
 
 
-def _request(message: Outgoing, most: int, faults: dict[str, None]) -> Request | None:
+class _Refusals:
+    """What became of the messages of one call that were not confirmed."""
+
+    def __init__(self) -> None:
+        self.for_good: dict[str, None] = {}  # the reasons
+        self.full: dict[int, str] = {}  # the reasons, by the id of a request whose stream has no room now
+
+    @property
+    def told(self) -> str:
+        return "; ".join(list(dict.fromkeys(self.full.values()))[:_MOST_TOLD])
+
+    def raise_for_good(self) -> None:
+        if self.for_good:
+            raise BrokerError("; ".join(list(self.for_good)[:_MOST_TOLD]))
+
+    def raise_any(self) -> None:
+        self.raise_for_good()
+        if self.full:
+            raise BrokerUnavailable(self.told)
+
+
+def _request(message: Outgoing, most: int, refusals: _Refusals) -> Request | None:
     """None when NATS cannot take it."""
     queue, body, reason = message.queue, message.body, message.reason
     if fault := name_fault(queue):
-        faults[fault] = None
+        refusals.for_good[fault] = None
         return None
     if len(body) > most:
-        faults[f"{queue}: a message of {len(body)} bytes is over the server's max_payload of {most} bytes"] = None
+        told = f"{queue}: a message of {len(body)} bytes is over the server's max_payload of {most} bytes"
+        refusals.for_good[told] = None
         return None
     if reason is None:
         return Request(queue, body)
     return Request(quarantine_of(queue), body, letter_headers(reason or NO_REASON, 0, most - len(body)))
-
-
-def _raise_for(faults: dict[str, None]) -> None:
-    if faults:
-        raise BrokerError("; ".join(list(faults)[:5]))
 
 
 def _windows(requests: Sequence[Request]) -> Iterable[Sequence[Request]]:

@@ -34,6 +34,7 @@ _API = "$JS.API."
 _API_WINDOW = 128  # calls of the API that are out at a time
 _FROM_NOBODY = b"NATS/1.0 503"
 _NO_JETSTREAM = frozenset({10039, 10076})
+_NOT_STORED = 10077
 _FAREWELL = 1.0  # seconds in which the tasks and the socket of an ended connection are gone
 
 Answer = TypeVar("Answer")
@@ -57,6 +58,11 @@ class ApiError(msgspec.Struct, frozen=True):
     @property
     def is_temporary(self) -> bool:
         return self.code >= 500 or self.code == TOO_MANY_REQUESTS
+
+    @property
+    def is_full(self) -> bool:
+        """That the stream has the most that its owner allows; not that the server's disk has."""
+        return self.err_code == _NOT_STORED and self.description.startswith("maximum ")
 
 
 NOBODY = ApiError(NO_RESPONDERS, 0, "nobody listens there")

@@ -36,12 +36,12 @@ from oraculo.brokers.rabbitmq.letters import (
     encoded,
     redeliveries_of,
 )
-from oraculo.brokers.rabbitmq.publisher import Publisher
+from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Publisher
 from oraculo.brokers.rabbitmq.queues import Queues, dlq_name, is_dlq
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Capabilities, DeadLetter, Delivery, Link, Outgoing, QueueState
+from oraculo.ports.broker import Capabilities, DeadLetter, Delivery, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 
 PORT = 5672
@@ -306,7 +306,13 @@ class RabbitMQBroker:
         return [Link(self.name, (self._publishing.blocked or self._trouble) if self._is_started else CLOSED)]
 
     async def publish(self, messages: Sequence[Outgoing]) -> str:
-        await self._send_watched([self._parcel(message) for message in messages])
+        parcels = [self._parcel(message) for message in messages]
+        try:
+            await self._send_watched(parcels)
+        except NotConfirmed as error:
+            refused = set(map(id, error.parcels))
+            left = [message for message, parcel in zip(messages, parcels, strict=True) if id(parcel) in refused]
+            raise NotTaken(str(error), left, self.name) from error
         return self.name
 
     async def consume(self, queue: str, *, prefetch: int) -> RabbitMQConsumer:
@@ -357,6 +363,9 @@ class RabbitMQBroker:
             raise BrokerUnavailable(CLOSED)
         try:
             yield
+        except NotConfirmed:  # by a server that works
+            self._trouble = None
+            raise
         except BrokerUnavailable as error:
             self._note(str(error))
             raise

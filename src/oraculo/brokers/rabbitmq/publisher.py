@@ -19,22 +19,37 @@ _PRECONDITION_FAILED = 406  # on a channel that only publishes: a message is too
 VANISHED_PAUSE = 0.3
 
 
+class NotConfirmed(BrokerUnavailable):
+    """The server said no to some; all others are confirmed."""
+
+    def __init__(self, parcels: Sequence[Parcel], of: int) -> None:
+        queues = ", ".join(sorted({parcel.queue for parcel in parcels})[:5])
+        super().__init__(
+            f"RabbitMQ did not take {len(parcels)} of {of} messages, for {queues}: is it full, or without its majority?"
+        )
+        self.parcels = parcels
+
+
 class _Batch:
-    """What one call published: how many confirms are missing, and what the server could not route."""
+    """What one call published: how many confirms are missing, and what the server could not route or did not take."""
 
-    __slots__ = ("_unreturned", "done", "missing", "parcels", "refused", "returned")
+    __slots__ = ("_first", "_unreturned", "done", "missing", "parcels", "refused", "returned")
 
-    def __init__(self, parcels: Sequence[Parcel]) -> None:
+    def __init__(self, parcels: Sequence[Parcel], first: int) -> None:
         self.parcels = parcels
         self.missing = len(parcels)
-        self.refused = 0
+        self.refused: list[Parcel] = []
+        self._first = first  # its delivery tag
         self.returned: list[Parcel] = []
         self._unreturned: dict[tuple[str, bytes], list[Parcel]] | None = None  # made when the first is returned
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def confirm(self, count: int, is_taken: bool) -> None:
+    def refuse(self, tag: int) -> None:
+        self.refused.append(self.parcels[tag - self._first])
+
+    def confirm(self, count: int) -> None:
+        """Or were refused: it is known what became of them."""
         self.missing -= count
-        self.refused += 0 if is_taken else count
         if self.missing == 0 and not self.done.done():
             self.done.set_result(None)
 
@@ -79,14 +94,14 @@ class Publisher:
         self._batches: dict[_Batch, None] = {}  # those of which a confirm is missing, the oldest first
 
     async def publish(self, parcels: Sequence[Parcel]) -> None:
-        """Returns once every one is confirmed. The caller bounds the time. Raises BrokerUnavailable or BrokerError."""
+        """Returns once every one is confirmed. The caller bounds the time. Raises NotConfirmed, BrokerUnavailable or
+        BrokerError."""
+        count, refused = len(parcels), list[Parcel]()
         while parcels:
             channel = await self._ready()
-            batch = _Batch(parcels)
-            self._send(channel, batch)
+            batch = self._send(channel, parcels)
             await batch.done
-            if batch.refused:
-                raise BrokerUnavailable(f"RabbitMQ did not take {batch.refused} of {len(parcels)} messages")
+            refused += batch.refused
             parcels = batch.returned
             missing = {parcel.queue for parcel in parcels}
             if missing and (self._has_forgotten or not missing.isdisjoint(self._routed)):
@@ -94,6 +109,8 @@ class Publisher:
             if missing:
                 await self._declare(missing)
             self._remember({parcel.queue for parcel in batch.parcels})
+        if refused:
+            raise NotConfirmed(refused, count)
 
     def give_up(self, reason: str) -> None:
         """The server does not confirm: whoever waits is told, and the next to publish connects anew."""
@@ -130,20 +147,25 @@ class Publisher:
         self._last_tag = 0
         return channel
 
-    def _send(self, channel: Channel, batch: _Batch) -> None:
-        packed = self._packer.pack(batch.parcels)  # may raise: then nothing was sent, and nothing may be counted
+    def _send(self, channel: Channel, parcels: Sequence[Parcel]) -> _Batch:
+        packed = self._packer.pack(parcels)  # may raise: then nothing was sent, and nothing may be counted
         first = self._last_tag + 1
-        self._last_tag += len(batch.parcels)
+        batch = _Batch(parcels, first)
+        self._last_tag += len(parcels)
         self._unconfirmed.update(dict.fromkeys(range(first, self._last_tag + 1), batch))
         self._batches[batch] = None
         channel.raw.connection.emit(packed)
+        return batch
 
     def _on_confirm(self, tag: int, is_multiple: bool, is_taken: bool) -> None:
         waiting = self._unconfirmed
         tags = list(takewhile(tag.__ge__, waiting)) if is_multiple else [tag]
+        for each in () if is_taken else tags:
+            if each in waiting:
+                waiting[each].refuse(each)
         for batch, count in Counter([waiting.pop(each, None) for each in tags]).items():
             if batch is not None:
-                batch.confirm(count, is_taken)
+                batch.confirm(count)
                 if batch.missing == 0:
                     self._batches.pop(batch, None)
 

@@ -1,0 +1,68 @@
+"""A queue that its owner gave a limit, and that is full: what is meant for it waits, and holds up nothing else."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+import nats
+import pika
+import pytest
+from nats.js.api import DiscardPolicy
+
+from oraculo.brokers.nats.layout import stream_of
+from oraculo.ports.broker import Outgoing, QueueState
+from tests.end_to_end.stage import Stage, settings_for
+from tests.engine.workers import Journal, recording_app
+from tests.servers.fleet import Fleet
+
+FULL, IDLE, WELL = "executador_cheio", "executador_parado", "escavador_a"
+Limit = Callable[[str, str], Awaitable[None]]
+
+
+async def limit_rabbitmq(url: str, queue: str) -> None:
+    def declare() -> None:
+        with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+            arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+            connection.channel().queue_declare(queue, durable=True, arguments=arguments)
+
+    await asyncio.to_thread(declare)
+
+
+async def limit_nats(url: str, queue: str) -> None:
+    client = await nats.connect(url)
+    stream = client.jetstream()
+    config = (await stream.stream_info(stream_of(queue))).config
+    config.max_msgs, config.discard = 1, DiscardPolicy.NEW
+    await stream.update_stream(config)
+    await client.close()
+
+
+async def state(oraculo: Stage, queue: str) -> QueueState:
+    [found] = await oraculo.broker.queues([oraculo.engine.names.physical(queue)])
+    return found
+
+
+@pytest.mark.parametrize(("name", "limit"), [("rabbitmq", limit_rabbitmq), ("nats", limit_nats)])
+async def test_a_full_queue_holds_up_no_other(name: str, limit: Limit, fleet: Fleet) -> None:
+    settings = settings_for(fleet.url(name))
+    async with Stage(settings, recording_app(Journal(), (WELL,))) as oraculo:
+        full = oraculo.engine.names.physical(FULL)
+        if limit is limit_rabbitmq:  # there it cannot be set later
+            await limit(settings.broker.url, full)
+        await oraculo.broker.publish([Outgoing(full, b"the one that it has room for")])
+        if limit is limit_nats:
+            await limit(settings.broker.url, full)
+
+        waiting = await oraculo.submit({"destinos": [FULL, IDLE], "payload": {}, "timeout": 60})
+        for _ in range(2):  # behind it, or with it
+            aggregate = await oraculo.run({"destinos": [WELL, IDLE], "payload": {}, "timeout": 1})
+            assert aggregate["resultados"].keys() == {WELL}
+        assert (await state(oraculo, IDLE)).ready == 3  # each command once, however often the other was tried
+        assert [link.trouble for link in oraculo.broker.links()] == [None]
+        explained = await oraculo.operations.explain(waiting)
+        assert f"'{FULL}' (attempt 1 of 3, not yet confirmed by the broker" in explained
+        assert f"'{IDLE}' (attempt 1 of 3, sent " in explained
+
+        assert (await oraculo.next_on(FULL)).body == b"the one that it has room for"
+        command = await asyncio.wait_for(oraculo.next_on(FULL), 10)
+        assert json.loads(command.body)["correlation_id"] == waiting
