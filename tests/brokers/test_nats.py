@@ -10,8 +10,9 @@ from contextlib import suppress
 import pytest
 
 from oraculo.brokers.nats import NatsBroker
-from oraculo.brokers.nats.broker import WINDOW, _GivenBack
+from oraculo.brokers.nats.broker import _GivenBack
 from oraculo.brokers.nats.layout import NO_REASON, header_block, letter_headers, reason_in
+from oraculo.brokers.nats.outgoing import WINDOW
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import Broker, Capabilities, Outgoing

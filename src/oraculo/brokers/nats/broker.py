@@ -9,7 +9,6 @@ before are looked at: one that is gone, or was made anew, had messages that were
 """
 
 import asyncio
-import base64
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
@@ -19,47 +18,35 @@ from oraculo.brokers.address import read_address
 from oraculo.brokers.nats.connection import MOST_KNOWN, NOBODY, ApiError, Connection, Request, read_confirm
 from oraculo.brokers.nats.consumer import FAREWELL, PULL_EXPIRES, Letter, NatsConsumer, Terms, give_back
 from oraculo.brokers.nats.layout import (
-    ID_HEADER,
-    NO_REASON,
     consumer_config,
     consumer_fault,
     consumer_terms,
-    headers_size,
     is_queue,
     letter_headers,
     name_fault,
-    parse_headers,
     quarantine_of,
     queue_of,
-    reason_in,
-    redeliveries_in,
-    seconds_of,
     source_of,
     stream_config,
     stream_fault,
     stream_of,
 )
+from oraculo.brokers.nats.letters import Quarantine
+from oraculo.brokers.nats.outgoing import Refusals, request_of, windows
 from oraculo.core.naming import DLQ_SUFFIX, shown
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings
 from oraculo.ports.broker import Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 
 DEFAULT_PORT = 4222
-WINDOW = 1000  # messages that wait for their confirm at a time; JetStream refuses when ten thousand do
-WINDOW_BYTES = 4 * 1024 * 1024
 MADE_TOGETHER = 32  # queues
-PAGE = 128  # dead letters, or streams, that are looked at together
+PAGE = 128  # streams that are looked at together
 MOST_ORPHANS = 100_000  # about as many deliveries are given back after a break; more wait for the end of their lease
 MOST_GIVEN_BACK = 10_000  # for each queue; more are counted as unacked
 MOST_GIVEN_BACK_TOGETHER = 100_000  # then those of the queue that was first given something back count as unacked
 LOOKING_FOR_LOSSES = 1.0  # seconds after which no more streams are looked at before a new connection is used
 _CLOSED = "the NATS broker is closed: call start() first"
 _NAME_IN_USE = 10058
-_MOST_TOLD = 5  # reasons, of the messages of one call
-_NOTHING_TO_DELETE = frozenset(
-    {10043, 10057}
-)  # JetStream says the one for a number in use before, the other for one beyond
-_LONGEST_ID = 19  # digits; a stream's sequence has no more
 _SYSTEM_CLOCK = SystemClock()
 
 
@@ -142,6 +129,7 @@ class NatsBroker:
         self._orphans: dict[str, float] = {}  # what was held when a connection broke, and when each lease ends
         self._born: dict[str, str] = {}  # when each stream was made, as the server says; what was used last comes last
         self._given_back = _GivenBack(clock)
+        self._quarantine = Quarantine(lambda: self._calling(publish_timeout), self._send)
         self._trouble: str | None = _CLOSED
         self._losses = 0
 
@@ -449,8 +437,8 @@ class NatsBroker:
         """Raises BrokerError for messages that NATS cannot take (a name that is no subject, a body over max_payload);
         the others are published."""
         async with self._calling(self._publish_timeout) as connection:
-            refusals = _Refusals()
-            requests = [_request(message, connection.max_payload, refusals) for message in messages]
+            refusals = Refusals()
+            requests = [request_of(message, connection.max_payload, refusals) for message in messages]
             await self._send(connection, [request for request in requests if request is not None], refusals)
         refusals.raise_for_good()
         if refusals.full:
@@ -463,7 +451,7 @@ class NatsBroker:
     async def bury(self, letters: Sequence[Letter]) -> None:
         async with self._calling(self._publish_timeout) as connection:
             room = connection.max_payload
-            refusals = _Refusals()
+            refusals = Refusals()
             requests = [
                 Request(
                     quarantine_of(letter.queue),
@@ -475,10 +463,10 @@ class NatsBroker:
             await self._send(connection, requests, refusals)
         refusals.raise_any()
 
-    async def _send(self, connection: Connection, requests: Sequence[Request], refusals: "_Refusals") -> None:
+    async def _send(self, connection: Connection, requests: Sequence[Request], refusals: Refusals) -> None:
         """Returns once all are confirmed, but for those that were refused, which are told in `refusals`."""
         await self._make_missing(connection, requests)
-        for window in _windows(requests):
+        for window in windows(requests):
             homeless = await self._send_window(connection, window, refusals)
             if homeless:  # their stream was deleted, so they are nowhere: sending them again makes no duplicate
                 connection.forget_made(source_of(request.subject) for request in homeless)
@@ -499,7 +487,7 @@ class NatsBroker:
             await self._make(connection, sorted(missing))
 
     async def _send_window(
-        self, connection: Connection, requests: Sequence[Request], refusals: "_Refusals"
+        self, connection: Connection, requests: Sequence[Request], refusals: Refusals
     ) -> list[Request]:
         """Those for which there is no stream."""
         acks = await connection.exchange(requests, read_confirm)
@@ -542,174 +530,13 @@ class NatsBroker:
     # -- dead letters ---------------------------------------------------------------------------------------------
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
-        if after is not None and not _sequence(after):
-            raise BrokerError(f"after: not the id of a dead letter: {shown(after)}")
-        found: list[DeadLetter] = []
-        position = _sequence(after or "0")
-        async with self._calling(self._publish_timeout) as connection:
-            last = await self._last_letter(connection, queue)
-            while limit > len(found) and position < last:
-                page = await self._page(connection, queue, position, last, limit - len(found))
-                if not page:
-                    break
-                found += page
-                position = int(page[-1].id)
-        return found
+        return await self._quarantine.peek(queue, limit=limit, after=after)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
-        """Page by page. When it fails, those that were moved are moved, and the others are where they were."""
-        if name_fault(queue):
-            return 0
-        return await (self._redrive_all(queue) if ids is None else self._redrive_some(queue, _sequences(ids)))
-
-    async def _redrive_all(self, queue: str) -> int:
-        """All that are there now; not what dies again meanwhile."""
-        async with self._calling(self._publish_timeout) as connection:
-            last = await self._last_letter(connection, queue)
-        moved = position = 0
-        while position < last:
-            async with self._calling(self._publish_timeout) as connection:
-                page = await self._page(connection, queue, position, last, PAGE)
-                if not page:
-                    break
-                moved += await self._move_back(connection, queue, page)
-                position = int(page[-1].id)
-        return moved
-
-    async def _redrive_some(self, queue: str, sequences: Sequence[int]) -> int:
-        moved = 0
-        for start in range(0, len(sequences), PAGE):
-            wanted = [{"seq": sequence} for sequence in sequences[start : start + PAGE]]
-            async with self._calling(self._publish_timeout) as connection:
-                letters = await self._read(connection, queue, wanted)
-                moved += await self._move_back(connection, queue, letters)
-        return moved
+        return await self._quarantine.redrive(queue, ids)
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
-        sequences = _sequences(ids)
-        if name_fault(queue) or not sequences:
-            return 0
-        async with self._calling(self._publish_timeout) as connection:
-            return await self._delete(connection, queue, sequences)
-
-    async def _move_back(self, connection: Connection, queue: str, letters: Sequence[DeadLetter]) -> int:
-        target, stream = source_of(queue), stream_of(quarantine_of(queue))
-        refusals = _Refusals()
-        requests = []
-        for letter in letters:
-            letter_id = {ID_HEADER: f"{stream}:{letter.id}:{letter.at}"}
-            fits = len(letter.body) + headers_size(letter_id) <= connection.max_payload
-            requests.append(Request(target, letter.body, letter_id if fits else None))
-        await self._send(connection, requests, refusals)
-        refusals.raise_any()
-        return await self._delete(connection, queue, [int(letter.id) for letter in letters])
-
-    async def _delete(self, connection: Connection, queue: str, sequences: Sequence[int]) -> int:
-        verb = f"STREAM.MSG.DELETE.{stream_of(quarantine_of(queue))}"
-        answers = await connection.ask_many((verb, {"seq": sequence, "no_erase": True}) for sequence in sequences)
-        for answer in answers:
-            if isinstance(answer, ApiError) and not (answer.is_missing or answer.err_code in _NOTHING_TO_DELETE):
-                raise connection.refusal(answer, f"to delete dead letters of {queue}")
-        return sum(not isinstance(answer, ApiError) for answer in answers)
-
-    async def _last_letter(self, connection: Connection, queue: str) -> int:
-        """The last sequence that was given in the quarantine; 0 where there is none."""
-        if name_fault(queue):
-            return 0
-        quarantine = quarantine_of(queue)
-        (told,) = await connection.ask_many([(f"STREAM.INFO.{stream_of(quarantine)}", None)])
-        if not isinstance(told, ApiError):
-            return int(told["state"]["last_seq"]) if told["state"]["messages"] else 0
-        if told.is_missing:
-            return 0
-        raise connection.refusal(told, f"to tell of {quarantine}")
-
-    async def _page(
-        self, connection: Connection, queue: str, after: int, last: int, limit: int
-    ) -> Sequence[DeadLetter]:
-        """Some of those behind `after` and not behind `last`; none only where there are none. JetStream finds the first
-        one; the numbers that follow it are tried all at once."""
-        first = await self._read(connection, queue, [{"seq": after + 1, "next_by_subj": quarantine_of(queue)}])
-        if not first or int(first[0].id) > last:
-            return []
-        start = int(first[0].id) + 1
-        numbers = range(start, min(start + min(PAGE, limit) - 1, last + 1))
-        return [*first, *await self._read(connection, queue, [{"seq": number} for number in numbers])]
-
-    async def _read(self, connection: Connection, queue: str, wanted: Sequence[dict[str, Any]]) -> list[DeadLetter]:
-        """Those of the wanted messages that are there."""
-        verb = f"STREAM.MSG.GET.{stream_of(quarantine_of(queue))}"
-        answers = await connection.ask_many((verb, each) for each in wanted)
-        for answer in answers:
-            if isinstance(answer, ApiError) and not answer.is_missing:
-                raise connection.refusal(answer, f"to read dead letters of {queue}")
-        source = source_of(queue)
-        return [_letter(source, answer["message"]) for answer in answers if not isinstance(answer, ApiError)]
-
-
-class _Refusals:
-    """What became of the messages of one call that were not confirmed."""
-
-    def __init__(self) -> None:
-        self.for_good: dict[str, None] = {}  # the reasons
-        self.full: dict[int, str] = {}  # the reasons, by the id of a request whose stream has no room now
-
-    @property
-    def told(self) -> str:
-        return "; ".join(list(dict.fromkeys(self.full.values()))[:_MOST_TOLD])
-
-    def raise_for_good(self) -> None:
-        if self.for_good:
-            raise BrokerError("; ".join(list(self.for_good)[:_MOST_TOLD]))
-
-    def raise_any(self) -> None:
-        self.raise_for_good()
-        if self.full:
-            raise BrokerUnavailable(self.told)
-
-
-def _request(message: Outgoing, most: int, refusals: _Refusals) -> Request | None:
-    """None when NATS cannot take it."""
-    queue, body, reason = message.queue, message.body, message.reason
-    if fault := name_fault(queue):
-        refusals.for_good[fault] = None
-        return None
-    if len(body) > most:
-        told = f"{queue}: a message of {len(body)} bytes is over the server's max_payload of {most} bytes"
-        refusals.for_good[told] = None
-        return None
-    if reason is None:
-        return Request(queue, body)
-    return Request(quarantine_of(queue), body, letter_headers(reason or NO_REASON, 0, most - len(body)))
-
-
-def _windows(requests: Sequence[Request]) -> Iterable[Sequence[Request]]:
-    """As many at a time as the server may have in hand."""
-    start = size = 0
-    for end, request in enumerate(requests):
-        if end > start and (end - start == WINDOW or size + len(request.body) > WINDOW_BYTES):
-            yield requests[start:end]
-            start, size = end, 0
-        size += len(request.body)
-    if start < len(requests):
-        yield requests[start:]
-
-
-def _letter(source: str, stored: dict[str, Any]) -> DeadLetter:
-    headers = parse_headers(base64.b64decode(stored.get("hdrs", "")))
-    body = base64.b64decode(stored.get("data", ""))
-    sequence, at = str(stored["seq"]), seconds_of(stored["time"])
-    return DeadLetter(sequence, source, body, reason_in(headers), at, redeliveries_in(headers))
-
-
-def _sequence(letter_id: str) -> int:
-    """The number behind the id of a dead letter; 0, which no letter has, for what cannot be one."""
-    is_number = letter_id.isascii() and letter_id.isdecimal() and len(letter_id) <= _LONGEST_ID
-    return int(letter_id) if is_number else 0
-
-
-def _sequences(ids: Iterable[str]) -> list[int]:
-    return list(dict.fromkeys(filter(None, map(_sequence, ids))))
+        return await self._quarantine.discard(queue, ids)
 
 
 def _replicas(text: str) -> int:

@@ -1,0 +1,161 @@
+"""The dead letters of NATS: a stream beside each queue, looked at and moved by the numbers of its messages."""
+
+import base64
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from oraculo.brokers.nats.connection import ApiError, Connection, Request
+from oraculo.brokers.nats.layout import (
+    ID_HEADER,
+    headers_size,
+    name_fault,
+    parse_headers,
+    quarantine_of,
+    reason_in,
+    redeliveries_in,
+    seconds_of,
+    source_of,
+    stream_of,
+)
+from oraculo.brokers.nats.outgoing import Refusals
+from oraculo.core.naming import shown
+from oraculo.errors import BrokerError
+from oraculo.ports.broker import DeadLetter
+
+PAGE = 128  # letters that are looked at together
+_NOTHING_TO_DELETE = frozenset(
+    {10043, 10057}
+)  # JetStream says the one for a number in use before, the other for one beyond
+_LONGEST_ID = 19  # digits; a stream's sequence has no more
+
+Calling = Callable[[], AbstractAsyncContextManager[Connection]]  # a connection for one call
+Send = Callable[[Connection, Sequence[Request], Refusals], Awaitable[None]]
+
+
+class Quarantine:
+    def __init__(self, calling: Calling, send: Send) -> None:
+        self._calling = calling
+        self._send = send
+
+    async def peek(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
+        if after is not None and not _sequence(after):
+            raise BrokerError(f"after: not the id of a dead letter: {shown(after)}")
+        found: list[DeadLetter] = []
+        position = _sequence(after or "0")
+        async with self._calling() as connection:
+            last = await self._last_letter(connection, queue)
+            while limit > len(found) and position < last:
+                page = await self._page(connection, queue, position, last, limit - len(found))
+                if not page:
+                    break
+                found += page
+                position = int(page[-1].id)
+        return found
+
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
+        """Page by page. When it fails, those that were moved are moved, and the others are where they were."""
+        if name_fault(queue):
+            return 0
+        return await (self._redrive_all(queue) if ids is None else self._redrive_some(queue, _sequences(ids)))
+
+    async def _redrive_all(self, queue: str) -> int:
+        """All that are there now; not what dies again meanwhile."""
+        async with self._calling() as connection:
+            last = await self._last_letter(connection, queue)
+        moved = position = 0
+        while position < last:
+            async with self._calling() as connection:
+                page = await self._page(connection, queue, position, last, PAGE)
+                if not page:
+                    break
+                moved += await self._move_back(connection, queue, page)
+                position = int(page[-1].id)
+        return moved
+
+    async def _redrive_some(self, queue: str, sequences: Sequence[int]) -> int:
+        moved = 0
+        for start in range(0, len(sequences), PAGE):
+            wanted = [{"seq": sequence} for sequence in sequences[start : start + PAGE]]
+            async with self._calling() as connection:
+                letters = await self._read(connection, queue, wanted)
+                moved += await self._move_back(connection, queue, letters)
+        return moved
+
+    async def discard(self, queue: str, ids: Sequence[str]) -> int:
+        sequences = _sequences(ids)
+        if name_fault(queue) or not sequences:
+            return 0
+        async with self._calling() as connection:
+            return await self._delete(connection, queue, sequences)
+
+    async def _move_back(self, connection: Connection, queue: str, letters: Sequence[DeadLetter]) -> int:
+        target, stream = source_of(queue), stream_of(quarantine_of(queue))
+        refusals = Refusals()
+        requests = []
+        for letter in letters:
+            letter_id = {ID_HEADER: f"{stream}:{letter.id}:{letter.at}"}
+            fits = len(letter.body) + headers_size(letter_id) <= connection.max_payload
+            requests.append(Request(target, letter.body, letter_id if fits else None))
+        await self._send(connection, requests, refusals)
+        refusals.raise_any()
+        return await self._delete(connection, queue, [int(letter.id) for letter in letters])
+
+    async def _delete(self, connection: Connection, queue: str, sequences: Sequence[int]) -> int:
+        verb = f"STREAM.MSG.DELETE.{stream_of(quarantine_of(queue))}"
+        answers = await connection.ask_many((verb, {"seq": sequence, "no_erase": True}) for sequence in sequences)
+        for answer in answers:
+            if isinstance(answer, ApiError) and not (answer.is_missing or answer.err_code in _NOTHING_TO_DELETE):
+                raise connection.refusal(answer, f"to delete dead letters of {queue}")
+        return sum(not isinstance(answer, ApiError) for answer in answers)
+
+    async def _last_letter(self, connection: Connection, queue: str) -> int:
+        """The last sequence that was given in the quarantine; 0 where there is none."""
+        if name_fault(queue):
+            return 0
+        quarantine = quarantine_of(queue)
+        (told,) = await connection.ask_many([(f"STREAM.INFO.{stream_of(quarantine)}", None)])
+        if not isinstance(told, ApiError):
+            return int(told["state"]["last_seq"]) if told["state"]["messages"] else 0
+        if told.is_missing:
+            return 0
+        raise connection.refusal(told, f"to tell of {quarantine}")
+
+    async def _page(
+        self, connection: Connection, queue: str, after: int, last: int, limit: int
+    ) -> Sequence[DeadLetter]:
+        """Some of those behind `after` and not behind `last`; none only where there are none. JetStream finds the first
+        one; the numbers that follow it are tried all at once."""
+        first = await self._read(connection, queue, [{"seq": after + 1, "next_by_subj": quarantine_of(queue)}])
+        if not first or int(first[0].id) > last:
+            return []
+        start = int(first[0].id) + 1
+        numbers = range(start, min(start + min(PAGE, limit) - 1, last + 1))
+        return [*first, *await self._read(connection, queue, [{"seq": number} for number in numbers])]
+
+    async def _read(self, connection: Connection, queue: str, wanted: Sequence[dict[str, Any]]) -> list[DeadLetter]:
+        """Those of the wanted messages that are there."""
+        verb = f"STREAM.MSG.GET.{stream_of(quarantine_of(queue))}"
+        answers = await connection.ask_many((verb, each) for each in wanted)
+        for answer in answers:
+            if isinstance(answer, ApiError) and not answer.is_missing:
+                raise connection.refusal(answer, f"to read dead letters of {queue}")
+        source = source_of(queue)
+        return [_letter_of(source, answer["message"]) for answer in answers if not isinstance(answer, ApiError)]
+
+
+def _letter_of(source: str, stored: dict[str, Any]) -> DeadLetter:
+    headers = parse_headers(base64.b64decode(stored.get("hdrs", "")))
+    body = base64.b64decode(stored.get("data", ""))
+    sequence, at = str(stored["seq"]), seconds_of(stored["time"])
+    return DeadLetter(sequence, source, body, reason_in(headers), at, redeliveries_in(headers))
+
+
+def _sequence(letter_id: str) -> int:
+    """The number behind the id of a dead letter; 0, which no letter has, for what cannot be one."""
+    is_number = letter_id.isascii() and letter_id.isdecimal() and len(letter_id) <= _LONGEST_ID
+    return int(letter_id) if is_number else 0
+
+
+def _sequences(ids: Iterable[str]) -> list[int]:
+    return list(dict.fromkeys(filter(None, map(_sequence, ids))))
