@@ -1,6 +1,7 @@
 """A broker that comes and goes loses no answer and stops no worker."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from oraculo.core.retry import RetryPolicy
 from oraculo.core.timestamps import from_iso
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Outgoing
-from oraculo.worker import App
+from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.worker import App, outbox
 from oraculo.worker.intake import Backoff
+from tests.waiting import until
 
 from .stage import NOW, FixedClock, Stage
 
@@ -59,6 +61,55 @@ async def test_nothing_is_acked_before_its_answer_is_confirmed(stage: Stage) -> 
         assert await stage.left("q") == (0, 1, 0)
         stage.broker.refuses = lambda message: None
         await stage.answer()
+    assert await stage.left("q") == (0, 0, 0)
+
+
+async def test_a_full_reply_queue_holds_up_no_other_answer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "FULL_PAUSE", 0.05)
+    app, runs = counting_app()
+    tried, is_full, publish = asyncio.Event(), True, stage.broker.publish
+
+    async def take_others(messages: Sequence[Outgoing]) -> str:
+        left = [message for message in messages if is_full and message.queue == "cheia"]
+        link = await publish([message for message in messages if message not in left])
+        if left:
+            tried.set()
+            raise NotTaken("no room", left, link)
+        return link
+
+    monkeypatch.setattr(stage.broker, "publish", take_others)
+    async with stage.worker(app):
+        await stage.send("q", correlation_id="waits", responder_em="cheia")
+        await stage.send("q", correlation_id="goes")
+        assert (await stage.answer()).correlation_id == "goes"
+        await tried.wait()
+        assert await stage.left("q") == (0, 1, 0)  # the one is settled, the other is not
+        await stage.send("q", correlation_id="goes too")
+        assert (await stage.answer()).correlation_id == "goes too"
+        is_full = False
+        assert (await stage.answer("cheia")).correlation_id == "waits"
+    assert len(runs) == 3
+    assert await stage.left("q") == await stage.left("cheia") == await stage.left("resultados") == (0, 0, 0)
+
+
+async def test_a_worker_that_stops_waits_for_room(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "FULL_PAUSE", 0.05)
+    app, runs = counting_app()
+    publish = stage.broker.publish
+    refusals = 0
+
+    async def take_the_third_time(messages: Sequence[Outgoing]) -> str:
+        nonlocal refusals
+        if refusals < 2:
+            refusals += 1
+            raise NotTaken("no room", messages, "memory")
+        return await publish(messages)
+
+    monkeypatch.setattr(stage.broker, "publish", take_the_third_time)
+    async with stage.worker(app):
+        await stage.send("q")
+        await until(lambda: refusals, saying="the answer to be refused")
+    assert (await stage.payload())["resultado"] == len(runs) == 1
     assert await stage.left("q") == (0, 0, 0)
 
 

@@ -16,7 +16,7 @@ import structlog
 
 from oraculo.core import naming
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Delivery, Outgoing
+from oraculo.ports.broker import Broker, Delivery, NotTaken, Outgoing
 from oraculo.ports.clock import Entropy
 from oraculo.worker.answers import AnswerWriter
 from oraculo.worker.intake import Backoff, Subscription
@@ -26,6 +26,7 @@ from oraculo.worker.remembered import RememberedAnswers, identity_of
 MAX_BATCH = 500
 MOST_SENDING = 3  # batches that are being confirmed at the same time: an answer need not wait for another's round trip
 MOST_SETTLING = 16  # batches whose commands are being acked at the same time
+FULL_PAUSE = 1.0  # seconds until an answer is published again that its queue had no room for
 PROGRESS_INTERVAL = 0.2  # seconds between two progress messages of one command
 
 _log = structlog.get_logger("oraculo.worker")
@@ -59,6 +60,7 @@ class Outbox:
         self._backoff = Backoff(entropy)
         self._sending: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
+        self._pausing: set[asyncio.Task[None]] = set()  # answers whose queue had no room
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -103,14 +105,14 @@ class Outbox:
 
     async def run(self) -> None:
         try:
-            while not (self._closing and not self._replies and not self._sending):
+            while not (self._closing and not self._replies and not self._sending and not self._pausing):
                 await self._wake.wait()
                 self._wake.clear()
                 while self._replies or self._reports:
                     await self._room_to_send()
                     self._send_beside(self._send_batch(*self._next_batch()))
         finally:
-            for task in self._sending:  # none, unless this was cancelled: then their commands come again
+            for task in self._sending | self._pausing:  # none, unless this was cancelled: their commands come again
                 task.cancel()
         if self._settling:
             await asyncio.wait(self._settling)
@@ -142,6 +144,8 @@ class Outbox:
             return
         try:
             await self._broker.publish(messages)
+        except NotTaken as error:
+            await self._keep_the_rest(jobs, batch, messages, error)
         except Exception as error:  # noqa: BLE001 - an adapter's fault must not lose answers nor end the worker
             await (self._send_singly(batch) if _is_refusal(error) else self._put_back(batch, error))
         else:
@@ -159,6 +163,29 @@ class Outbox:
     async def _settle_and_renew(self, batch: list[_Reply], jobs: list[Job]) -> None:
         await self._settle(batch)
         await self._renew(jobs)
+
+    async def _keep_the_rest(
+        self, jobs: list[Job], batch: list[_Reply], messages: list[Outgoing], error: NotTaken
+    ) -> None:
+        """A queue that is full holds up no other: what it did not take has a pause of its own."""
+        _log.warning("answers were not taken; trying again", reason=str(error), count=len(error.messages))
+        left = set(map(id, error.messages))
+        own = dict(zip(map(id, messages[len(messages) - len(batch) :]), batch, strict=True))
+        rest = [reply for message, reply in own.items() if message in left]
+        if rest:
+            pausing = asyncio.create_task(self._return_later(rest), name="oraculo-full")
+            self._pausing.add(pausing)
+            pausing.add_done_callback(self._returned)
+        self._backoff.reset()
+        await self._settle_soon([reply for message, reply in own.items() if message not in left], jobs)
+
+    async def _return_later(self, batch: list[_Reply]) -> None:
+        await asyncio.sleep(FULL_PAUSE)
+        self._replies[:0] = batch
+
+    def _returned(self, task: "asyncio.Task[None]") -> None:
+        self._pausing.discard(task)
+        self._wake.set()
 
     async def _put_back(self, batch: list[_Reply], error: Exception) -> None:
         _log.warning("answers could not be published; trying again", reason=str(error), count=len(batch))
