@@ -303,6 +303,9 @@ class Full(Named):
             raise NotTaken(f"{self.name} has no room", left, self.name)
         return self.name
 
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
+        raise NotTaken(f"{self.name} has no room", (), self.name)
+
 
 async def test_a_broker_with_a_full_queue_is_not_left_for_another() -> None:
     """Its owner set the limit; and all groups are published, whatever became of the one before."""
@@ -323,6 +326,9 @@ async def test_a_broker_with_a_full_queue_is_not_left_for_another() -> None:
     with pytest.raises(NotTaken) as caught:
         await both.publish(batch[:2])
     assert caught.value.via == "first"
+    with pytest.raises(NotTaken, match="second has no room"):
+        await both.redrive("full")
+    assert [link.trouble for link in both.links()] == [None, None]
     await both.close()
 
 

@@ -60,6 +60,19 @@ async def test_what_a_full_stream_does_not_take_is_told_and_the_others_go(url: s
         assert await ready(broker, other, 4)
 
 
+async def test_a_redrive_into_a_full_stream_moves_what_it_takes(url: str, queue: str) -> None:
+    async with running(url) as broker, plain_client(url) as client:
+        await broker.publish([Outgoing(queue, b"%d" % number, reason="r") for number in range(5)])
+        config = (await api(client, f"STREAM.INFO.{queue}"))["config"]
+        await api(client, f"STREAM.UPDATE.{queue}", {**config, "max_msgs": 2, "discard": "new"})
+        for _ in range(2):
+            with pytest.raises(NotTaken, match="maximum messages exceeded"):
+                await broker.redrive(queue)
+        assert [link.trouble for link in broker.links()] == [None]
+        assert [letter.body for letter in await broker.dead_letters(queue, limit=9)] == [b"2", b"3", b"4"]
+        assert bodies(await take(await broker.consume(queue, prefetch=2), 2)) == [b"0", b"1"]
+
+
 # -- deaf consumers -------------------------------------------------------------------------------------------------
 
 

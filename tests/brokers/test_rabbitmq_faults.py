@@ -223,6 +223,45 @@ class TestFull:
         (again,) = await take(consumer, 1)
         assert again.body == held.body
 
+    async def test_a_redrive_into_a_full_queue_moves_what_it_takes(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        await broker.publish([Outgoing(queue, b"%d" % number, reason="r") for number in range(5)])
+        with plain_channel(url) as channel:
+            channel.queue_delete(queue)
+            arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
+            channel.queue_declare(queue, durable=True, arguments=arguments)
+        for _ in range(2):
+            with pytest.raises(NotTaken, match=f"did not take . of . messages, for {queue}"):
+                await broker.redrive(queue)
+        assert trouble(broker) == ""
+        assert bodies(await letters(broker, queue, 3)) == [b"2", b"3", b"4"]
+        consumer = await broker.consume(queue, prefetch=2)
+        taken = await take(consumer, 2)
+        assert bodies(taken) == [b"0", b"1"]  # once, though it was tried twice
+        await consumer.ack(taken)
+
+    async def test_a_queue_that_is_down_is_not_taken_for_a_full_one(self, fleet: Fleet) -> None:
+        """A fresh channel gets a nack for it at once: then another broker may serve."""
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        queue = fresh_name()
+        async with running(server.url) as before:
+            await before.publish(messages(queue, 3))
+        await _turn(server, queue, "stop")
+        async with running(server.url) as broker:
+            with pytest.raises(BrokerUnavailable, match=f"for {queue}") as caught:
+                await broker.publish(messages(queue, 2))
+            assert not isinstance(caught.value, NotTaken)
+            assert queue in trouble(broker)
+        await _turn(server, queue, "restart")
+
+
+async def _turn(server: RabbitMQ, queue: str, verb: str) -> None:
+    """Stops or restarts the one member of a quorum queue."""
+    name = f'rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)'
+    found = f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), {{N, _}} = amqqueue:get_pid(Q)"
+    await asyncio.to_thread(server.control, "eval", f"{found}, ra:{verb}_server(quorum_queues, {{N, node()}}).")
+
 
 # -- deaf consumers and queues that vanish --------------------------------------------------------------------------
 

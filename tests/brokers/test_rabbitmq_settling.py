@@ -128,14 +128,14 @@ class TestPublisher:
         assert (await state(broker, queue)).ready == 10_000
 
     async def test_a_batch_that_nobody_waits_for_claims_nothing(self) -> None:
-        batch = _Batch([Parcel("q", b"", b"x")])
+        batch = _Batch([Parcel("q", b"", b"x")], 1)
         batch.fail(BrokerUnavailable("blocked"))
         assert not batch.claims("q", b"x")
         assert batch.done.exception() is not None
 
     async def test_each_message_that_comes_back_is_claimed_once(self) -> None:
         parcels = [Parcel("q", b"1", b"x"), Parcel("q", b"2", b"x"), Parcel("r", b"3", b"x")]
-        batch = _Batch(parcels)
+        batch = _Batch(parcels, 1)
         assert [batch.claims("q", b"x") for _ in range(3)] == [True, True, False]
         assert not batch.claims("q", b"y")
         assert batch.returned == parcels[:2]

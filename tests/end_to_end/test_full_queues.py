@@ -55,7 +55,7 @@ async def test_a_full_queue_holds_up_no_other(name: str, limit: Limit, fleet: Fl
 
         waiting = await oraculo.submit({"destinos": [FULL, IDLE], "payload": {}, "timeout": 60})
         for _ in range(2):  # behind it, or with it
-            aggregate = await oraculo.run({"destinos": [WELL, IDLE], "payload": {}, "timeout": 1})
+            aggregate = await oraculo.run({"destinos": [WELL, IDLE], "payload": {}, "timeout": 2})
             assert aggregate["resultados"].keys() == {WELL}
         assert (await state(oraculo, IDLE)).ready == 3  # each command once, however often the other was tried
         assert [link.trouble for link in oraculo.broker.links()] == [None]

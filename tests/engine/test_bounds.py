@@ -15,9 +15,10 @@ from oraculo.core.run import Changes
 from oraculo.engine import inputs, operations
 from oraculo.engine.cache import Plans
 from oraculo.errors import BrokerError, BrokerUnavailable, StoreError, StoreUnavailable
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation
+from oraculo.ports.telemetry import DeadLettered, Record
 from oraculo.settings import EngineSettings, RunSettings, Settings, WebhookSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
@@ -198,3 +199,31 @@ async def test_a_quarantine_that_is_full_does_not_hold_up_the_commands() -> None
         assert (await oraculo.run({"destinos": ["executador_x"]}))["status"] == "erro"
         assert (await oraculo.run({"destinos": ["escavador_a"]}))["status"] == "concluida"
         oraculo.engine.settings = msgspec.structs.replace(settings, engine=EngineSettings(stop_grace=0.1))
+
+
+async def test_a_dead_letter_that_its_full_quarantine_takes_at_last_is_told_once() -> None:
+    class Full(MemoryBroker):
+        refusals = 0
+
+        async def publish(self, messages: Sequence[Outgoing]) -> str:
+            if self.refusals < 3 and any(message.reason for message in messages):
+                self.refusals += 1
+                raise NotTaken("no room", messages, self.name)
+            return await super().publish(messages)
+
+    class Told:
+        def __init__(self) -> None:
+            self.letters: list[DeadLettered] = []
+
+        def emit(self, record: Record) -> None:
+            if isinstance(record, DeadLettered):
+                self.letters.append(record)
+
+    settings = Settings(runs=RunSettings(max_attempts=1), engine=EngineSettings(poll=0.02))
+    broker, told = Full(clock=SystemClock()), Told()
+    app = failing_app("executador_x", failures=None)
+    async with Harness(app, broker=broker, settings=settings, telemetry=told) as oraculo:
+        run = await oraculo.run({"destinos": ["executador_x"]})
+        await until(lambda: oraculo.operations.dead_letters("executador_x"), saying="the dead letter")
+    assert broker.refusals == 3
+    assert [letter.run_id for letter in told.letters] == [run["correlation_id"]]

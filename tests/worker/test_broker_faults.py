@@ -14,7 +14,7 @@ from oraculo.worker import App, outbox
 from oraculo.worker.intake import Backoff
 from tests.waiting import until
 
-from .stage import NOW, FixedClock, Stage
+from .stage import NOW, FixedClock, Stage, WatchedBroker
 
 SAME: dict[str, Any] = {"correlation_id": "c", "tarefa": "t", "tentativa": 1}
 
@@ -64,32 +64,62 @@ async def test_nothing_is_acked_before_its_answer_is_confirmed(stage: Stage) -> 
     assert await stage.left("q") == (0, 0, 0)
 
 
-async def test_a_full_reply_queue_holds_up_no_other_answer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "FULL_PAUSE", 0.05)
-    app, runs = counting_app()
-    tried, is_full, publish = asyncio.Event(), True, stage.broker.publish
+class FullQueue:
+    """Stands before a broker whose queue `cheia` has no room, and that will never take anything for `ruim`."""
 
-    async def take_others(messages: Sequence[Outgoing]) -> str:
-        left = [message for message in messages if is_full and message.queue == "cheia"]
-        link = await publish([message for message in messages if message not in left])
+    def __init__(self, broker: WatchedBroker) -> None:
+        self._publish = broker.publish
+        self.tried = asyncio.Event()
+        self.is_full = True
+
+    async def publish(self, messages: Sequence[Outgoing]) -> str:
+        if any(message.queue == "ruim" for message in messages):
+            raise BrokerError("never")
+        left = [message for message in messages if self.is_full and message.queue == "cheia"]
+        link = await self._publish([message for message in messages if message not in left])
         if left:
-            tried.set()
+            self.tried.set()
             raise NotTaken("no room", left, link)
         return link
 
-    monkeypatch.setattr(stage.broker, "publish", take_others)
+
+@pytest.fixture
+def full(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> FullQueue:
+    monkeypatch.setattr(outbox, "FULL_PAUSE", 0.05)
+    queue = FullQueue(stage.broker)
+    monkeypatch.setattr(stage.broker, "publish", queue.publish)
+    return queue
+
+
+async def test_a_full_reply_queue_holds_up_no_other_answer(stage: Stage, full: FullQueue) -> None:
+    app, runs = counting_app()
     async with stage.worker(app):
         await stage.send("q", correlation_id="waits", responder_em="cheia")
         await stage.send("q", correlation_id="goes")
         assert (await stage.answer()).correlation_id == "goes"
-        await tried.wait()
+        await full.tried.wait()
         assert await stage.left("q") == (0, 1, 0)  # the one is settled, the other is not
         await stage.send("q", correlation_id="goes too")
         assert (await stage.answer()).correlation_id == "goes too"
-        is_full = False
+        full.is_full = False
         assert (await stage.answer("cheia")).correlation_id == "waits"
     assert len(runs) == 3
     assert await stage.left("q") == await stage.left("cheia") == await stage.left("resultados") == (0, 0, 0)
+
+
+async def test_nor_does_it_beside_an_answer_that_is_refused_for_good(stage: Stage, full: FullQueue) -> None:
+    """Then they are published one by one."""
+    app, runs = counting_app()
+    for queue in ("cheia", "ruim", "resultados"):
+        await stage.send("q", correlation_id=queue, responder_em=queue)
+    async with stage.worker(app):
+        assert (await stage.answer()).correlation_id == "resultados"
+        assert "never" in await asyncio.wait_for(stage.broker.buried.get(), 5)
+        full.is_full = False
+        assert (await stage.answer("cheia")).correlation_id == "cheia"
+    assert len(runs) == 3
+    assert await stage.left("q") == (0, 0, 1)
+    assert await stage.left("resultados") == (0, 0, 0)  # it came once
 
 
 async def test_a_worker_that_stops_waits_for_room(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,8 @@ class FailoverBroker:
         for branch in self._up():
             try:
                 answers.append((branch, await branch.attempt(call(branch.broker))))
+            except NotTaken as error:
+                refusal = error
             except BrokerUnavailable:
                 continue
             except BrokerError as error:

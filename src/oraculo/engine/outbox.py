@@ -54,6 +54,7 @@ class Outbox:
         self._commands = Line(broker, clock, telemetry, self._confirmed, self._refused)
         self._dead_letters = Line(broker, clock, telemetry, self._confirmed, self._refused)
         self._in_flight: set[Key] = set()  # from the decision until the note of it is committed
+        self._dying: dict[Key, DeadLettered] = {}  # told when it is in quarantine: a full one is tried again and again
         self._reading: dict[Key, asyncio.Task[None]] = {}  # the large results that a command hands on
         self._spilled = False  # there was no room: the sweep finds what was left out
         self._seen_unsent: dict[Unsent, float] = {}  # and since when, by the loop's time: clocks may be set back
@@ -99,7 +100,7 @@ class Outbox:
         queue = self._names.physical(run.plan.steps[number].queue)
         if dead is not None:
             dead = f"failed for good at attempt {task.attempt}: {dead}"
-            self._telemetry.emit(DeadLettered(run.plan.steps[number].queue, dead, run.id))
+            self._dying[key] = DeadLettered(run.plan.steps[number].queue, dead, run.id)
         expires_at = None if dead is not None else deadline_of(run, task)
         line = self._commands if dead is None else self._dead_letters
         self._in_flight.add(key)
@@ -153,11 +154,16 @@ class Outbox:
 
     def _confirmed(self, keys: Sequence[Key], via: str) -> None:
         now = self._clock.now()
+        for key in keys:
+            if (dead := self._dying.pop(key, None)) is not None:
+                self._telemetry.emit(dead)
         self._inbox.note(Note(key[0], Sent(key[1], key[2], key[3], via, now)) for key in keys)
 
     def _refused(self, keys: Sequence[Key]) -> None:
         """Left unsent: the sweep tries again, until the task's deadline says that it was never taken."""
         self._in_flight.difference_update(keys)
+        for key in keys:
+            self._dying.pop(key, None)
 
     async def flushed(self) -> None:
         """Returns when everything that was handed over is confirmed."""
@@ -205,6 +211,8 @@ class Outbox:
         lost = [one for one in left if at_once or self._is_ours(one, now)]
         if len(seen) < _MOST_SEEN:
             seen.update({one: self._seen_unsent.get(one, now) for one in left})
+            # What is refused for a while, as by a full queue, is not for every engine to try at every look.
+            seen.update({one: now for one in lost if self._peers.rank(one.run_id)})
         resends = [Resend(one.run_id, one.task, one.attempt, loop.create_future()) for one in lost]
         self._inbox.put(resends)
         await asyncio.gather(*(resend.done for resend in resends), return_exceptions=True)

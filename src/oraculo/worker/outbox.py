@@ -171,13 +171,14 @@ class Outbox:
         _log.warning("answers were not taken; trying again", reason=str(error), count=len(error.messages))
         left = set(map(id, error.messages))
         own = dict(zip(map(id, messages[len(messages) - len(batch) :]), batch, strict=True))
-        rest = [reply for message, reply in own.items() if message in left]
-        if rest:
-            pausing = asyncio.create_task(self._return_later(rest), name="oraculo-full")
-            self._pausing.add(pausing)
-            pausing.add_done_callback(self._returned)
+        self._pause([reply for message, reply in own.items() if message in left])
         self._backoff.reset()
         await self._settle_soon([reply for message, reply in own.items() if message not in left], jobs)
+
+    def _pause(self, batch: list[_Reply]) -> None:
+        pausing = asyncio.create_task(self._return_later(batch), name="oraculo-full")
+        self._pausing.add(pausing)
+        pausing.add_done_callback(self._returned)
 
     async def _return_later(self, batch: list[_Reply]) -> None:
         await asyncio.sleep(FULL_PAUSE)
@@ -197,6 +198,8 @@ class Outbox:
         for position, reply in enumerate(batch):
             try:
                 await self._broker.publish([self._reply_message(reply)])
+            except NotTaken:
+                self._pause([reply])
             except Exception as error:  # noqa: BLE001 - as above
                 if not _is_refusal(error):
                     await self._put_back(batch[position:], error)

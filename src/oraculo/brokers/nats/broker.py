@@ -195,7 +195,7 @@ class NatsBroker:
             self._trouble = str(error)
             raise error from timeout
         except BrokerError as error:
-            if connection is None or isinstance(error, BrokerUnavailable):
+            if connection is None or (isinstance(error, BrokerUnavailable) and not isinstance(error, NotTaken)):
                 self._trouble = str(error)
             raise
         if self._connection is connection:  # it may have broken since

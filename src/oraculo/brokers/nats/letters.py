@@ -98,8 +98,12 @@ class Quarantine:
             fits = len(letter.body) + headers_size(letter_id) <= connection.max_payload
             requests.append(Request(target, letter.body, letter_id if fits else None))
         await self._send(connection, requests, refusals)
+        refusals.raise_for_good()
+        pairs = zip(letters, requests, strict=True)
+        taken = [int(letter.id) for letter, request in pairs if id(request) not in refusals.full]
+        deleted = await self._delete(connection, queue, taken)
         refusals.raise_any()
-        return await self._delete(connection, queue, [int(letter.id) for letter in letters])
+        return deleted
 
     async def _delete(self, connection: Connection, queue: str, sequences: Sequence[int]) -> int:
         verb = f"STREAM.MSG.DELETE.{stream_of(quarantine_of(queue))}"

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from oraculo.brokers.nats.connection import Request
 from oraculo.brokers.nats.layout import NO_REASON, letter_headers, name_fault, quarantine_of
-from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Outgoing
+from oraculo.errors import BrokerError
+from oraculo.ports.broker import NotTaken, Outgoing
 
 WINDOW = 1000  # messages that wait for their confirm at a time; JetStream refuses when ten thousand do
 WINDOW_BYTES = 4 * 1024 * 1024
@@ -30,7 +30,7 @@ class Refusals:
     def raise_any(self) -> None:
         self.raise_for_good()
         if self.full:
-            raise BrokerUnavailable(self.told)
+            raise NotTaken(self.told, (), "")
 
 
 def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | None:

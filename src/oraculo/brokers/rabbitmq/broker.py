@@ -308,7 +308,8 @@ class RabbitMQBroker:
     async def publish(self, messages: Sequence[Outgoing]) -> str:
         parcels = [self._parcel(message) for message in messages]
         try:
-            await self._send_watched(parcels)
+            async with self._watched():
+                await self._send_or_tell_full(parcels)
         except NotConfirmed as error:
             refused = set(map(id, error.parcels))
             left = [message for message, parcel in zip(messages, parcels, strict=True) if id(parcel) in refused]
@@ -335,8 +336,11 @@ class RabbitMQBroker:
             return await self._quarantine.peek(queue, limit, after)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
-        async with self._watched():
-            return await self._quarantine.redrive(queue, ids)
+        try:
+            async with self._watched():
+                return await self._quarantine.redrive(queue, ids)
+        except NotConfirmed as error:
+            raise NotTaken(str(error), (), self.name) from error
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
         async with self._watched():
@@ -390,6 +394,35 @@ class RabbitMQBroker:
             self._publisher.give_up("it did not confirm in time")
             told = f"RabbitMQ did not confirm {len(parcels)} messages in {self._publish_timeout} s"
             raise BrokerUnavailable(told) from None
+
+    async def _send_or_tell_full(self, parcels: Sequence[Parcel]) -> None:
+        """Raises NotConfirmed for what full queues did not take. A nack has no reason: a queue whose members are down
+        makes it too, and then the broker is as good as away."""
+        try:
+            await self._send(parcels)
+        except NotConfirmed as error:
+            quiet = await self._quiet(parcels, error)
+            full = [parcel for parcel in error.parcels if parcel.queue not in quiet]
+            if quiet:  # or emptied since: once more will tell
+                full += await self._refused_again([parcel for parcel in error.parcels if parcel.queue in quiet])
+            if full:
+                raise NotConfirmed(full, len(parcels)) from error
+
+    async def _refused_again(self, parcels: Sequence[Parcel]) -> Sequence[Parcel]:
+        try:
+            await self._send(parcels)
+        except NotConfirmed as error:
+            if await self._quiet(parcels, error):
+                raise BrokerUnavailable(str(error)) from error
+            return error.parcels
+        return ()
+
+    async def _quiet(self, parcels: Sequence[Parcel], error: NotConfirmed) -> set[str]:
+        """Of the queues that refused something, those that took nothing else and show no message."""
+        refused = set(map(id, error.parcels))
+        taking = {parcel.queue for parcel in parcels if id(parcel) not in refused}
+        depths = {queue: await self._queues.depth(queue) for queue in {p.queue for p in error.parcels} - taking}
+        return {queue for queue, depth in depths.items() if depth is None or not depth.messages}
 
     async def _send_watched(self, parcels: Sequence[Parcel]) -> None:
         async with self._watched():

@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 from pika import BasicProperties
 
 from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, Refused, unused
+from oraculo.brokers.rabbitmq.publisher import NotConfirmed
 from oraculo.brokers.rabbitmq.queues import NO_LIMIT, Queues, dlq_name, source_name
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import shown
@@ -326,19 +327,14 @@ class Quarantine:
         return _oldest(page, limit)
 
     async def redrive(self, queue: str, ids: Collection[str] | None) -> int:
+        """Raises NotConfirmed when the queue has no room: those that it took have left, and the others have not."""
         target = source_name(queue)
-
-        async def send_back(letters: Sequence[_Found]) -> None:
-            await self._publish([Parcel(target, carried(found.properties), found.body) for found in letters])
-
-        if ids is None:
-            return await self._take_all(queue, send_back)
-        return await self._take_some(queue, set(ids), send_back)
+        return await (self._take_all(queue, target) if ids is None else self._take_some(queue, set(ids), target))
 
     async def discard(self, queue: str, ids: Collection[str]) -> int:
-        return await self._take_some(queue, set(ids), _let_go)
+        return await self._take_some(queue, set(ids), None)
 
-    async def _take_all(self, queue: str, before: "_Before") -> int:
+    async def _take_all(self, queue: str, target: str) -> int:
         """What is there now: what comes meanwhile, perhaps for the second time, stays."""
         chunk: list[_Found] = []
         taken = 0
@@ -346,10 +342,10 @@ class Quarantine:
             async for found in letters:
                 chunk.append(found)
                 if len(chunk) == CHUNK:
-                    taken += await _flush(letters, chunk, before)
-            return taken + await _flush(letters, chunk, before)
+                    taken += await self._flush(letters, chunk, target)
+            return taken + await self._flush(letters, chunk, target)
 
-    async def _take_some(self, queue: str, wanted: set[str], before: "_Before") -> int:
+    async def _take_some(self, queue: str, wanted: set[str], target: str | None) -> int:
         if not wanted:
             return 0
         chunk: list[_Found] = []
@@ -359,8 +355,24 @@ class Quarantine:
                 if letters.read(found).id in wanted:
                     chunk.append(found)
                 if len(chunk) == CHUNK:
-                    taken += await _flush(letters, chunk, before)
-            return taken + await _flush(letters, chunk, before)
+                    taken += await self._flush(letters, chunk, target)
+            return taken + await self._flush(letters, chunk, target)
+
+    async def _flush(self, letters: _Visit, chunk: list[_Found], target: str | None) -> int:
+        """Lets the chunk leave, for the queue `target` or for good."""
+        if target is not None:
+            parcels = [Parcel(target, carried(found.properties), found.body) for found in chunk]
+            try:
+                await self._publish(parcels)
+            except NotConfirmed as error:
+                refused = set(map(id, error.parcels))
+                pairs = zip(chunk, parcels, strict=True)
+                letters.settle([found for found, parcel in pairs if id(parcel) not in refused])
+                raise
+        letters.settle(chunk)
+        count = len(chunk)
+        chunk.clear()
+        return count
 
     @asynccontextmanager
     async def _visit(self, queue: str, window: int = 0) -> AsyncIterator[_Visit]:
@@ -379,22 +391,8 @@ class Quarantine:
                 await channel.close()
 
 
-_Before = Callable[[Sequence[_Found]], Awaitable[None]]
 _Publish = Callable[[Sequence[Parcel]], Awaitable[None]]
 
 
 def _oldest(letters: list[DeadLetter], limit: int) -> list[DeadLetter]:
     return sorted(letters, key=lambda letter: letter.id)[: max(limit, 0)]
-
-
-async def _flush(letters: _Visit, chunk: list[_Found], before: _Before) -> int:
-    """Lets the chunk leave once `before` has returned."""
-    await before(chunk)
-    letters.settle(chunk)
-    count = len(chunk)
-    chunk.clear()
-    return count
-
-
-async def _let_go(_: Sequence[_Found]) -> None:
-    """A discarded letter just leaves."""
