@@ -97,7 +97,11 @@ class NodeProcess:
         """What it wrote until it ended by itself."""
         assert self._process is not None
         process = self._process
-        await until(lambda: process.poll() is not None, within=within, saying=f"the end of {self._command}")
+        try:
+            await until(lambda: process.poll() is not None, within=within, saying=f"the end of {self._command}")
+        except AssertionError:
+            self.kill()  # else it would knock at the port of the next test's server for ever
+            raise
         await asyncio.sleep(0)
         assert process.returncode == 0, self.output()[-3000:]
         return self.lines()
