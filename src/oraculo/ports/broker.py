@@ -162,7 +162,8 @@ class Broker(Protocol):
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         """Moves dead letters (all, or those named) back to the end of `queue`, their deliveries counted from zero.
-        Returns how many were moved; unknown ids are passed over."""
+        Returns how many were moved; unknown ids are passed over. Raises NotTaken, which names none, when `queue` is
+        full: those that it took were moved, the others were not."""
         ...
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
