@@ -202,11 +202,12 @@ async def test_no_query_scans_a_table_or_sorts(path: str) -> None:
     async with opened(path):
         pass
     connection = sqlite3.connect(path)
-    parameters = dict.fromkeys(("now", "limit", "n", "number", "id", "ids", "keys", "numbers", "after"), 1)
+    parameters = dict.fromkeys(("now", "limit", "n", "number", "id", "ids", "numbers", "after"), 1)
     parameters["ended_before"] = 1
     hot = ("stored_runs", "used_keys", "load_runs", "load_tasks", "due", "next_due", "unsent", "history", "prunable")
     for name in hot:
-        plan = connection.execute(f"EXPLAIN QUERY PLAN {named_queries('sqlite')[name]}", parameters).fetchall()
+        sql = named_queries("sqlite")[name].replace("/* values */", ":id, :id")
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {sql}", parameters).fetchall()
         steps = [step for *_, step in plan]
         assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith(("SCAN runs", "SCAN tasks"))]
     connection.close()

@@ -69,16 +69,20 @@ class StoreCommits:
             await assert_stored(store, run)
 
     async def test_every_field_that_changes_is_written_by_a_change(self) -> None:
+        """Alone and with others: a store may write one run in another way than many."""
         async with self.opened() as store:
-            run = make_run("full", name="rota")
-            await create(store, run)
-            changes = Changes(run)
-            run.head, run.tasks[1] = full_head(run.head), full_task(run.tasks[1])
-            run.head.version = 1
-            changes.touch(run.tasks[1])
-            await change(store, changes)
-            assert run.head.version == 2
-            await assert_stored(store, run)
+            for count in (1, 3, 20):
+                runs = [make_run(f"{number} of {count}", name="rota") for number in range(count)]
+                await create(store, *runs)
+                changes = [Changes(run) for run in runs]
+                for run, each in zip(runs, changes, strict=True):
+                    run.head, run.tasks[1] = full_head(run.head), full_task(run.tasks[1])
+                    run.head.version = 1
+                    each.touch(run.tasks[1])
+                await change(store, *changes)
+                for run in runs:
+                    assert run.head.version == 2
+                    await assert_stored(store, run)
 
     async def test_fields_can_be_emptied_again(self) -> None:
         async with self.opened() as store:

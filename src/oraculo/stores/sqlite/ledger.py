@@ -11,11 +11,11 @@ from oraculo.errors import StoreError
 from oraculo.ports.store import Committed, Created, Outcome
 from oraculo.stores.sql import named_queries
 from oraculo.stores.sql.jobs import Job
+from oraculo.stores.sqlite.bulk import Bulk, Lookup
 from oraculo.stores.sqlite.connections import FOREIGN, ours, primary_code, transaction
-from oraculo.stores.sqlite.rows import Birth, Bulk, Update
+from oraculo.stores.sqlite.rows import Birth, Update
 
 QUERIES = named_queries("sqlite")
-SqliteJob = Job[Birth, Update]
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -27,6 +27,10 @@ def write_all(connection: sqlite3.Connection, statements: Sequence[tuple[str, di
 
 def as_json(values: Iterable[Any]) -> str:
     return msgspec.json.encode(list(values)).decode()
+
+
+class SqliteJob(Job[Birth, Update]):
+    __slots__ = ()
 
 
 # -- one transaction, in the writer's thread ------------------------------------------------------------------------
@@ -82,13 +86,10 @@ class _Ledger:
         self._updates: list[Update] = []
 
     def _stored_runs(self, ids: set[str]) -> dict[str, _Stored]:
-        rows = self._connection.execute(QUERIES["stored_runs"], {"ids": as_json(ids)}).fetchall()
-        return {row[0]: _Stored(*row) for row in rows}
+        return {row[0]: _Stored(*row) for row in _STORED_RUNS.rows(self._connection, ids)}
 
     def _used_keys(self, keys: set[str]) -> dict[str, _Stored]:
-        if not keys:
-            return {}
-        rows = self._connection.execute(QUERIES["used_keys"], {"keys": as_json(keys)}).fetchall()
+        rows = _USED_KEYS.rows(self._connection, keys)
         return {key: _Stored(run_id, 0, 0, fingerprint) for key, run_id, fingerprint in rows}
 
     def _take_numbers(self, count: int) -> int:
@@ -126,8 +127,11 @@ class _Ledger:
         births, updates = self._births, self._updates
         _INSERT_RUNS.run(self._connection, [birth.head for birth in births])
         _INSERT_INPUTS.run(self._connection, [birth.inputs for birth in births])
-        for part in _without_repeats(updates):
-            _UPDATE_HEADS.run(self._connection, [update.head for update in part])
+        if len(updates) == 1:
+            self._connection.execute(QUERIES["update_head"], updates[0].head)
+        else:
+            for part in _without_repeats(updates):
+                _UPDATE_HEADS.run(self._connection, [update.head for update in part])
         _WRITE_TASKS.run(self._connection, [row for write in chain(births, updates) for row in write.tasks])
         _INSERT_HISTORY.run(self._connection, [row for write in chain(births, updates) for row in write.history])
 
@@ -147,6 +151,8 @@ def _without_repeats(updates: list[Update]) -> Iterator[list[Update]]:
     yield list(part.values())
 
 
+_STORED_RUNS = Lookup(QUERIES["stored_runs"])
+_USED_KEYS = Lookup(QUERIES["used_keys"])
 _INSERT_RUNS = Bulk(QUERIES["insert_runs"])
 _INSERT_INPUTS = Bulk(QUERIES["insert_inputs"])
 _UPDATE_HEADS = Bulk(QUERIES["update_heads"])

@@ -4,8 +4,6 @@ They are built in the event loop's thread before a commit waits for anything, be
 run; so this is as lean as it can be made.
 """
 
-import math
-import sqlite3
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -15,13 +13,8 @@ import msgspec
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Cause, Changes, Delivery, RunHead, RunStatus, Task, TaskStatus
 from oraculo.ports.store import Creation
+from oraculo.stores.sqlite.bulk import NULL, Row
 
-Row = list[Any]
-
-# SQLite stores NaN as NULL. Python's module binds a float in 0.05 µs and None, which it first tries to adapt, in 0.7;
-# with ten of them in a row that is most of the cost of writing it. For the same reason a blob goes as a bytearray and
-# an enum as its plain value.
-NULL = math.nan
 _NO_DELIVERIES = "[]"
 _encode = msgspec.json.Encoder().encode
 _decode_deliveries = msgspec.json.Decoder(list[Delivery]).decode
@@ -145,34 +138,6 @@ def _history_row(entry: HistoryEntry) -> Row:
         NULL if entry.attempt is None else entry.attempt,
         NULL if entry.detail is None else entry.detail,
     ]
-
-
-class Bulk:
-    """A statement that writes many rows at once.
-
-    Not executemany(): that gives up the interpreter's lock twice for each row and, while the event loop is busy, waits
-    up to 5 ms to have it back each time. The statement is made in sizes of a power of two, the rest filled up with
-    NULLs, so that few are to be prepared and all of them stay in the connection's cache.
-    """
-
-    MOST_ROWS = 512
-
-    def __init__(self, sql: str) -> None:
-        self._sql = sql
-        self._sized: dict[tuple[int, int], str] = {}
-
-    def run(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        for start in range(0, len(rows), self.MOST_ROWS):
-            part = rows[start : start + self.MOST_ROWS]
-            size, width = 1 << (len(part) - 1).bit_length(), len(part[0])
-            parameters = list(chain.from_iterable(part))
-            parameters += [NULL] * (size * width - len(parameters))
-            connection.execute(self._sized.get((size, width)) or self._of_size(size, width), parameters)
-
-    def _of_size(self, size: int, width: int) -> str:
-        row = f"({', '.join('?' * width)})"
-        sql = self._sized[size, width] = self._sql.replace("/* rows */", ", ".join([row] * size))
-        return sql
 
 
 RUN_STATUS = {status.value: status for status in RunStatus}

@@ -1,15 +1,15 @@
--- The statements of stores/sqlite. `/* rows */` stands for as many rows of parameters as are written at once;
--- a row of NULLs only fills the statement up to its size (see Bulk in sqlite/rows.py) and must write nothing.
+-- The statements of stores/sqlite. `VALUES /* rows */` stands for the rows that are written at once, `/* values */` for
+-- what is looked for: see sqlite/bulk.py.
 
 -- name: stored_runs
 SELECT id, n, version, fingerprint
 FROM runs
-WHERE id IN (SELECT value FROM json_each(:ids));
+WHERE id IN (/* values */);
 
 -- name: used_keys
 SELECT idempotency_key, id, fingerprint
 FROM runs
-WHERE idempotency_key IN (SELECT value FROM json_each(:keys));
+WHERE idempotency_key IN (/* values */);
 
 -- name: take_numbers
 UPDATE sequence SET last = last + :count RETURNING last;
@@ -20,11 +20,31 @@ INSERT INTO runs (
     status, ended_at, due_at, version, deadline, edition, cancelled, entries, late, duplicates,
     succeeded, failed, timed_out, skipped, task_cancelled, deliveries
 )
-SELECT * FROM (VALUES /* rows */) WHERE column1 IS NOT NULL;
+VALUES /* rows */;
 
 -- name: insert_inputs
 INSERT INTO inputs (n, definition, payload)
-SELECT * FROM (VALUES /* rows */) WHERE column1 IS NOT NULL;
+VALUES /* rows */;
+
+-- name: update_head
+UPDATE runs SET
+    status = ?2,
+    ended_at = ?3,
+    due_at = ?4,
+    version = ?5,
+    deadline = ?6,
+    edition = ?7,
+    cancelled = ?8,
+    entries = ?9,
+    late = ?10,
+    duplicates = ?11,
+    succeeded = ?12,
+    failed = ?13,
+    timed_out = ?14,
+    skipped = ?15,
+    task_cancelled = ?16,
+    deliveries = ?17
+WHERE n = ?1;
 
 -- name: update_heads
 UPDATE runs SET
@@ -52,7 +72,7 @@ INSERT INTO tasks (
     n, number, step, status, attempt, last_attempt, unsent, due_at, deadline, result, cause, reason, mark,
     percent, note, sent_at, ended_at, dead_letter, via
 )
-SELECT * FROM (VALUES /* rows */) WHERE column1 IS NOT NULL
+VALUES /* rows */
 ON CONFLICT (n, number) DO UPDATE SET
     status = excluded.status,
     attempt = excluded.attempt,
@@ -73,7 +93,7 @@ ON CONFLICT (n, number) DO UPDATE SET
 
 -- name: insert_history
 INSERT INTO history (n, seq, at, what, task, attempt, detail)
-SELECT * FROM (VALUES /* rows */) WHERE column1 IS NOT NULL;
+VALUES /* rows */;
 
 -- name: load_runs
 SELECT
