@@ -64,7 +64,9 @@ class TestConformance(BrokerSuite):
 
 async def test_making_one_connects_to_nobody() -> None:
     broker = NatsBroker("nats://127.0.0.1:1")
-    assert broker.capabilities == Capabilities(durable=True, shared=True, priorities=False, counts_consumers=False)
+    assert broker.capabilities == Capabilities(
+        durable=True, shared=True, priorities=False, counts_consumers=False, drops_repeats=True
+    )
     assert broker.links()[0].trouble is not None
     await broker.close()
 
@@ -248,6 +250,13 @@ async def test_a_body_of_just_that_limit_can_be_dead_and_live_again(url: str, qu
         assert letter.reason == NO_REASON
         assert await broker.redrive(queue) == 1
         assert bodies(await take(consumer, 1)) == [body]
+
+
+async def test_a_key_that_does_not_fit_beside_its_body_is_left_out(url: str, queue: str) -> None:
+    body = os.urandom(MAX_PAYLOAD - 20)
+    async with running(url, publish_timeout=30.0) as broker:
+        await broker.publish([Outgoing(queue, body, key="one")])
+        assert bodies(await take(await broker.consume(queue, prefetch=1), 1)) == [body]
 
 
 @pytest.mark.parametrize("length", [10, 1000, 4096, 100_000])

@@ -60,6 +60,23 @@ async def test_what_a_full_stream_does_not_take_is_told_and_the_others_go(url: s
         assert await ready(broker, other, 4)
 
 
+async def test_what_a_full_stream_did_not_take_is_no_repeat_later(url: str, queue: str) -> None:
+    async with running(url) as broker, plain_client(url) as client:
+        await broker.declare([queue])
+        config = (await api(client, f"STREAM.INFO.{queue}"))["config"]
+        await api(client, f"STREAM.UPDATE.{queue}", {**config, "max_msgs": 1, "discard": "new"})
+        first, second = (Outgoing(queue, body, key=body.decode()) for body in (b"first", b"second"))
+        for _ in range(2):
+            with pytest.raises(NotTaken) as caught:
+                await broker.publish([first, second])
+            assert caught.value.messages == [second]
+        consumer = await broker.consume(queue, prefetch=2)
+        await consumer.ack(await take(consumer, 1))
+        assert await ready(broker, queue, 0)
+        await broker.publish([first, second])
+        assert bodies(await take(consumer, 1)) == [b"second"]
+
+
 async def test_a_redrive_into_a_full_stream_moves_what_it_takes(url: str, queue: str) -> None:
     async with running(url) as broker, plain_client(url) as client:
         await broker.publish([Outgoing(queue, b"%d" % number, reason="r") for number in range(5)])

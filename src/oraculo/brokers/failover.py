@@ -96,6 +96,7 @@ class FailoverBroker:
             shared=all(one.shared for one in each),
             priorities=all(one.priorities for one in each),
             counts_consumers=all(one.counts_consumers for one in each),
+            drops_repeats=all(one.drops_repeats for one in each),
         )
 
     def links(self) -> Sequence[Link]:

@@ -104,7 +104,9 @@ class Outbox:
         expires_at = None if dead is not None else deadline_of(run, task)
         line = self._commands if dead is None else self._dead_letters
         self._in_flight.add(key)
-        line.add(key, Outgoing(queue, body, run.head.priority, dead, expires_at))
+        # With its birth, for a run's id may be given again once that run is gone.
+        own = f"{run.id}:{run.head.created_at}:{number}:{task.attempt}"
+        line.add(key, Outgoing(queue, body, run.head.priority, dead, expires_at, key=own))
 
     async def _read_and_line_up(
         self, key: Key, run: Run, references: Mapping[str, Reference], dead: str | None

@@ -558,6 +558,48 @@ class BrokerSuite:
                 await consumer.ack([delivery])
             assert seen == [b"high 1", b"high 2", b"low 1", b"low 2"]
 
+    # Keys
+
+    async def test_messages_with_keys_of_their_own_all_come(self) -> None:
+        """Whatever a run is called: its id is in the key."""
+        keys = ("1", "2", "%31", " 1", "1 ", "1\r\n2", "ação", "東京 🛰️", "k" * 1000, "a:b", "a%3Ab", "", None)
+        async with self.running() as (broker, queue):
+            await broker.publish([Outgoing(queue, b"same", key=key) for key in keys])
+            deliveries = await self.take(await broker.consume(queue, prefetch=len(keys)), len(keys))
+            assert [delivery.body for delivery in deliveries] == [b"same"] * len(keys)
+
+    async def test_a_message_that_is_sent_again_comes_once(self) -> None:
+        async with self.running() as (broker, queue):
+            if not broker.capabilities.drops_repeats:
+                raise unittest.SkipTest(f"{broker.name} does not tell a repeat")
+            first = Outgoing(queue, b"first", key="ação 1")
+            await broker.publish([first, first, Outgoing(queue, b"second", key="ação 2")])
+            consumer = await broker.consume(queue, prefetch=4)
+            deliveries = await self.take(consumer, 2)
+            await consumer.ack(deliveries)
+            await broker.publish([first, Outgoing(queue, b"third")])
+            (last,) = await self.take(consumer, 1)
+            assert [delivery.body for delivery in (*deliveries, last)] == [b"first", b"second", b"third"]
+
+    async def test_a_message_with_a_key_can_die_and_live_again_and_again(self) -> None:
+        async with self.running() as (broker, queue):
+            await broker.publish([Outgoing(queue, b"again", key="one")])
+            consumer = await broker.consume(queue, prefetch=1)
+            for _ in range(2):
+                await consumer.dead_letter(await self.take_one(consumer), "no use")
+                await self.letters(broker, queue, 1)
+                assert await broker.redrive(queue) == 1
+            assert (await self.take_one(consumer)).body == b"again"
+
+    async def test_a_dead_letter_with_a_key_can_live_again(self) -> None:
+        async with self.running() as (broker, queue):
+            letter = Outgoing(queue, b"failed", reason="for good", key="one")
+            await broker.publish([letter, letter] if broker.capabilities.drops_repeats else [letter])
+            await self.letters(broker, queue, 1)
+            assert await broker.redrive(queue) == 1
+            consumer = await broker.consume(queue, prefetch=1)
+            assert (await self.take_one(consumer)).body == b"failed"
+
     # Starting and stopping
 
     async def test_a_waiting_take_ends_empty_when_its_consumer_closes(self) -> None:

@@ -140,7 +140,7 @@ class NatsBroker:
     @property
     def capabilities(self) -> Capabilities:
         """JetStream counts pulls that wait, which are not the consumers: one may have many, or none while it works."""
-        return Capabilities(durable=True, shared=True, priorities=False, counts_consumers=False)
+        return Capabilities(durable=True, shared=True, priorities=False, counts_consumers=False, drops_repeats=True)
 
     def links(self) -> Sequence[Link]:
         return [Link(self._name, self._trouble, self._losses)]

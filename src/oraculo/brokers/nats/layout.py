@@ -8,6 +8,7 @@
   message by itself: past `max_deliver` JetStream would keep it and tell nobody. Its `max_ack_pending` is unlimited: a
   message that waits for a delay counts there too, and a thousand of them would stop the queue.
 - A dead letter carries `Oraculo-Reason` (percent-encoded) and `Oraculo-Redeliveries`. Both may be missing.
+- What has a key carries it as `Nats-Msg-Id`, and so does what moves between queues: sent again, it is stored once.
 """
 
 import re
@@ -31,6 +32,7 @@ _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # what a reason may have unencode
 
 _LONGEST_STREAM = 255  # characters of a stream's name
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+_PLAIN_ID = re.compile(r"[A-Za-z0-9._:~-]+")
 _ELLIPSIS = quote("…")
 _CUT_ESCAPE = re.compile(r"%[0-9A-F]?$")
 
@@ -135,6 +137,20 @@ def origin_of(ack_subject: str) -> Origin:
     parts = ack_subject.split(".")
     first = 2 if len(parts) == 9 else 4
     return Origin(parts[first], int(parts[first + 2]), int(parts[first + 3]), parts[first + 5])
+
+
+# -- headers --------------------------------------------------------------------------------------------------------
+
+
+def id_headers(message_id: str, room: int) -> dict[str, str] | None:
+    """None when they do not fit into `room` bytes: a message that may come twice is better than one that is refused."""
+    headers = {ID_HEADER: message_id}
+    return headers if headers_size(headers) <= room else None
+
+
+def as_header(text: str) -> str:
+    """A header has no line breaks, no blanks at its ends, and is not UTF-8 to every client."""
+    return text if _PLAIN_ID.fullmatch(text) else quote(text, safe="", errors="backslashreplace")
 
 
 # -- dead letters ---------------------------------------------------------------------------------------------------

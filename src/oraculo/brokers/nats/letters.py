@@ -7,8 +7,7 @@ from typing import Any
 
 from oraculo.brokers.nats.connection import ApiError, Connection, Request
 from oraculo.brokers.nats.layout import (
-    ID_HEADER,
-    headers_size,
+    id_headers,
     name_fault,
     parse_headers,
     quarantine_of,
@@ -94,9 +93,8 @@ class Quarantine:
         refusals = Refusals()
         requests = []
         for letter in letters:
-            letter_id = {ID_HEADER: f"{stream}:{letter.id}:{letter.at}"}
-            fits = len(letter.body) + headers_size(letter_id) <= connection.max_payload
-            requests.append(Request(target, letter.body, letter_id if fits else None))
+            room = connection.max_payload - len(letter.body)
+            requests.append(Request(target, letter.body, id_headers(f"{stream}:{letter.id}:{letter.at}", room)))
         await self._send(connection, requests, refusals)
         refusals.raise_for_good()
         pairs = zip(letters, requests, strict=True)

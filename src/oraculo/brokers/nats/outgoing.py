@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from oraculo.brokers.nats.connection import Request
-from oraculo.brokers.nats.layout import NO_REASON, letter_headers, name_fault, quarantine_of
+from oraculo.brokers.nats.layout import NO_REASON, as_header, id_headers, letter_headers, name_fault, quarantine_of
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import NotTaken, Outgoing
 
@@ -35,17 +35,18 @@ class Refusals:
 
 def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | None:
     """None when NATS cannot take it."""
-    queue, body, reason = message.queue, message.body, message.reason
+    queue, body, room = message.queue, message.body, most - len(message.body)
     if fault := name_fault(queue):
         refusals.for_good[fault] = None
         return None
-    if len(body) > most:
+    if room < 0:
         told = f"{queue}: a message of {len(body)} bytes is over the server's max_payload of {most} bytes"
         refusals.for_good[told] = None
         return None
-    if reason is None:
-        return Request(queue, body)
-    return Request(quarantine_of(queue), body, letter_headers(reason or NO_REASON, 0, most - len(body)))
+    key = "" if message.key is None else as_header(message.key)
+    if message.reason is None:
+        return Request(queue, body, id_headers(key, room) if key else None)
+    return Request(quarantine_of(queue), body, letter_headers(message.reason or NO_REASON, 0, room, key))
 
 
 def windows(requests: Sequence[Request]) -> Iterable[Sequence[Request]]:
