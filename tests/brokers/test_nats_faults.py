@@ -13,7 +13,7 @@ import pytest
 
 from oraculo.brokers.nats import NatsBroker
 from oraculo.brokers.nats.connection import Connection
-from oraculo.errors import BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Link, NotTaken, Outgoing
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
@@ -72,9 +72,23 @@ async def test_what_a_full_stream_did_not_take_is_no_repeat_later(url: str, queu
             assert caught.value.messages == [second]
         consumer = await broker.consume(queue, prefetch=2)
         await consumer.ack(await take(consumer, 1))
-        assert await ready(broker, queue, 0)
+        assert await eventually(lambda: ready(broker, queue, 0))
         await broker.publish([first, second])
         assert bodies(await take(consumer, 1)) == [b"second"]
+
+
+async def test_a_key_keeps_no_message_out_of_a_stream_that_limits_their_size(url: str, queue: str) -> None:
+    """JetStream counts the headers too."""
+    async with running(url) as broker, plain_client(url) as client:
+        await broker.declare([queue])
+        config = (await api(client, f"STREAM.INFO.{queue}"))["config"]
+        await api(client, f"STREAM.UPDATE.{queue}", {**config, "max_msg_size": 1000})
+        sizes = (900, 990, 1000)
+        await broker.publish([Outgoing(queue, bytes(size), key=str(size)) for size in sizes])
+        delivered = bodies(await take(await broker.consume(queue, prefetch=3), 3))
+        assert sorted(map(len, delivered)) == [*sizes]
+        with pytest.raises(BrokerError, match="size"):
+            await broker.publish([Outgoing(queue, bytes(1001), key="1001")])
 
 
 async def test_a_redrive_into_a_full_stream_moves_what_it_takes(url: str, queue: str) -> None:

@@ -16,7 +16,7 @@ from oraculo.worker import App, Worker
 def settings_for(url: str, **broker: Any) -> Settings:
     """Queues of its own, so that tests may share a server."""
     return Settings(
-        broker=BrokerSettings(url=url, prefix=f"t{uuid.uuid4().hex[:10]}.", **broker),
+        broker=BrokerSettings(**{"url": url, "prefix": f"t{uuid.uuid4().hex[:10]}.", **broker}),
         runs=RunSettings(backoff=0.05),
         engine=EngineSettings(poll=0.2),
     )

@@ -1,13 +1,25 @@
 """An engine that dies after it sent a command and before it noted so: the next cannot know, and sends it again."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import nats
 import pytest
 
+from oraculo.bootstrap import make_broker, make_worker
+from oraculo.brokers.nats.layout import stream_of
+from oraculo.core.naming import QueueNames
 from oraculo.engine.inputs import Inbox
+from oraculo.ports.broker import Broker
+from oraculo.ports.clock import SystemClock
+from oraculo.settings import Settings
 from oraculo.stores.sqlite import SqliteStore
+from oraculo.worker import App
 from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import BROKERS, Fleet
+from tests.servers.proxy import Proxy
 from tests.waiting import until
 
 QUEUE = "escavador_a"
@@ -37,6 +49,59 @@ async def test_a_run_with_the_id_of_one_that_is_gone_gets_its_commands(fleet: Fl
         async with Stage(settings) as oraculo:  # with an empty store
             await oraculo.submit({"correlation_id": "the same", "destinos": [QUEUE], "timeout": 60})
             await until(lambda count=count, oraculo=oraculo: waiting(oraculo, count))
+
+
+async def test_a_command_is_sent_again_when_its_answer_was_lost(fleet: Fleet) -> None:
+    """NATS still knows the command, and must not take it for a repeat that nobody wants."""
+    server = fleet.server("nats")
+    with Proxy(server.url) as proxy:
+        settings = settings_for(proxy.url)
+        of_worker = settings_for(server.url, prefix=settings.broker.prefix)
+        answers = QueueNames(settings.broker.prefix).answers
+        app, started, may_end = App("w"), asyncio.Event(), asyncio.Event()
+
+        @app.queue(QUEUE)
+        async def work(payload: dict[str, object]) -> str:
+            started.set()
+            await may_end.wait()
+            return "ok"
+
+        async with Stage(settings) as oraculo, working(app, of_worker) as broker:
+            run_id = await oraculo.submit({"destinos": [QUEUE], "timeout": 60})
+            await asyncio.wait_for(started.wait(), 10)
+            await until(lambda: is_noted(oraculo, run_id))
+            proxy.refuses = True
+            proxy.cut()
+            may_end.set()
+            await until(lambda: held(broker, answers, 1))
+            await until(lambda: held(broker, f"{settings.broker.prefix}{QUEUE}", 0))
+            await delete_stream(server.url, answers)
+            proxy.refuses = False
+            assert (await oraculo.ended(run_id))["status"] == "concluida"
+
+
+@asynccontextmanager
+async def working(app: App, settings: Settings) -> AsyncIterator[Broker]:
+    broker = make_broker(settings, SystemClock())
+    await broker.start()
+    async with make_worker(app, broker, settings, SystemClock()):
+        yield broker
+    await broker.close()
+
+
+async def is_noted(stage: Stage, run_id: str) -> bool:
+    return "tarefa_enviada" in [entry.what for entry in await stage.operations.history(run_id)]
+
+
+async def held(broker: Broker, queue: str, count: int) -> bool:
+    [state] = await broker.queues([queue])
+    return state.ready + state.unacked == count
+
+
+async def delete_stream(url: str, queue: str) -> None:
+    client = await nats.connect(url)
+    await client.jetstream().delete_stream(stream_of(queue))
+    await client.close()
 
 
 async def waiting(stage: Stage, count: int) -> bool:

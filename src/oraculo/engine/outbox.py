@@ -10,7 +10,7 @@ from oraculo.core.command import deadline_of, encode_command
 from oraculo.core.events import Answered, Sent
 from oraculo.core.naming import QueueNames
 from oraculo.core.reference import Reference
-from oraculo.core.run import Changes, Run
+from oraculo.core.run import Changes, Run, Task
 from oraculo.core.timestamps import to_iso
 from oraculo.engine.inputs import Inbox, Note, Resend
 from oraculo.engine.peers import Peers
@@ -104,8 +104,7 @@ class Outbox:
         expires_at = None if dead is not None else deadline_of(run, task)
         line = self._commands if dead is None else self._dead_letters
         self._in_flight.add(key)
-        # With its birth, for a run's id may be given again once that run is gone.
-        own = f"{run.id}:{run.head.created_at}:{number}:{task.attempt}"
+        own = None if dead is not None else _message_key(run, task)
         line.add(key, Outgoing(queue, body, run.head.priority, dead, expires_at, key=own))
 
     async def _read_and_line_up(
@@ -231,3 +230,9 @@ class Outbox:
     def _is_full(self) -> bool:
         """Dead letters do not count: a quarantine that is full does not hold up the commands."""
         return self._commands.load >= 0.5 or len(self._reading) >= _MOST_READING
+
+
+def _message_key(run: Run, task: Task) -> str:
+    """Of a command. With the run's birth, for its id may be given again once that run is gone; and with the last
+    sending that was noted, for what is sent again because a broker was lost is meant to come again."""
+    return f"{run.id}:{run.head.created_at}:{task.number}:{task.attempt}:{task.sent_at}"

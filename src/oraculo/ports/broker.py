@@ -20,7 +20,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     shared: bool  # other processes can reach the same queues
     priorities: bool  # a message of a higher priority overtakes
     counts_consumers: bool  # QueueState.consumers is known
-    drops_repeats: bool = False  # of a message with a key, for some minutes at least
+    drops_repeats: bool = False  # of a message with a key, for a while
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
@@ -29,7 +29,8 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     `expires_at`, in seconds since the epoch: after it nobody needs the message, and a broker that can may drop it then.
     Its run has marked it timeout by itself, so nothing is lost in silence. A dead letter has none.
 
-    `key`: the same whenever this message is sent, and no other's in its queue. A broker that can drops a repeat by it.
+    `key`: the same whenever this message is sent without knowing that it was sent before, and no other's in its queue.
+    A broker that can drops such a repeat, even of what was acked already. A dead letter has none.
     """
 
     queue: str

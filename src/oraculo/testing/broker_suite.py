@@ -591,15 +591,6 @@ class BrokerSuite:
                 assert await broker.redrive(queue) == 1
             assert (await self.take_one(consumer)).body == b"again"
 
-    async def test_a_dead_letter_with_a_key_can_live_again(self) -> None:
-        async with self.running() as (broker, queue):
-            letter = Outgoing(queue, b"failed", reason="for good", key="one")
-            await broker.publish([letter, letter] if broker.capabilities.drops_repeats else [letter])
-            await self.letters(broker, queue, 1)
-            assert await broker.redrive(queue) == 1
-            consumer = await broker.consume(queue, prefetch=1)
-            assert (await self.take_one(consumer)).body == b"failed"
-
     # Starting and stopping
 
     async def test_a_waiting_take_ends_empty_when_its_consumer_closes(self) -> None:

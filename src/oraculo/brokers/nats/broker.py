@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from oraculo.brokers.address import read_address
-from oraculo.brokers.nats.connection import MOST_KNOWN, NOBODY, ApiError, Connection, Request, read_confirm
+from oraculo.brokers.nats.connection import MOST_KNOWN, NOBODY, ApiError, Connection, Request
 from oraculo.brokers.nats.consumer import FAREWELL, PULL_EXPIRES, Letter, NatsConsumer, Terms, give_back
 from oraculo.brokers.nats.layout import (
     consumer_config,
@@ -32,7 +32,7 @@ from oraculo.brokers.nats.layout import (
     stream_of,
 )
 from oraculo.brokers.nats.letters import Quarantine
-from oraculo.brokers.nats.outgoing import Refusals, request_of, windows
+from oraculo.brokers.nats.outgoing import Refusals, confirms_of, request_of, windows
 from oraculo.core.naming import DLQ_SUFFIX, shown
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings
 from oraculo.ports.broker import Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
@@ -490,7 +490,7 @@ class NatsBroker:
         self, connection: Connection, requests: Sequence[Request], refusals: Refusals
     ) -> list[Request]:
         """Those for which there is no stream."""
-        acks = await connection.exchange(requests, read_confirm)
+        acks = await confirms_of(connection, requests)
         if all(ack.error is None for ack in acks):
             return []
         homeless = []

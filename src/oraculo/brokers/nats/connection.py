@@ -35,6 +35,8 @@ _API_WINDOW = 128  # calls of the API that are out at a time
 _FROM_NOBODY = b"NATS/1.0 503"
 _NO_JETSTREAM = frozenset({10039, 10076})
 _NOT_STORED = 10077
+_OVER_SIZE = 10054
+_ID_IN_PROCESS = 10158
 _FAREWELL = 1.0  # seconds in which the tasks and the socket of an ended connection are gone
 
 Answer = TypeVar("Answer")
@@ -64,6 +66,16 @@ class ApiError(msgspec.Struct, frozen=True):
         """That the stream has the most that its owner allows; not that the server's disk has."""
         return self.err_code == _NOT_STORED and self.description.startswith("maximum ")
 
+    @property
+    def is_over_size(self) -> bool:
+        """Of what the stream's owner allows, headers included."""
+        return self.err_code == _OVER_SIZE
+
+    @property
+    def is_id_in_process(self) -> bool:
+        """Of several servers: another message with this id is being stored, or given up, in this moment."""
+        return self.err_code == _ID_IN_PROCESS
+
 
 NOBODY = ApiError(NO_RESPONDERS, 0, "nobody listens there")
 
@@ -73,6 +85,7 @@ class PubAck(msgspec.Struct):
 
     stream: str = ""
     seq: int = 0
+    duplicate: bool = False
     error: ApiError | None = None
 
 

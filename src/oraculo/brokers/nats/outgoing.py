@@ -1,15 +1,29 @@
 """Messages on their way to JetStream: as requests, in windows, and what was not taken of them."""
 
+import asyncio
 from collections.abc import Iterable, Sequence
 
-from oraculo.brokers.nats.connection import Request
-from oraculo.brokers.nats.layout import NO_REASON, as_header, id_headers, letter_headers, name_fault, quarantine_of
+import structlog
+
+from oraculo.brokers.nats.connection import Connection, PubAck, Request, read_confirm
+from oraculo.brokers.nats.layout import (
+    ID_HEADER,
+    NO_REASON,
+    as_header,
+    id_headers,
+    letter_headers,
+    name_fault,
+    quarantine_of,
+)
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import NotTaken, Outgoing
 
 WINDOW = 1000  # messages that wait for their confirm at a time; JetStream refuses when ten thousand do
 WINDOW_BYTES = 4 * 1024 * 1024
 _MOST_TOLD = 5  # reasons, of the messages of one call
+_KEPT_OUT_PAUSE = 0.02
+
+_log = structlog.get_logger("oraculo.brokers.nats")
 
 
 class Refusals:
@@ -43,10 +57,37 @@ def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | No
         told = f"{queue}: a message of {len(body)} bytes is over the server's max_payload of {most} bytes"
         refusals.for_good[told] = None
         return None
-    key = "" if message.key is None else as_header(message.key)
-    if message.reason is None:
-        return Request(queue, body, id_headers(key, room) if key else None)
-    return Request(quarantine_of(queue), body, letter_headers(message.reason or NO_REASON, 0, room, key))
+    if message.reason is not None:
+        return Request(quarantine_of(queue), body, letter_headers(message.reason or NO_REASON, 0, room))
+    return Request(queue, body, id_headers(as_header(message.key), room) if message.key else None)
+
+
+async def confirms_of(connection: Connection, requests: Sequence[Request]) -> Sequence[PubAck]:
+    """What only its id keeps out is sent again: an id is to spare a worker a repeat, not to lose it a message."""
+    requests, acks = list(requests), await connection.exchange(requests, read_confirm)
+    while kept_out := _kept_out_by_id(requests, acks):
+        await asyncio.sleep(_KEPT_OUT_PAUSE)
+        for number, request in kept_out.items():
+            requests[number] = request
+        answers = await connection.exchange(list(kept_out.values()), read_confirm)
+        for number, ack in zip(kept_out, answers, strict=True):
+            acks[number] = ack
+    if repeats := sum(ack.duplicate for ack in acks):
+        _log.info("repeats were dropped: JetStream had these messages already", count=repeats)
+    return acks
+
+
+def _kept_out_by_id(requests: Sequence[Request], acks: Sequence[PubAck]) -> dict[int, Request]:
+    """And how each is to be sent again, by its number."""
+    found: dict[int, Request] = {}
+    for number, (request, ack) in enumerate(zip(requests, acks, strict=True)):
+        if ack.error is None or request.headers is None:
+            continue
+        if ack.error.is_id_in_process:
+            found[number] = request
+        elif ack.error.is_over_size and request.headers.keys() == {ID_HEADER}:
+            found[number] = request._replace(headers=None)
+    return found
 
 
 def windows(requests: Sequence[Request]) -> Iterable[Sequence[Request]]:

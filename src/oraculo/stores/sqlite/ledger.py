@@ -128,7 +128,8 @@ class _Ledger:
         _INSERT_RUNS.run(self._connection, [birth.head for birth in births])
         _INSERT_INPUTS.run(self._connection, [birth.inputs for birth in births])
         if len(updates) == 1:
-            self._connection.execute(QUERIES["update_head"], updates[0].head)
+            n, *changing = updates[0].head
+            self._connection.execute(QUERIES["update_head"], [*changing, n])
         else:
             for part in _without_repeats(updates):
                 _UPDATE_HEADS.run(self._connection, [update.head for update in part])

@@ -28,23 +28,23 @@ VALUES /* rows */;
 
 -- name: update_head
 UPDATE runs SET
-    status = ?2,
-    ended_at = ?3,
-    due_at = ?4,
-    version = ?5,
-    deadline = ?6,
-    edition = ?7,
-    cancelled = ?8,
-    entries = ?9,
-    late = ?10,
-    duplicates = ?11,
-    succeeded = ?12,
-    failed = ?13,
-    timed_out = ?14,
-    skipped = ?15,
-    task_cancelled = ?16,
-    deliveries = ?17
-WHERE n = ?1;
+    status = ?,
+    ended_at = ?,
+    due_at = ?,
+    version = ?,
+    deadline = ?,
+    edition = ?,
+    cancelled = ?,
+    entries = ?,
+    late = ?,
+    duplicates = ?,
+    succeeded = ?,
+    failed = ?,
+    timed_out = ?,
+    skipped = ?,
+    task_cancelled = ?,
+    deliveries = ?
+WHERE n = ?;
 
 -- name: update_heads
 UPDATE runs SET

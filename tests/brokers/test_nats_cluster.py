@@ -1,0 +1,71 @@
+"""NATS as a cluster of three servers that keep three copies of each queue (`?replicas=3`)."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import pytest
+
+from oraculo.brokers.nats import NatsBroker
+from oraculo.core.naming import dlq_of
+from oraculo.errors import BrokerError
+from oraculo.ports.broker import Broker, Outgoing
+from oraculo.testing.broker_suite import BrokerSuite
+from tests.brokers import nats_stage as stage
+from tests.brokers.nats_stage import BareNats, eventually, plain_client, ready, running
+from tests.servers.process import free_port
+from tests.waiting import until
+
+queue = stage.queue  # a fixture
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[list[str]]:
+    ports = [free_port() for _ in range(3)]
+    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+    with ExitStack() as servers:
+        found = []
+        for port in ports:
+            member = f'cluster {{ name: "c", host: 127.0.0.1, port: {port}, routes: [{routes}] }}'
+            server = BareNats(f'server_name: "s{port}"', member)
+            servers.enter_context(server)
+            found.append(f"{server.url}?replicas=3")
+        asyncio.run(until(lambda: has_leader(found[0]), within=30, saying="a leader"))
+        yield found
+
+
+async def has_leader(url: str) -> bool:
+    try:
+        async with running(url, publish_timeout=2.0) as broker:
+            await broker.declare(["ready"])
+    except BrokerError:
+        return False
+    return True
+
+
+class TestConformance(BrokerSuite):
+    url = ""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, urls: list[str]) -> None:
+        self.url = urls[0]
+
+    async def make_broker(self) -> Broker:
+        return NatsBroker(self.url, delivery_limit=self.delivery_limit)
+
+    async def forget(self, queues: Sequence[str]) -> None:
+        async with plain_client(self.url.partition("?")[0]) as client:
+            for queue in queues:
+                for name in (queue, dlq_of(queue)):
+                    await client.request(f"$JS.API.STREAM.DELETE.{name.replace('.', '=')}", timeout=5)
+
+
+async def test_repeats_that_meet_are_all_confirmed_and_stored_once(urls: list[str], queue: str) -> None:
+    """Two engines that send the same commands, and one that has a command twice: the copies are still on their way to
+    the other servers when the repeat comes, and JetStream then refuses to tell."""
+    async with running(urls[0]) as one, running(urls[1]) as other:
+        await one.declare([queue])
+        for number in range(20):
+            batch = [Outgoing(queue, b"x", key=f"{number}.{each}") for each in range(10)]
+            await asyncio.gather(one.publish([*batch, batch[0]]), other.publish(batch))
+        assert await eventually(lambda: ready(one, queue, 200))
