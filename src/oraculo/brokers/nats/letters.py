@@ -85,8 +85,14 @@ class Quarantine:
         sequences = _sequences(ids)
         if name_fault(queue) or not sequences:
             return 0
-        async with self._calling() as connection:
-            return await self._delete(connection, queue, sequences)
+        discarded = 0
+        for start in range(0, len(sequences), PAGE):
+            wanted = [{"seq": sequence} for sequence in sequences[start : start + PAGE]]
+            async with self._calling() as connection:
+                # Only what is there: for the others a cluster of servers before 2.11.11 gives no answer at all.
+                there = await self._read(connection, queue, wanted)
+                discarded += await self._delete(connection, queue, [int(letter.id) for letter in there])
+        return discarded
 
     async def _move_back(self, connection: Connection, queue: str, letters: Sequence[DeadLetter]) -> int:
         target, stream = source_of(queue), stream_of(quarantine_of(queue))
