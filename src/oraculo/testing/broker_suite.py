@@ -14,97 +14,20 @@ late, so these are polled until a deadline; nothing sleeps to wait.
 import asyncio
 import time
 import unittest
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import TypeVar
+from collections.abc import Awaitable
 
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Broker, Consumer, DeadLetter, Delivery, Outgoing, QueueState
-
-Seen = TypeVar("Seen")
+from oraculo.ports.broker import Consumer, Outgoing
+from oraculo.testing.broker_letters import BrokerLetters
 
 GARBAGE = (b"", b"\x00", b"\xff\xfe\x80\x81", b'{"half": ', bytes(range(256)), b"\r\n\r\n", b"\xc3\x28" * 50)
 ORACLE = "ORÁCULO — coleção 東京 🛰️ e\u0301 \u202e"
 LARGE = 5 * 1024 * 1024
 
 
-class BrokerSuite:
+class BrokerSuite(BrokerLetters):
     """Subclass it, name the class `Test…`, and give it `make_broker`."""
-
-    delivery_limit = 3  # make_broker builds a broker that delivers a message this often at most
-    patience = 15.0  # seconds until something that must happen counts as missing
-    quiet = 0.15  # seconds in which something that must not happen would have happened
-
-    async def make_broker(self) -> Broker:
-        """A broker with `delivery_limit`, not started yet."""
-        raise NotImplementedError("the adapter's test class says how to make its broker")
-
-    async def forget(self, queues: Sequence[str]) -> None:
-        """Called after each test with the queues it made: deletes them where they would outlive the broker."""
-
-    # What the tests are written with.
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[tuple[Broker, str]]:
-        """A started broker and the name of a queue that is declared and empty."""
-        self._made: list[str] = []
-        broker, queue = await self.make_broker(), self.fresh_name()
-        try:
-            await broker.start()
-            await broker.declare([queue])
-            yield broker, queue
-        finally:
-            await broker.close()
-            await self.forget(self._made)
-
-    def fresh_name(self) -> str:
-        self._made.append(f"suite-{uuid.uuid4().hex}")
-        return self._made[-1]
-
-    async def take(self, consumer: Consumer, count: int) -> list[Delivery]:
-        """Exactly `count` deliveries, however many takes it needs."""
-        taken: list[Delivery] = []
-        async with asyncio.timeout(self.patience):
-            while len(taken) < count:
-                batch = await consumer.take(count - len(taken))
-                assert batch, "take returned nothing on an open consumer"
-                taken += batch
-        assert len(taken) == count, f"take({count}) gave more than it was asked for"
-        return taken
-
-    async def take_one(self, consumer: Consumer) -> Delivery:
-        return (await self.take(consumer, 1))[0]
-
-    async def eventually(self, look: Callable[[], Awaitable[Seen]], accept: Callable[[Seen], bool]) -> Seen:
-        """Looks until it accepts what it sees."""
-        deadline = asyncio.get_running_loop().time() + self.patience
-        while not accept(seen := await look()):
-            assert asyncio.get_running_loop().time() < deadline, f"still {seen} after {self.patience} s"
-            await asyncio.sleep(0.01)
-        return seen
-
-    async def state(self, broker: Broker, queue: str) -> QueueState:
-        (state,) = await broker.queues([queue])
-        return state
-
-    async def state_where(self, broker: Broker, queue: str, accept: Callable[[QueueState], bool]) -> QueueState:
-        return await self.eventually(lambda: self.state(broker, queue), accept)
-
-    async def letters(self, broker: Broker, queue: str, count: int) -> Sequence[DeadLetter]:
-        """The dead letters, once there are `count`."""
-        return await self.eventually(
-            lambda: broker.dead_letters(queue, limit=count + 1), lambda letters: len(letters) == count
-        )
-
-    async def bury(self, broker: Broker, queue: str, count: int) -> Sequence[DeadLetter]:
-        """Publishes `count` dead letters, `letter 0` the oldest."""
-        await broker.publish([Outgoing(queue, f"letter {n}".encode(), reason=f"reason {n}") for n in range(count)])
-        return await self.letters(broker, queue, count)
-
-    async def assert_empty(self, broker: Broker, queue: str) -> None:
-        await self.state_where(broker, queue, lambda state: state.ready == 0 and state.unacked == 0)
 
     # Publishing and taking
 
@@ -346,123 +269,6 @@ class BrokerSuite:
             assert f"failure {self.delivery_limit - 1}" in letter.reason
             assert letter.redeliveries == self.delivery_limit - 1
             await self.assert_empty(broker, queue)
-
-    # Dead letters
-
-    async def test_a_dead_letter_has_its_reason_and_its_time(self) -> None:
-        async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"earlier", reason="the first")])
-            await broker.publish([Outgoing(queue, b"bad")])
-            consumer = await broker.consume(queue, prefetch=1)
-            await consumer.dead_letter(await self.take_one(consumer), "field x is missing")
-            earlier, letter = await self.letters(broker, queue, 2)
-            assert (letter.queue, letter.body, letter.reason) == (queue, b"bad", "field x is missing")
-            assert letter.id != earlier.id
-            assert letter.at >= earlier.at > 0
-            await self.assert_empty(broker, queue)
-
-    async def test_a_message_published_with_a_reason_goes_to_the_quarantine(self) -> None:
-        async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"bad", reason="no such task"), Outgoing(queue, b"good")])
-            consumer = await broker.consume(queue, prefetch=2)
-            assert (await self.take_one(consumer)).body == b"good"
-            (letter,) = await self.letters(broker, queue, 1)
-            assert (letter.queue, letter.body, letter.reason) == (queue, b"bad", "no such task")
-
-    async def test_a_message_published_to_the_dlq_by_name_is_a_dead_letter(self) -> None:
-        async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(dlq_of(queue), b"by another client")])
-            (letter,) = await self.letters(broker, queue, 1)
-            assert (letter.queue, letter.body) == (queue, b"by another client")
-
-    async def test_the_dlq_can_be_consumed(self) -> None:
-        async with self.running() as (broker, queue):
-            await self.bury(broker, queue, 2)
-            consumer = await broker.consume(dlq_of(queue), prefetch=2)
-            taken = await self.take(consumer, 2)
-            assert [delivery.body for delivery in taken] == [b"letter 0", b"letter 1"]
-            await consumer.ack(taken)
-            await self.letters(broker, queue, 0)
-
-    async def test_looking_takes_nothing_out(self) -> None:
-        async with self.running() as (broker, queue):
-            first = await self.bury(broker, queue, 3)
-            assert [letter.body for letter in first] == [b"letter 0", b"letter 1", b"letter 2"]
-            assert await broker.dead_letters(queue, limit=10) == first
-            await self.state_where(broker, queue, lambda state: state.dead_letters == 3)
-
-    async def test_looking_page_by_page_sees_each_once(self) -> None:
-        async with self.running() as (broker, queue):
-            everything = list(await self.bury(broker, queue, 7))
-            pages: list[DeadLetter] = []
-            while page := await broker.dead_letters(queue, limit=3, after=pages[-1].id if pages else None):
-                assert len(page) <= 3
-                pages += page
-            assert pages == everything
-
-    async def test_dead_letters_belong_to_one_queue(self) -> None:
-        async with self.running() as (broker, queue):
-            other = self.fresh_name()
-            await broker.declare([other])
-            letters = await self.bury(broker, queue, 2)
-            assert list(await broker.dead_letters(other, limit=10)) == []
-            assert await broker.redrive(other) == 0
-            assert await broker.discard(other, [letter.id for letter in letters]) == 0
-            await self.letters(broker, queue, 2)
-
-    async def test_redriving_all_moves_them_back_in_order(self) -> None:
-        async with self.running() as (broker, queue):
-            await self.bury(broker, queue, 3)
-            assert await broker.redrive(queue) == 3
-            consumer = await broker.consume(queue, prefetch=10)
-            assert [d.body for d in await self.take(consumer, 3)] == [b"letter 0", b"letter 1", b"letter 2"]
-            await self.letters(broker, queue, 0)
-
-    async def test_redriving_by_id_moves_only_those(self) -> None:
-        async with self.running() as (broker, queue):
-            first, second, third = await self.bury(broker, queue, 3)
-            assert await broker.redrive(queue, [second.id]) == 1
-            consumer = await broker.consume(queue, prefetch=10)
-            assert (await self.take_one(consumer)).body == b"letter 1"
-            assert list(await self.letters(broker, queue, 2)) == [first, third]
-
-    async def test_unknown_ids_are_passed_over(self) -> None:
-        async with self.running() as (broker, queue):
-            kept, gone = await self.bury(broker, queue, 2)
-            assert await broker.discard(queue, [gone.id]) == 1
-            unknown = [gone.id, "", "no such id", "-1", "9" * 40]
-            assert await broker.redrive(queue, unknown) == 0
-            assert await broker.discard(queue, unknown) == 0
-            assert await broker.redrive(queue, []) == 0
-            assert await broker.redrive(queue, [*unknown, kept.id]) == 1
-
-    async def test_redriving_counts_deliveries_from_zero(self) -> None:
-        async with self.running() as (broker, queue):
-            await broker.publish([Outgoing(queue, b"mended")])
-            consumer = await broker.consume(queue, prefetch=1)
-            for _ in range(self.delivery_limit):
-                await consumer.retry(await self.take_one(consumer), 0.0, "broken")
-            await self.letters(broker, queue, 1)
-            assert await broker.redrive(queue) == 1
-            for redeliveries in range(self.delivery_limit):
-                delivery = await self.take_one(consumer)
-                assert (delivery.body, delivery.redeliveries) == (b"mended", redeliveries)
-                await consumer.retry(delivery, 0.0, "still broken")
-            (letter,) = await self.letters(broker, queue, 1)
-            assert "still broken" in letter.reason
-
-    async def test_discarding_deletes(self) -> None:
-        async with self.running() as (broker, queue):
-            first, second, third = await self.bury(broker, queue, 3)
-            assert await broker.discard(queue, [first.id, third.id]) == 2
-            assert list(await self.letters(broker, queue, 1)) == [second]
-            await self.assert_empty(broker, queue)
-
-    async def test_a_queue_that_does_not_exist_has_no_dead_letters(self) -> None:
-        async with self.running() as (broker, _):
-            nowhere = self.fresh_name()
-            assert list(await broker.dead_letters(nowhere, limit=10)) == []
-            assert await broker.redrive(nowhere) == 0
 
     # Counts
 
