@@ -53,10 +53,10 @@ async def test_a_run_with_the_id_of_one_that_is_gone_gets_its_commands(fleet: Fl
 
 async def test_a_command_is_sent_again_when_its_answer_was_lost(fleet: Fleet) -> None:
     """NATS still knows the command, and must not take it for a repeat that nobody wants."""
-    server = fleet.server("nats")
-    with Proxy(server.url) as proxy:
+    url = fleet.url("nats")
+    with Proxy(url) as proxy:
         settings = settings_for(proxy.url)
-        of_worker = settings_for(server.url, prefix=settings.broker.prefix)
+        of_worker = settings_for(url, prefix=settings.broker.prefix)
         answers = QueueNames(settings.broker.prefix).answers
         app, started, may_end = App("w"), asyncio.Event(), asyncio.Event()
 
@@ -75,7 +75,7 @@ async def test_a_command_is_sent_again_when_its_answer_was_lost(fleet: Fleet) ->
             may_end.set()
             await until(lambda: held(broker, answers, 1))
             await until(lambda: held(broker, f"{settings.broker.prefix}{QUEUE}", 0))
-            await delete_stream(server.url, answers)
+            await delete_stream(url, answers)
             proxy.refuses = False
             assert (await oraculo.ended(run_id))["status"] == "concluida"
 

@@ -30,6 +30,7 @@ _LONGEST_ID = 19  # digits; a stream's sequence has no more
 
 Calling = Callable[[], AbstractAsyncContextManager[Connection]]  # a connection for one call
 Send = Callable[[Connection, Sequence[Request], Refusals], Awaitable[None]]
+_Work = Callable[[Connection, str, Sequence[DeadLetter]], Awaitable[int]]  # returns to how many it was done
 
 
 class Quarantine:
@@ -56,7 +57,7 @@ class Quarantine:
         """Page by page. When it fails, those that were moved are moved, and the others are where they were."""
         if name_fault(queue):
             return 0
-        return await (self._redrive_all(queue) if ids is None else self._redrive_some(queue, _sequences(ids)))
+        return await (self._redrive_all(queue) if ids is None else self._some(queue, _sequences(ids), self._move_back))
 
     async def _redrive_all(self, queue: str) -> int:
         """All that are there now; not what dies again meanwhile."""
@@ -72,27 +73,22 @@ class Quarantine:
                 position = int(page[-1].id)
         return moved
 
-    async def _redrive_some(self, queue: str, sequences: Sequence[int]) -> int:
-        moved = 0
-        for start in range(0, len(sequences), PAGE):
-            wanted = [{"seq": sequence} for sequence in sequences[start : start + PAGE]]
-            async with self._calling() as connection:
-                letters = await self._read(connection, queue, wanted)
-                moved += await self._move_back(connection, queue, letters)
-        return moved
-
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
         sequences = _sequences(ids)
-        if name_fault(queue) or not sequences:
-            return 0
-        discarded = 0
+        return 0 if name_fault(queue) else await self._some(queue, sequences, self._delete_letters)
+
+    async def _some(self, queue: str, sequences: Sequence[int], work: _Work) -> int:
+        """Does it to those of them that are there, a page at a time. To the others not even a deletion: there a cluster
+        of servers before 2.11.11 would give no answer at all."""
+        done = 0
         for start in range(0, len(sequences), PAGE):
             wanted = [{"seq": sequence} for sequence in sequences[start : start + PAGE]]
             async with self._calling() as connection:
-                # Only what is there: for the others a cluster of servers before 2.11.11 gives no answer at all.
-                there = await self._read(connection, queue, wanted)
-                discarded += await self._delete(connection, queue, [int(letter.id) for letter in there])
-        return discarded
+                done += await work(connection, queue, await self._read(connection, queue, wanted))
+        return done
+
+    async def _delete_letters(self, connection: Connection, queue: str, letters: Sequence[DeadLetter]) -> int:
+        return await self._delete(connection, queue, [int(letter.id) for letter in letters])
 
     async def _move_back(self, connection: Connection, queue: str, letters: Sequence[DeadLetter]) -> int:
         target, stream = source_of(queue), stream_of(quarantine_of(queue))
