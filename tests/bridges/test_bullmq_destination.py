@@ -265,6 +265,9 @@ async def test_ended_jobs_are_forgotten_in_time(make: Make, tmp_path: Path) -> N
     settings = make(keep=0.001)
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
         await oraculo.run(only(faz="eco"))
+        # The run ends with the answer; that it was given is noted a moment later, and only from then on is it old.
+        ended = f"oraculo:{settings.broker.prefix}ponte-bullmq:ended"
+        await until(lambda: oraculo.redis.zcard(ended), saying="the end of the job to be noted")
         await oraculo.bridge.stop()
         oraculo.bridge = oraculo.new_bridge()
         await oraculo.bridge.start()
