@@ -35,6 +35,17 @@ def test_that_nobody_listens_is_told_when_it_is_known() -> None:
     assert "nobody" not in told(driver)
 
 
+def test_brokers_that_cannot_be_used_are_told_while_the_run_is_open() -> None:
+    driver = fan_out("a").sent()
+    troubles = {"rabbitmq": "cannot reach RabbitMQ:\nrefused", "redis": "frozen"}
+    assert (
+        "sent 0 s ago); broker rabbitmq cannot be used (cannot reach RabbitMQ: refused); broker redis cannot be used "
+        "(frozen); it waits until"
+    ) in explain(driver.run, driver.now, {}, troubles)
+    driver.ok("a")
+    assert "rabbitmq" not in explain(driver.run, driver.now, {}, troubles)
+
+
 def test_a_command_that_the_broker_did_not_take() -> None:
     assert "'a' (attempt 1 of 3, not yet confirmed by the broker on queue a)" in told(fan_out("a"))
 

@@ -10,6 +10,7 @@ from tests.end_to_end.cluster import Cluster
 from tests.servers.fleet import BROKERS, ONE_BROKER, Fleet
 from tests.servers.process import Server
 from tests.servers.proxy import Proxy
+from tests.waiting import until
 
 TASKS = 1000
 FROZEN = 20.0
@@ -34,8 +35,15 @@ async def test_a_broker_that_is_killed_and_started_again(server: Server, tmp_pat
         await cluster.reached(run_id, TASKS // 4)
         await asyncio.to_thread(server.kill)
         assert (await cluster.summary(run_id))["status"] == "em_execucao"
+        await until(lambda: _tells_of(cluster, run_id, server.name), saying="what the run waits for")
         await asyncio.to_thread(server.start)
         await cluster.check(run_id, TASKS)
+
+
+async def _tells_of(cluster: Cluster, run_id: str, broker: str) -> bool:
+    response = await cluster.client.get(f"/orquestracoes/{run_id}/explicacao")
+    assert response.status_code == 200, response.text
+    return f"; broker {broker} cannot be used (" in response.json()["explicacao"]
 
 
 async def test_a_broker_that_freezes(fleet: Fleet, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """One sentence that says why a run is not finished: what it waits for, until when, and what happens then."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from oraculo.core.aggregate import summary
 from oraculo.core.pipeline import Kind
@@ -8,14 +9,16 @@ from oraculo.core.run import Delivery, DeliveryStatus, Run, Task, TaskStatus
 from oraculo.core.timestamps import in_words, to_iso
 
 _NAMED = 3
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def explain(run: Run, now: float, consumers: Mapping[str, int | None]) -> str:
-    """`consumers` tells how many workers listen on a queue; a queue that is not in it, or None, is not known."""
-    return _why_open(run, now, consumers) if run.is_open else _why_ended(run)
+def explain(run: Run, now: float, consumers: Mapping[str, int | None], troubles: Mapping[str, str] = _NONE) -> str:
+    """`consumers` tells how many workers listen on a queue; a queue that is not in it, or None, is not known.
+    `troubles`: the brokers that cannot be used now, and why."""
+    return _why_open(run, now, consumers, troubles) if run.is_open else _why_ended(run)
 
 
-def _why_open(run: Run, now: float, consumers: Mapping[str, int | None]) -> str:
+def _why_open(run: Run, now: float, consumers: Mapping[str, int | None], troubles: Mapping[str, str]) -> str:
     open_tasks = [task for task in run.tasks if task.is_open]
     active = [task for task in open_tasks if not task.missing]
     told = [_task_state(run, task, now, consumers) for task in active[:_NAMED]]
@@ -27,9 +30,10 @@ def _why_open(run: Run, now: float, consumers: Mapping[str, int | None]) -> str:
         if blocked
         else ""
     )
+    away = "".join(f"; broker {name} cannot be used ({_line(why)})" for name, why in troubles.items())
     return (
         f"Run {run.id} has {len(open_tasks)} of {_count(run.head.total, 'task')} open and waits for "
-        f"{_join(told)}{behind}; {_what_then(run, now)}."
+        f"{_join(told)}{behind}{away}; {_what_then(run, now)}."
     )
 
 
@@ -87,6 +91,10 @@ def _delivery_state(delivery: Delivery) -> str:
 
 def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _join(parts: list[str]) -> str:

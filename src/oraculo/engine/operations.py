@@ -1,7 +1,7 @@
 """The door: all that the API and the command line may ask of the engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from oraculo.engine.quarantine import Quarantine, Redrive
 from oraculo.engine.service import Engine, Health
 from oraculo.engine.watchers import Watch
 from oraculo.errors import (
+    BrokerError,
     Conflict,
     Fault,
     IdempotencyKeyReused,
@@ -173,11 +174,19 @@ class Operations:
     async def explain(self, run_id: str) -> str:
         run = await self.run(run_id)
         awaited = {run.plan.steps[task.number].queue for task in run.tasks if task.status is TaskStatus.RUNNING}
-        names = self._engine.names
-        states = await self._engine.broker.queues([names.physical(queue) for queue in awaited]) if awaited else ()
-        consumers = dict.fromkeys(awaited, 0 if self._engine.broker.capabilities.counts_consumers else None)
-        consumers |= {names.logical(state.queue): state.consumers for state in states}
-        return explain(run, self._engine.clock.now(), consumers)
+        consumers = await self._consumers(awaited) if awaited else {}
+        troubles = {link.name: link.trouble for link in self.brokers() if link.trouble is not None}
+        return explain(run, self._engine.clock.now(), consumers, troubles)
+
+    async def _consumers(self, queues: Collection[str]) -> Mapping[str, int | None]:
+        """How many listen on each, as far as it is known: a broker that is away may be what the run waits for."""
+        names, broker = self._engine.names, self._engine.broker
+        try:
+            states = await broker.queues([names.physical(queue) for queue in queues])
+        except BrokerError:
+            return {}
+        unseen = dict.fromkeys(queues, 0 if broker.capabilities.counts_consumers else None)
+        return unseen | {names.logical(state.queue): state.consumers for state in states}
 
     async def cancel(self, run_id: str) -> Run:
         if await self._wish(run_id, Cancelled()) is Verdict.REFUSED:
