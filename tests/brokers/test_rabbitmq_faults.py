@@ -36,6 +36,7 @@ from tests.brokers.rabbitmq_stage import (
 from tests.servers.fleet import Fleet
 from tests.servers.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
+from tests.waiting import until
 
 url, queue, broker, nothing_goes_unheard = stage.url, stage.queue, stage.broker, stage.nothing_goes_unheard  # fixtures
 
@@ -206,6 +207,29 @@ class TestFull:
         assert trouble(broker) == ""  # it works
         assert ((await state(broker, queue)).ready, (await state(broker, elsewhere)).ready) == (2, 4)
         assert bodies(await take(await broker.consume(queue, prefetch=2), 2)) == [b"0", b"1"]
+        forget(url, [elsewhere])
+
+    async def test_a_channel_that_was_refused_finishes_what_it_has_and_is_not_used_again(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        """In a cluster it may be the channel that is refused, by a queue that would take what comes by another."""
+        elsewhere = fresh_name()
+        await broker.declare([elsewhere])
+        with plain_channel(url) as channel:
+            channel.queue_declare(queue, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        await broker.publish(messages(queue, 1))
+        refused = broker._publisher._session
+        assert refused is not None
+        batches = [messages(elsewhere, 500) for _ in range(20)]
+        outcome, *others = await asyncio.gather(
+            broker.publish(messages(queue, 1)), *map(broker.publish, batches), return_exceptions=True
+        )
+        assert isinstance(outcome, NotTaken)
+        assert others == [broker.name] * 20
+        assert broker._publisher._session is not refused
+        await broker.publish(messages(elsewhere, 1))
+        await until(lambda: not refused.channel.is_open, saying="the old channel to close")
+        assert (await state(broker, elsewhere)).ready == 20 * 500 + 1
         forget(url, [elsewhere])
 
     async def test_a_quarantine_that_is_full_keeps_the_message_where_it_was(

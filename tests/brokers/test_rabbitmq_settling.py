@@ -146,7 +146,9 @@ class TestPublisher:
             await broker._publisher.publish([Parcel("q" * 300, b"\x00\x00", b"")])
         async with asyncio.timeout(2):  # its confirm must be found by the tag that the server counts
             await broker._publisher.publish([Parcel(queue, b"\x00\x00", b"next")])
-        assert (broker._publisher._unconfirmed, broker._publisher._batches) == ({}, {})
+        session = broker._publisher._session
+        assert session is not None
+        assert (session._unconfirmed, session._batches) == ({}, {})
 
 
 # -- much at once ---------------------------------------------------------------------------------------------------

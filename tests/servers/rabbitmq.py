@@ -92,10 +92,13 @@ class RabbitMQ(Server):
         return told.stdout
 
     def start(self) -> None:
+        self._start_mapper()
+        super().start()
+
+    def _start_mapper(self) -> None:
         if self._mapper is None:  # else the node would start one that nobody stops
             quiet = subprocess.DEVNULL
             self._mapper = subprocess.Popen(["epmd"], env=self.environment(), stdin=quiet, stdout=quiet, stderr=quiet)
-        super().start()
 
     def stop(self) -> None:
         super().stop()

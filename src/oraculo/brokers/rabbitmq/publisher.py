@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
+from weakref import WeakSet
 
 from oraculo.brokers.rabbitmq.connection import Channel, Connection, Refused
 from oraculo.brokers.rabbitmq.wire import Confirms, Packer, Parcel
@@ -77,6 +78,69 @@ class _Batch:
         return max(len(parcel.body) for parcel in self.parcels)
 
 
+class _Session:
+    """A channel that publishes, and what was published on it and is not confirmed yet."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._packer = Packer(channel.raw.channel_number, channel.raw.connection.params.frame_max)
+        self._last_tag = 0
+        self._unconfirmed: dict[int, _Batch] = {}  # by delivery tag, the oldest first
+        self._batches: dict[_Batch, None] = {}  # those of which a confirm is missing, the oldest first
+        self._is_retired = False
+        channel.listen(Confirms(self._on_confirm))
+        channel.raw.add_on_return_callback(self._on_return)
+        channel.on_close = self._on_close
+
+    def send(self, parcels: Sequence[Parcel]) -> _Batch:
+        packed = self._packer.pack(parcels)  # may raise: then nothing was sent, and nothing may be counted
+        first = self._last_tag + 1
+        batch = _Batch(parcels, first)
+        self._last_tag += len(parcels)
+        self._unconfirmed.update(dict.fromkeys(range(first, self._last_tag + 1), batch))
+        self._batches[batch] = None
+        self.channel.raw.connection.emit(packed)
+        return batch
+
+    def fail(self, reason: str) -> None:
+        """Whoever waits is told; what was sent may still be taken."""
+        for batch in self._batches:
+            batch.fail(BrokerUnavailable(reason))
+
+    def retire(self) -> None:
+        """Nothing more is sent on it: it closes once it is known what became of the rest."""
+        self._is_retired = True
+        if not self._batches:
+            self.channel.abandon()
+
+    def _on_confirm(self, tag: int, is_multiple: bool, is_taken: bool) -> None:
+        waiting = self._unconfirmed
+        tags = list(takewhile(tag.__ge__, waiting)) if is_multiple else [tag]
+        for each in () if is_taken else tags:
+            if each in waiting:
+                waiting[each].refuse(each)
+        for batch, count in Counter([waiting.pop(each, None) for each in tags]).items():
+            if batch is not None:
+                batch.confirm(count)
+                if batch.missing == 0:
+                    self._batches.pop(batch, None)
+        if self._is_retired and not self._batches:
+            self.channel.abandon()
+
+    def _on_return(self, _: object, method: Any, __: object, body: bytes) -> None:
+        for batch in self._batches:
+            if batch.claims(method.routing_key, body):
+                return
+
+    def _on_close(self, fault: BrokerError) -> None:
+        """What is wrong with one message is told to who sent it; the others only lost their channel."""
+        batches, self._batches, self._unconfirmed = list(self._batches), {}, {}
+        culprit = max(batches, key=lambda batch: batch.largest, default=None)
+        for batch in batches:
+            is_told = batch is culprit or not isinstance(fault, Refused) or fault.code != _PRECONDITION_FAILED
+            batch.fail(fault if is_told else BrokerUnavailable("RabbitMQ closed the channel; publish again"))
+
+
 class Publisher:
     """Publishes on one channel. `declare` makes a queue that vanished; what was meant for it is published again."""
 
@@ -84,23 +148,22 @@ class Publisher:
         self._connection = connection
         self._connection.on_blocked = self._on_blocked
         self._declare = declare
-        self._channel: Channel | None = None
-        self._packer = Packer(0, 0)
+        self._session: _Session | None = None
+        self._retired: WeakSet[_Session] = WeakSet()
         self._opening = asyncio.Lock()
         self._routed: dict[str, None] = {}  # queues that were there once
         self._has_forgotten = False  # some of these: then any that is missing may have been there
-        self._last_tag = 0
-        self._unconfirmed: dict[int, _Batch] = {}  # by delivery tag, the oldest first
-        self._batches: dict[_Batch, None] = {}  # those of which a confirm is missing, the oldest first
 
     async def publish(self, parcels: Sequence[Parcel]) -> None:
         """Returns once every one is confirmed. The caller bounds the time. Raises NotConfirmed, BrokerUnavailable or
         BrokerError."""
         count, refused = len(parcels), list[Parcel]()
         while parcels:
-            channel = await self._ready()
-            batch = self._send(channel, parcels)
+            session = await self._ready()
+            batch = session.send(parcels)
             await batch.done
+            if batch.refused:
+                self._retire(session)
             refused += batch.refused
             parcels = batch.returned
             missing = {parcel.queue for parcel in parcels}
@@ -114,12 +177,12 @@ class Publisher:
 
     def give_up(self, reason: str) -> None:
         """The server does not confirm: whoever waits is told, and the next to publish connects anew."""
-        self._channel = None
+        self._session = None
         self._connection.abort(reason)
 
     async def ping(self) -> None:
         """A round trip on the channel that publishes."""
-        await (await self._ready()).call("basic_qos", prefetch_count=0)
+        await (await self._ready()).channel.call("basic_qos", prefetch_count=0)
 
     def _remember(self, queues: set[str]) -> None:
         self._routed.update(dict.fromkeys(queues))
@@ -127,65 +190,34 @@ class Publisher:
             del self._routed[next(iter(self._routed))]
             self._has_forgotten = True
 
-    async def _ready(self) -> Channel:
+    async def _ready(self) -> _Session:
         if self._connection.blocked:
             await asyncio.sleep(0)  # who tries again at once must let the loop hear that it is over
             raise BrokerUnavailable(self._connection.blocked)
-        if self._channel is None or not self._channel.is_open:
+        if self._session is None or not self._session.channel.is_open:
             async with self._opening:
-                if self._channel is None or not self._channel.is_open:
-                    self._channel = await self._new_channel()
-        return self._channel
+                if self._session is None or not self._session.channel.is_open:
+                    self._session = await self._new_session()
+        return self._session
 
-    async def _new_channel(self) -> Channel:
+    async def _new_session(self) -> _Session:
         channel = await self._connection.channel()
         await channel.call("confirm_delivery", ack_nack_callback=_unused)
-        channel.listen(Confirms(self._on_confirm))
-        channel.raw.add_on_return_callback(self._on_return)
-        channel.on_close = self._on_close
-        self._packer = Packer(channel.raw.channel_number, channel.raw.connection.params.frame_max)
-        self._last_tag = 0
-        return channel
+        return _Session(channel)
 
-    def _send(self, channel: Channel, parcels: Sequence[Parcel]) -> _Batch:
-        packed = self._packer.pack(parcels)  # may raise: then nothing was sent, and nothing may be counted
-        first = self._last_tag + 1
-        batch = _Batch(parcels, first)
-        self._last_tag += len(parcels)
-        self._unconfirmed.update(dict.fromkeys(range(first, self._last_tag + 1), batch))
-        self._batches[batch] = None
-        channel.raw.connection.emit(packed)
-        return batch
-
-    def _on_confirm(self, tag: int, is_multiple: bool, is_taken: bool) -> None:
-        waiting = self._unconfirmed
-        tags = list(takewhile(tag.__ge__, waiting)) if is_multiple else [tag]
-        for each in () if is_taken else tags:
-            if each in waiting:
-                waiting[each].refuse(each)
-        for batch, count in Counter([waiting.pop(each, None) for each in tags]).items():
-            if batch is not None:
-                batch.confirm(count)
-                if batch.missing == 0:
-                    self._batches.pop(batch, None)
-
-    def _on_return(self, _: object, method: Any, __: object, body: bytes) -> None:
-        for batch in self._batches:
-            if batch.claims(method.routing_key, body):
-                return
+    def _retire(self, session: _Session) -> None:
+        """The next to publish has a new channel. One that published to a quorum queue for the first time while its
+        leader was lost is refused there until that node is back (seen on 3.10), though the queue has a new leader."""
+        if self._session is session:
+            self._session = None
+            self._retired.add(session)
+            session.retire()
 
     def _on_blocked(self, reason: str) -> None:
         """Nobody waits for it to end: that may take hours. What was sent may still be taken then."""
-        for batch in self._batches:
-            batch.fail(BrokerUnavailable(reason))
-
-    def _on_close(self, fault: BrokerError) -> None:
-        """What is wrong with one message is told to who sent it; the others only lost their channel."""
-        batches, self._batches, self._unconfirmed = list(self._batches), {}, {}
-        culprit = max(batches, key=lambda batch: batch.largest, default=None)
-        for batch in batches:
-            is_told = batch is culprit or not isinstance(fault, Refused) or fault.code != _PRECONDITION_FAILED
-            batch.fail(fault if is_told else BrokerUnavailable("RabbitMQ closed the channel; publish again"))
+        for session in (self._session, *self._retired):
+            if session is not None:
+                session.fail(reason)
 
 
 def _unused(_: object) -> None:
