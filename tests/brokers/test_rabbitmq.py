@@ -1,8 +1,10 @@
 """RabbitMQ: the suite every broker passes, the names it can have, and how it starts, is let in and stops."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -110,6 +112,23 @@ class TestStarting:
         await broker.close()
         silent.close()
         await assert_nothing_is_left()
+
+    async def test_a_name_of_several_nodes_is_served_by_one_that_answers(
+        self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whichever comes first in the list: the order is the resolver's, and often always the same."""
+        silent, found = silent_server(), urlsplit(url)
+        answering = (socket.gethostbyname(found.hostname or ""), found.port)
+        addresses = [silent.getsockname(), answering, silent.getsockname()]
+        nodes = [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address) for address in addresses]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: nodes)
+        broker = RabbitMQBroker(url, connect_timeout=0.5)
+        for _ in range(2):
+            with suppress(BrokerUnavailable):
+                await broker.start()
+        await broker.publish(messages(queue, 1))
+        await broker.close()
+        silent.close()
 
     @pytest.mark.parametrize("pause", [0.0, 0.1])
     async def test_closing_while_it_connects_tells_who_waits(self, pause: float) -> None:

@@ -153,6 +153,7 @@ class Connection:
         self._parameters = _parameters(address, purpose, connect_timeout)
         self._raw: RawConnection | None = None
         self._opening: asyncio.Task[RawConnection] | None = None
+        self._failures = 0  # to open it
         self._gone = asyncio.Event()
         self._is_closed = False  # then nothing opens it but `start`: a late call would leave it open for ever
         self.blocked: str | None = None  # why the server takes nothing that is published
@@ -225,7 +226,7 @@ class Connection:
             on_open_callback=lambda _: _answer(outcome, None),
             on_open_error_callback=lambda _, error: _answer(outcome, error),
             on_close_callback=self._lost,
-            custom_ioloop=LoopServices(asyncio.get_running_loop()),
+            custom_ioloop=LoopServices(asyncio.get_running_loop(), self._failures),
         )
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -253,6 +254,7 @@ class Connection:
     def _attempted(self, attempt: "asyncio.Task[RawConnection]") -> None:
         self._opening = None
         if not attempt.cancelled() and (error := attempt.exception()) is not None:
+            self._failures += 1
             self._on_trouble(str(error))
 
     def _on_blocked(self, *_: object) -> None:

@@ -15,11 +15,25 @@ from pika.adapters.asyncio_connection import _AsyncioIOServicesAdapter
 from pika.adapters.utils.nbio_interface import AbstractIOReference, AbstractStreamTransport
 
 MakeProtocol = Callable[[], Any]  # pika's side of a stream
-OnDone = Callable[[Any], None]  # gets the transport and its protocol, or what went wrong
+OnDone = Callable[[Any], None]  # gets what was asked for, or what went wrong
 
 
 class LoopServices(_AsyncioIOServicesAdapter):  # type: ignore[misc, unused-ignore]
-    """What pika asks of an event loop."""
+    """What pika asks of an event loop. `turn`: which of a name's addresses comes first, counted round and round; pika
+    tries them in their order, and one that says nothing takes all the time that there is."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, turn: int = 0) -> None:
+        super().__init__(loop)
+        self._turn = turn
+
+    def getaddrinfo(self, host: str, port: int, on_done: OnDone, **wanted: int) -> Any:
+        def rotated(found: Any) -> None:
+            if isinstance(found, list) and found:  # else it is what went wrong
+                first = self._turn % len(found)
+                found = [*found[first:], *found[:first]]
+            on_done(found)
+
+        return super().getaddrinfo(host, port, rotated, **wanted)
 
     def create_streaming_connection(
         self,
