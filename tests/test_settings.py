@@ -10,6 +10,7 @@ from oraculo.core import naming
 from oraculo.errors import InvalidSettings
 from oraculo.settings import BUILT_IN_ROUTES, Settings, load_settings
 from oraculo.settings.loading import _FIELD_TYPES, _VARIABLES
+from oraculo.settings.urls import node_urls
 from oraculo.settings.values import _OWN_QUEUES, _QUEUE_NAME
 
 
@@ -228,7 +229,7 @@ def test_what_is_not_utf8_is_told() -> None:
         ("broker.url = 'rabbit'", "broker.url", "without a scheme"),
         ("broker.url = ''", "broker.url", "empty URL"),
         ("broker.url = 'amqp://a,,nats://b'", "broker.url", "empty URL"),
-        ("broker.url = 'amqp://a,b:5672'", "broker.url", "without a scheme"),
+        ("broker.url = 'a,amqp://b:5672'", "broker.url", "without a scheme"),
         ("broker.url = 'amqp://h:99999'", "broker.url", "port"),
         ("store.url = 'mysql://h'", "store.url", "Use one of sqlite://, postgresql://"),
         ("store.url = 'amqp://h'", "store.url", "unknown scheme amqp://"),
@@ -308,9 +309,47 @@ def test_good_store_urls(url: str) -> None:
     assert load_settings({"ORACULO_STORE_URL": url}).store.url == url
 
 
-@pytest.mark.parametrize("url", ["memory://", "amqp://guest@rabbitmq//", "amqps://h", "rediss://h:1/0", "tls://h:4222"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "memory://",
+        "amqp://guest@rabbitmq//",
+        "amqps://h",
+        "rediss://h:1/0",
+        "tls://h:4222",
+        "amqp://u:p@a:5672,b:5672,c/vhost",
+        "nats://[::1]:4222,[::2]",
+    ],
+)
 def test_good_broker_urls(url: str) -> None:
     assert load_settings({"ORACULO_BROKER_URL": url}).broker.urls == (url,)
+
+
+@pytest.mark.parametrize("pause", [",", ", ", " , "])
+def test_brokers_are_parted_where_the_next_scheme_begins(pause: str) -> None:
+    urls = ("amqp://u:p@a:1,b:2/v", "redis://c", "nats://d,e?replicas=3")
+    assert load_settings({"ORACULO_BROKER_URL": pause.join(urls)}).broker.urls == urls
+
+
+def test_the_nodes_of_a_cluster() -> None:
+    assert node_urls("amqp://u:p%2C@a:1, b/v?x=1,2") == ("amqp://u:p%2C@a:1/v?x=1,2", "amqp://u:p%2C@b/v?x=1,2")
+    assert node_urls("amqp://u:p,w@a") == ("amqp://u:p,w@a",)
+    assert node_urls("memory://") == ("memory://",)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("amqp://a,,redis://b", "has an empty URL or host in its list"),
+        ("amqp://a,", "has an empty URL or host in its list"),
+        ("amqp://a,b:x", "has a port that is not a number"),
+        ("redis://a,b", "names several hosts for redis://; only those of amqp://, amqps://, nats://, tls:// may be"),
+        ("memory://a,b", "names several hosts for memory://"),
+        ("amqp://a,http://b", "has the unknown scheme http://"),
+    ],
+)
+def test_bad_lists_of_brokers(url: str, says: str) -> None:
+    assert says in faults_of(ORACULO_BROKER_URL=url)["ORACULO_BROKER_URL"]
 
 
 def test_the_rule_for_queue_names_is_the_cores() -> None:

@@ -247,6 +247,7 @@ def test_backticks_do_not_end_the_code_that_they_are_in() -> None:
         ("amqp://user:1234#segredo@rabbit", "user", "amqp", None),
         ("redis://:1234?segredo@redis", "localhost", "redis", None),
         ("amqp://user:segredo@segredo@rabbit:1", "rabbit:1", "amqp", None),
+        ("amqp://user:1234,segredo/@rabbit", "user", "amqp", None),
     ],
 )
 def test_a_broker_is_a_server_without_its_secrets(url: str, host: str, protocol: str, path: str | None) -> None:
@@ -257,6 +258,12 @@ def test_a_broker_is_a_server_without_its_secrets(url: str, host: str, protocol:
     assert "segredo" not in json.dumps(made)
     assert ":1234" not in json.dumps(made)
     OFFICIAL.validate(made)
+
+
+def test_the_nodes_of_a_cluster_are_one_server() -> None:
+    (server,) = document(urls=("amqp://u:segredo@a:5672,b:5673,[::1]/v",))["servers"].values()
+    assert (server["host"], server["pathname"]) == ("a:5672", "/v")
+    assert server["description"].endswith(" Other nodes of the same cluster: b:5673, [::1].")
 
 
 def test_memory_is_no_server() -> None:

@@ -280,6 +280,7 @@ async def test_a_worker_beside_another_app_of_celerys_reads_our_broker(fleet: Fl
         # In full: what one leaves out kombu would take from the one before it.
         ("amqp://u:p%40@a:5673/prod,redis://b,amqps://c/", "amqp://u:p%40@a:5673/prod;amqps://c:5671/%2F"),
         ("amqps://[::1]/x?ssl_ca_certs=/ca.pem", "amqps://[::1]:5671/x?ssl_ca_certs=/ca.pem"),
+        ("amqp://u:p@a:5673,b/prod", "amqp://u:p@a:5673/prod;amqp://u:p@b:5672/prod"),
     ],
 )
 def test_all_rabbitmqs_of_the_list_are_celerys_and_no_other_broker(ours: str, celerys: str) -> None:

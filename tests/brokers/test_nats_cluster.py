@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -13,25 +14,33 @@ from oraculo.ports.broker import Broker, Outgoing
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import BareNats, eventually, plain_client, ready, running
+from tests.end_to_end.cluster import Cluster
 from tests.servers.process import free_port
 from tests.waiting import until
 
 queue = stage.queue  # a fixture
 
+TASKS = 1000
+
 
 @pytest.fixture(scope="module")
-def urls() -> Iterator[list[str]]:
+def servers() -> Iterator[list[BareNats]]:
     ports = [free_port() for _ in range(3)]
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
-    with ExitStack() as servers:
+    with ExitStack() as running_servers:
         found = []
         for port in ports:
             member = f'cluster {{ name: "c", host: 127.0.0.1, port: {port}, routes: [{routes}] }}'
             server = BareNats(f'server_name: "s{port}"', member)
-            servers.enter_context(server)
-            found.append(f"{server.url}?replicas=3")
-        asyncio.run(until(lambda: has_leader(found[0]), within=30, saying="a leader"))
+            running_servers.enter_context(server)
+            found.append(server)
+        asyncio.run(until(lambda: has_leader(f"{found[0].url}?replicas=3"), within=30, saying="a leader"))
         yield found
+
+
+@pytest.fixture
+def urls(servers: list[BareNats]) -> list[str]:
+    return [f"{server.url}?replicas=3" for server in servers]
 
 
 async def has_leader(url: str) -> bool:
@@ -69,3 +78,18 @@ async def test_repeats_that_meet_are_all_confirmed_and_stored_once(urls: list[st
             batch = [Outgoing(queue, b"x", key=f"{number}.{each}") for each in range(10)]
             await asyncio.gather(one.publish([*batch, batch[0]]), other.publish(batch))
         assert await eventually(lambda: ready(one, queue, 200))
+
+
+async def test_a_run_of_a_thousand_tasks_survives_the_server_that_it_went_by(
+    servers: list[BareNats], tmp_path: Path
+) -> None:
+    """For good: the engine and the worker go on by another of those in their URL."""
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    async with Cluster(tmp_path, f"nats://{hosts}?replicas=3") as cluster:
+        run_id = await cluster.submit(TASKS)
+        await cluster.reached(run_id, TASKS // 4)
+        await asyncio.to_thread(servers[0].kill)
+        try:
+            await cluster.check(run_id, TASKS)
+        finally:
+            await asyncio.to_thread(servers[0].start)

@@ -130,6 +130,28 @@ class TestStarting:
         await broker.close()
         silent.close()
 
+    async def test_of_several_hosts_one_that_answers_is_found_at_once(self, url: str, queue: str) -> None:
+        refusing = free_port()
+        broker = RabbitMQBroker(f"amqp://127.0.0.1:{refusing},{urlsplit(url).netloc.rpartition('@')[2]}")
+        await broker.start()
+        assert (await broker.check()).endswith(f"at 127.0.0.1:{urlsplit(url).port}")
+        await broker.publish(messages(queue, 1))
+        assert trouble(broker) == ""
+        await broker.close()
+
+    async def test_of_several_hosts_that_do_not_answer_each_is_told_of(self) -> None:
+        silent, refusing = silent_server(), free_port()
+        places = f"127.0.0.1:{silent.getsockname()[1]}", f"127.0.0.1:{refusing}"
+        broker = RabbitMQBroker(f"amqp://{','.join(places)}", connect_timeout=0.3)
+        with pytest.raises(BrokerUnavailable) as caught:
+            await broker.start()
+        silent_told, refusing_told = str(caught.value).split("; ")
+        assert silent_told == f"cannot reach RabbitMQ at {places[0]}: no answer in 0.3 s"
+        assert refusing_told.startswith(f"cannot reach RabbitMQ at {places[1]}: ")
+        await broker.close()
+        silent.close()
+        await assert_nothing_is_left()
+
     @pytest.mark.parametrize("pause", [0.0, 0.1])
     async def test_closing_while_it_connects_tells_who_waits(self, pause: float) -> None:
         silent = silent_server()

@@ -72,6 +72,14 @@ def test_each_of_several_brokers_is_told_of(fleet: Fleet) -> None:
     assert [check["detalhe"].split()[0] for check in states.values()][:3] == ["RabbitMQ", "Valkey", "NATS"]
 
 
+def test_each_node_of_a_cluster_is_told_of(fleet: Fleet) -> None:
+    code, checks = doctor(ORACULO_BROKER_URL=fleet.url("nats") + ",127.0.0.1:9")
+    states = {name: check["estado"] for name, check in checks.items() if name.startswith("broker ")}
+    assert code == 1
+    assert list(states.values()) == ["ok", "erro"]
+    assert "127.0.0.1:9" in list(states)[1]
+
+
 def test_a_url_with_a_parameter_that_nobody_knows_is_a_bad_setting() -> None:
     code, checks = doctor(ORACULO_BROKER_URL="redis://localhost?tiemout=3")
     assert code == 2

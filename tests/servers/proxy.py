@@ -20,8 +20,9 @@ class Proxy:
     """`with Proxy(server.url) as proxy:` and use `proxy.url` instead."""
 
     def __init__(self, url: str, certificates: Certificates | None = None) -> None:
+        parts = urlsplit(url)
         self._url = url
-        self.lead_to(url)
+        self._target = (parts.hostname or "localhost", parts.port or 0)
         self._tls = _server_side(certificates) if certificates else None
         self._open: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -34,17 +35,12 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        return self._url.replace(f":{urlsplit(self._url).port}", f":{self.port}", 1)
+        return self._url.replace(f":{self._target[1]}", f":{self.port}", 1)
 
     def cut(self) -> int:
         """Breaks every connection, now. Returns how many halves there were."""
         halves: int = self._call(self._cut())
         return halves
-
-    def lead_to(self, url: str) -> None:
-        """From now on, for new connections."""
-        parts = urlsplit(url)
-        self._target = (parts.hostname or "localhost", parts.port or 0)
 
     def __enter__(self) -> "Proxy":
         self._thread.start()

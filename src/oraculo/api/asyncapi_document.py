@@ -13,6 +13,7 @@ from oraculo.api.asyncapi_messages import DEAD_LETTER, Object, components, ref
 from oraculo.core import naming
 from oraculo.core.naming import QueueNames, told_apart
 from oraculo.core.pipeline import Definition, Step
+from oraculo.settings.urls import node_urls
 
 SPECIFICATION = "3.0.0"
 
@@ -102,6 +103,7 @@ class _Broker(NamedTuple):
     name: str
     kind: _BrokerKind
     host: str
+    others: list[str]  # the other nodes of the same cluster
     path: str  # percent-encoded, without the leading slash
     is_secure: bool
     has_password: bool
@@ -109,37 +111,51 @@ class _Broker(NamedTuple):
 
 def _read_brokers(urls: Iterable[str]) -> list[_Broker]:
     """Those that others can reach: `memory://` is inside one process. Each has the name that `GET /filas` tells."""
-    found = [(_BROKER_KINDS[parts.scheme], parts) for parts in map(urlsplit, urls) if parts.scheme in _BROKER_KINDS]
+    clusters = [[urlsplit(node) for node in node_urls(url)] for url in urls]
+    found = [(_BROKER_KINDS[nodes[0].scheme], nodes) for nodes in clusters if nodes[0].scheme in _BROKER_KINDS]
     names = told_apart([kind.name for kind, _ in found])
-    return [_read_broker(name, kind, parts) for name, (kind, parts) in zip(names, found, strict=True)]
+    return [_read_broker(name, kind, nodes) for name, (kind, nodes) in zip(names, found, strict=True)]
 
 
-def _read_broker(name: str, kind: _BrokerKind, parts: SplitResult) -> _Broker:
-    """Nothing of the user, the password and the query: they are not for those who read the document. An `@` behind the
-    host means that a password was not percent-encoded, and a part of it stands where port and path should."""
-    is_odd = "@" in parts.path + parts.query + parts.fragment
-    port, path = (None, "") if is_odd else (parts.port, parts.path.removeprefix("/"))
-    host = parts.hostname or "localhost"
-    host = f"[{host}]" if ":" in host else host
+def _read_broker(name: str, kind: _BrokerKind, nodes: Sequence[SplitResult]) -> _Broker:
+    """Nothing of the user, the password and the query: they are not for those who read the document."""
+    first = nodes[0]
     return _Broker(
         name,
         kind,
-        host if port is None else f"{host}:{port}",
-        path,
-        is_secure=parts.scheme in _TLS_SCHEMES,
-        has_password=parts.password is not None,
+        _host(first),
+        [] if _is_odd(first) else [_host(node) for node in nodes[1:]],
+        "" if _is_odd(first) else first.path.removeprefix("/"),
+        is_secure=first.scheme in _TLS_SCHEMES,
+        has_password=first.password is not None,
     )
+
+
+def _host(parts: SplitResult) -> str:
+    host = parts.hostname or "localhost"
+    host = f"[{host}]" if ":" in host else host
+    return host if _is_odd(parts) or parts.port is None else f"{host}:{parts.port}"
+
+
+def _is_odd(parts: SplitResult) -> bool:
+    """An `@` behind the host means that a password was not percent-encoded, and a part of it stands where port and path
+    should."""
+    return "@" in parts.path + parts.query + parts.fragment
 
 
 def _server(broker: _Broker) -> Object:
     server = {
         "host": broker.host,
         "protocol": broker.kind.protocol,
-        "description": broker.kind.layout + (" Over TLS." if broker.is_secure else ""),
+        "description": broker.kind.layout + (" Over TLS." if broker.is_secure else "") + _other_nodes(broker),
     }
     if broker.path:
         server["pathname"] = "/" + quote(broker.path, safe="/%")  # braces would be taken for a variable
     return server | ({"security": [{"type": "userPassword"}]} if broker.has_password else {})
+
+
+def _other_nodes(broker: _Broker) -> str:
+    return f" Other nodes of the same cluster: {', '.join(broker.others)}." if broker.others else ""
 
 
 # -- who uses a queue -------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from oraculo.celery_app.publishing import Publisher
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import Settings, load_settings
+from oraculo.settings.urls import node_urls
 from oraculo.worker import App
 
 NAME = "orquestrador_core"
@@ -80,7 +81,8 @@ def _commands_url(settings: Settings) -> str:
 def _amqp_urls(settings: Settings) -> str:
     """All of them, as Celery writes a list: it goes to the next when one is lost. Never one of another kind among them:
     the consumer of a RabbitMQ is none for Redis."""
-    return ";".join(_in_full(url) for url in settings.broker.urls if _scheme(url) in _AMQP)
+    urls = [url for url in settings.broker.urls if _scheme(url) in _AMQP]
+    return ";".join(_in_full(node) for url in urls for node in node_urls(url))
 
 
 def _in_full(url: str) -> str:

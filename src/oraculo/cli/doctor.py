@@ -152,7 +152,7 @@ async def _parts(settings: "Settings") -> list[Check]:
     from oraculo.bootstrap import make_adapters, make_objects, make_store
     from oraculo.ports.clock import SystemClock
 
-    brokers, store = make_adapters(settings, SystemClock()), make_store(settings)
+    brokers, store = make_adapters(_by_node(settings), SystemClock()), make_store(settings)
     checks = [
         await _part(_labelled("broker", url, len(brokers)), broker.start, broker.check, broker.close)
         for url, broker in brokers
@@ -166,6 +166,15 @@ async def _parts(settings: "Settings") -> list[Check]:
         checks.append(await _part("store", store.start, store.check, store.close))
     checks.append(await _large_results(settings, make_objects(settings)))
     return checks
+
+
+def _by_node(settings: "Settings") -> "Settings":
+    """With each node of a cluster by itself: one that is away is not to hide behind the others."""
+    from oraculo.settings.urls import node_urls
+
+    nodes = [node for url in settings.broker.urls for node in node_urls(url)]
+    replace = msgspec.structs.replace
+    return replace(settings, broker=replace(settings.broker, url=",".join(nodes)))
 
 
 async def _large_results(settings: "Settings", objects: "Objects | None") -> Check:

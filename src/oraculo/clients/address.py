@@ -9,15 +9,21 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from oraculo.errors import Fault, InvalidSettings
+from oraculo.settings.urls import node_urls
 
 _TLS_SCHEMES = frozenset({"amqps", "rediss", "tls"})
 _TLS_PARAMETERS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"})
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
+class Host(NamedTuple):
+    name: str
+    port: int
+
+
 class Address(NamedTuple):
     scheme: str
-    host: str
+    host: str  # the one to go to
     port: int
     user: str | None
     password: str | None
@@ -25,16 +31,28 @@ class Address(NamedTuple):
     parameters: dict[str, str]  # those of the query that are not about TLS
     tls: ssl.SSLContext | None
     setting: str  # where the URL stands, for what is wrong with it
+    hosts: tuple[Host, ...]  # all that the URL names: the nodes of one cluster
 
     def __str__(self) -> str:
         """For people: without the password."""
-        return f"{self.scheme}://{self.host}:{self.port}"
+        return f"{self.scheme}://{','.join(f'{host}:{port}' for host, port in self.hosts)}"
+
+    def turned(self, number: int) -> "Address":
+        """The same, going to another of its hosts; they are counted round and round."""
+        name, port = self.hosts[number % len(self.hosts)]
+        return self._replace(host=name, port=port)
 
 
-def read_address(url: str, setting: str, *, port: int, known: frozenset[str] = frozenset()) -> Address:
-    """`port` where the URL has none; `known`: the parameters that the adapter understands. Raises InvalidSettings, and
-    names the `setting` that holds the URL."""
-    parts, number = _split(url, setting)
+def read_address(
+    url: str, setting: str, *, port: int, known: frozenset[str] = frozenset(), is_cluster: bool = False
+) -> Address:
+    """`port` where the URL has none; `known`: the parameters that the adapter understands; `is_cluster`: it understands
+    a URL with several hosts. Raises InvalidSettings, and names the `setting` that holds the URL."""
+    each = [_split(node, setting) for node in node_urls(url)]
+    hosts = tuple(Host(parts.hostname or "localhost", number or port) for parts, number in each)
+    parts = each[0][0]
+    if len(hosts) > 1 and not is_cluster:
+        raise _fault(parts, setting, "is followed by other hosts, and takes one")
     parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
     tls = {name: parameters.pop(name) for name in _TLS_PARAMETERS if name in parameters}
     unknown = sorted(parameters.keys() - known)
@@ -50,14 +68,14 @@ def read_address(url: str, setting: str, *, port: int, known: frozenset[str] = f
         raise _fault(parts, setting, problem)
     return Address(
         parts.scheme,
-        parts.hostname or "localhost",
-        number or port,
+        *hosts[0],
         unquote(parts.username) if parts.username is not None else None,
         unquote(parts.password) if parts.password is not None else None,
         parts.path.removeprefix("/"),
         parameters,
         _context(parts, setting, tls) if parts.scheme in _TLS_SCHEMES else None,
         setting,
+        hosts,
     )
 
 

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from oraculo.settings.urls import split_urls
+
 DEFAULT_BROKER_URL = "memory://"
 DEFAULT_STORE_URL = "sqlite:///.oraculo/oraculo.db"
 BUILT_IN_ROUTES: Mapping[str, tuple[str, ...]] = {
@@ -65,7 +67,7 @@ class BrokerSettings(Section, frozen=True):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        return split_list(self.url)
+        return split_urls(self.url)
 
 
 class StoreSettings(Section, frozen=True):

@@ -7,12 +7,16 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
+from oraculo.settings.urls import hosts_of, node_urls, split_urls
+
 BROKER_SCHEMES = ("memory", "amqp", "amqps", "redis", "rediss", "nats", "tls")
+CLUSTER_SCHEMES = ("amqp", "amqps", "nats", "tls")  # those whose URL may name several hosts
 STORE_SCHEMES = ("sqlite", "postgresql", "postgres", "redis", "rediss", "mongodb", "mongodb+srv")
 
 # As `core.naming` has it, which stands above this layer.
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _OWN_QUEUES = frozenset({"orquestrador", "resultados"})
+_EMPTY = "has an empty URL or host in its list; they are separated by single commas"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -24,10 +28,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def broker_url_fault(urls: str) -> str | None:
-    pieces = [piece.strip() for piece in urls.split(",")]
-    if not all(pieces):
-        return "has an empty URL in its list; it is one URL, or several separated by single commas"
-    return next((fault for url in pieces if (fault := _scheme_fault(url, BROKER_SCHEMES) or _port_fault(url))), None)
+    if not (found := split_urls(urls)):
+        return _EMPTY
+    return next((fault for url in found if (fault := _one_broker_fault(url))), None)
+
+
+def _one_broker_fault(url: str) -> str | None:
+    if fault := _scheme_fault(url, BROKER_SCHEMES):
+        return fault
+    scheme, hosts = url.partition("://")[0], hosts_of(url)
+    if len(hosts) > 1 and not all(hosts):
+        return _EMPTY
+    if len(hosts) > 1 and scheme not in CLUSTER_SCHEMES:
+        return f"names several hosts for {scheme}://; only those of {_listed(CLUSTER_SCHEMES)} may be one cluster"
+    return next((fault for node in node_urls(url) if (fault := _port_fault(node))), None)
 
 
 def store_url_fault(url: str) -> str | None:
@@ -51,7 +65,7 @@ def objects_url_fault(url: str) -> str | None:
 
 
 def _scheme_fault(url: str, allowed: Sequence[str]) -> str | None:
-    right = " Use one of " + ", ".join(f"{scheme}://" for scheme in allowed)
+    right = f" Use one of {_listed(allowed)}"
     if not (found := _SCHEME.match(url)):
         return f"has a URL without a scheme.{right}"
     if found[1] in allowed:
@@ -59,6 +73,10 @@ def _scheme_fault(url: str, allowed: Sequence[str]) -> str | None:
     close = difflib.get_close_matches(found[1].lower(), allowed, n=1, cutoff=0.6)
     hint = f"; did you mean {close[0]}://?" if close else "."
     return f"has the unknown scheme {found[1]}://{hint}{right}"
+
+
+def _listed(schemes: Sequence[str]) -> str:
+    return ", ".join(f"{scheme}://" for scheme in schemes)
 
 
 def _port_fault(url: str) -> str | None:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any
 
-from oraculo.brokers.address import read_address
+from oraculo.brokers.address import Address, read_address
 from oraculo.brokers.nats.connection import MOST_KNOWN, NOBODY, ApiError, Connection, Request
 from oraculo.brokers.nats.consumer import FAREWELL, PULL_EXPIRES, Letter, NatsConsumer, Terms, give_back
 from oraculo.brokers.nats.layout import (
@@ -88,7 +88,8 @@ class _GivenBack:
 
 
 class NatsBroker:
-    """The broker behind `nats://[user:password@ | token@]host[:port]` and `tls://…`.
+    """The broker behind `nats://[user:password@ | token@]host[:port]` and `tls://…`. Of several hosts, which are the
+    servers of one cluster, it is connected to one that answers.
 
     Parameters of the URL: `credentials`, the path of a .creds file; `replicas`, how many servers of a cluster keep each
     stream that is made here.
@@ -112,7 +113,8 @@ class NatsBroker:
         connect_timeout: float = 3.0,
         publish_timeout: float = 5.0,
     ) -> None:
-        self._address = read_address(url, port=DEFAULT_PORT, known=frozenset({"credentials", "replicas"}))
+        known = frozenset({"credentials", "replicas"})
+        self._address = read_address(url, port=DEFAULT_PORT, known=known, is_cluster=True)
         self._replicas = _replicas(self._address.parameters.get("replicas", "1"))
         self._name = name
         self._delivery_limit = delivery_limit
@@ -122,6 +124,7 @@ class NatsBroker:
         self._connect_timeout = connect_timeout
         self._publish_timeout = publish_timeout
         self._started = False
+        self._failures = 0  # to connect: each time it goes on to the next server
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._consumers: set[NatsConsumer] = set()
@@ -204,7 +207,7 @@ class NatsBroker:
     def _silence(self, connection: Connection | None, heard: int, seconds: float) -> BrokerError:
         """A server that said nothing at all is given up: else what it does not read would pile up here."""
         if connection is None:
-            return self._no_answer(seconds)
+            return self._no_answer(self._address.turned(self._failures), seconds)
         if connection.complaint:
             return BrokerError(f"{connection.place} does not allow it: {connection.complaint}")
         connection.made.clear()  # perhaps a stream is gone and somebody else listens on its subject
@@ -212,8 +215,9 @@ class NatsBroker:
             connection.fail(f"it was silent for {seconds:g} s")
         return BrokerUnavailable(f"{connection.place} did not confirm in {seconds:g} s")
 
-    def _no_answer(self, seconds: float) -> BrokerUnavailable:
-        return BrokerUnavailable(f"NATS at {self._address.host}:{self._address.port} did not answer in {seconds:g} s")
+    @staticmethod
+    def _no_answer(address: Address, seconds: float) -> BrokerUnavailable:
+        return BrokerUnavailable(f"NATS at {address.host}:{address.port} did not answer in {seconds:g} s")
 
     async def _connected(self) -> Connection:
         if not self._started:
@@ -236,7 +240,20 @@ class NatsBroker:
             attempt.exception()  # whoever waits has it; if nobody does, it must not be reported as forgotten
 
     async def _connect(self) -> Connection:
-        connection = Connection(self._address, self._connection_lost)
+        """Tries each server of the cluster once, beginning with the one that it was at."""
+        troubles: list[str] = []
+        for _ in self._address.hosts:
+            try:
+                return await self._connect_to(self._address.turned(self._failures))
+            except BrokerError as error:
+                self._failures += 1
+                if not isinstance(error, BrokerUnavailable):
+                    raise
+                troubles.append(str(error))
+        raise BrokerUnavailable("; ".join(troubles))
+
+    async def _connect_to(self, address: Address) -> Connection:
+        connection = Connection(address, self._connection_lost)
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await connection.open(self._connect_timeout)
@@ -246,7 +263,7 @@ class NatsBroker:
         except BaseException as error:
             await connection.close()
             if isinstance(error, TimeoutError):
-                raise self._no_answer(self._connect_timeout) from error
+                raise self._no_answer(address, self._connect_timeout) from error
             raise
         orphans, self._orphans = self._orphans, {}
         give_back(connection, orphans)

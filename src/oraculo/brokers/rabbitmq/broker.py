@@ -250,7 +250,8 @@ class RabbitMQConsumer:
 
 
 class RabbitMQBroker:
-    """The broker behind `amqp://user:password@host:port/vhost`; `amqps://` for TLS.
+    """The broker behind `amqp://user:password@host:port/vhost`; `amqps://` for TLS. Of several hosts, which are the
+    nodes of one cluster, it is connected to one that answers.
 
     `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
     `connect_timeout`, `publish_timeout`, `call_timeout`: seconds after which an attempt to connect, a publish or
@@ -268,7 +269,8 @@ class RabbitMQBroker:
         publish_timeout: float = 5.0,
         call_timeout: float = 5.0,
     ) -> None:
-        self._address = read_address(url, port=TLS_PORT if url.startswith("amqps:") else PORT)
+        port = TLS_PORT if url.startswith("amqps:") else PORT
+        self._address = read_address(url, port=port, is_cluster=True)
         self._name = name
         self._clock = clock or SystemClock()
         self._delivery_limit = delivery_limit
@@ -350,7 +352,7 @@ class RabbitMQBroker:
         """Asks the server something on both connections."""
         async with self._watched():
             await _all(self._queues.ping(), self._publisher.ping())
-        return f"RabbitMQ {self._working.version} at {self._address.host}:{self._address.port}"
+        return f"RabbitMQ {self._working.version} at {self._working.place}"
 
     async def close(self) -> None:
         self._is_started = False
@@ -374,7 +376,7 @@ class RabbitMQBroker:
             self._note(str(error))
             raise
         except (AMQPError, OSError) as error:
-            self._note(f"RabbitMQ at {self._address.host}:{self._address.port}: {error}")
+            self._note(f"RabbitMQ at {self._working.place}: {error}")
             raise BrokerUnavailable(self._trouble) from error
         else:
             self._trouble = None

@@ -147,13 +147,14 @@ class Connection:
         call_timeout: float,
     ) -> None:
         self._address = address
+        self._node = address  # of the cluster, if it is one: where it is connected, or tries to be
         self._on_trouble = on_trouble
         self._connect_timeout = connect_timeout
         self._call_timeout = call_timeout
-        self._parameters = _parameters(address, purpose, connect_timeout)
+        self._purpose = purpose
         self._raw: RawConnection | None = None
         self._opening: asyncio.Task[RawConnection] | None = None
-        self._failures = 0  # to open it
+        self._failures = 0  # to open it: each time it goes on to the next node
         self._gone = asyncio.Event()
         self._is_closed = False  # then nothing opens it but `start`: a late call would leave it open for ever
         self.blocked: str | None = None  # why the server takes nothing that is published
@@ -180,7 +181,7 @@ class Connection:
         try:
             channel = Channel(raw, self._call_timeout)
         except AMQPError as error:
-            raise BrokerUnavailable(f"RabbitMQ at {self._place}: {_text_of(error)}") from error
+            raise BrokerUnavailable(f"RabbitMQ at {self.place}: {_text_of(error)}") from error
         try:
             return await channel.opened()
         except BaseException:
@@ -208,8 +209,8 @@ class Connection:
             await self._is_gone_in(CLOSE_GRACE)
 
     @property
-    def _place(self) -> str:
-        return f"{self._address.host}:{self._address.port}"
+    def place(self) -> str:
+        return f"{self._node.host}:{self._node.port}"
 
     @staticmethod
     async def _shared(attempt: "asyncio.Task[RawConnection]") -> RawConnection:
@@ -220,13 +221,27 @@ class Connection:
         return attempt.result()
 
     async def _open(self) -> RawConnection:
+        """Tries each node once, beginning with the one that it was at."""
+        troubles: list[str] = []
+        for _ in self._address.hosts:
+            self._node = self._address.turned(self._failures)
+            try:
+                return await self._open_node()
+            except BrokerError as error:
+                self._failures += 1
+                if self._is_closed or not isinstance(error, BrokerUnavailable):
+                    raise
+                troubles.append(str(error))
+        raise BrokerUnavailable("; ".join(troubles))
+
+    async def _open_node(self) -> RawConnection:
         outcome: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         raw = RawConnection(
-            self._parameters,
+            _parameters(self._node, self._purpose, self._connect_timeout),
             on_open_callback=lambda _: _answer(outcome, None),
             on_open_error_callback=lambda _, error: _answer(outcome, error),
             on_close_callback=self._lost,
-            custom_ioloop=LoopServices(asyncio.get_running_loop(), self._failures),
+            custom_ioloop=LoopServices(asyncio.get_running_loop(), self._failures // len(self._address.hosts)),
         )
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -254,7 +269,6 @@ class Connection:
     def _attempted(self, attempt: "asyncio.Task[RawConnection]") -> None:
         self._opening = None
         if not attempt.cancelled() and (error := attempt.exception()) is not None:
-            self._failures += 1
             self._on_trouble(str(error))
 
     def _on_blocked(self, *_: object) -> None:
@@ -269,7 +283,7 @@ class Connection:
         self._gone.set()
         if self._raw is raw:  # else it was closed on purpose
             self._raw, self.blocked = None, None
-            self._on_trouble(f"RabbitMQ at {self._place}: the connection broke: {_text_of(reason)}")
+            self._on_trouble(f"RabbitMQ at {self.place}: the connection broke: {_text_of(reason)}")
 
     async def _is_gone_in(self, seconds: float) -> bool:
         with suppress(TimeoutError):
@@ -278,19 +292,19 @@ class Connection:
         return self._gone.is_set()
 
     def _unreachable(self, why: str) -> str:
-        return f"cannot reach RabbitMQ at {self._place}: {why}"
+        return f"cannot reach RabbitMQ at {self.place}: {why}"
 
     def _refusal(self, error: Exception) -> BrokerError:
         causes = list(_causes(error))
         certificate = next((cause for cause in causes if isinstance(cause, ssl.SSLCertVerificationError)), None)
         if certificate is not None:
-            return BrokerError(f"RabbitMQ at {self._place} has a certificate that is not trusted: {certificate}")
+            return BrokerError(f"RabbitMQ at {self.place} has a certificate that is not trusted: {certificate}")
         root = causes[-1]
         told = _CLOSED_BY.search(str(root))
         if told and int(told[1]) in _REFUSALS and "is down" not in told[2]:
-            who = self._parameters.credentials.username, self._parameters.virtual_host
+            who = _user(self._node), _vhost(self._node)
             what = f"{_REFUSALS[int(told[1])]} '{who[int(told[1]) == 530]}'"
-            return BrokerError(f"RabbitMQ at {self._place} {what}: {told[2]}")
+            return BrokerError(f"RabbitMQ at {self.place} {what}: {told[2]}")
         return BrokerUnavailable(self._unreachable(_text_of(root)))
 
 
@@ -309,14 +323,22 @@ def _parameters(address: Address, purpose: str, timeout: float) -> Any:
     return pika.ConnectionParameters(
         host=address.host,
         port=address.port,
-        virtual_host=unquote(address.path) or "/",
-        credentials=pika.PlainCredentials(address.user or "guest", address.password or "guest"),
+        virtual_host=_vhost(address),
+        credentials=pika.PlainCredentials(_user(address), address.password or "guest"),
         heartbeat=HEARTBEAT,
         socket_timeout=2 * timeout,  # longer than our own, so that only one of the two acts
         stack_timeout=2 * timeout,
         ssl_options=pika.SSLOptions(address.tls, address.host) if address.tls else None,
         client_properties={"connection_name": f"oraculo: {purpose}"},
     )
+
+
+def _user(address: Address) -> str:
+    return address.user or "guest"
+
+
+def _vhost(address: Address) -> str:
+    return unquote(address.path) or "/"
 
 
 def unused(*_: object) -> None:
