@@ -30,8 +30,6 @@ class Node(RabbitMQ):
         with (self.folder / "rabbitmq.conf").open("a") as config:
             config.write(
                 "cluster_formation.peer_discovery_backend = classic_config\n"
-                "cluster_formation.randomized_startup_delay_range.min = 0\n"
-                "cluster_formation.randomized_startup_delay_range.max = 1\n"
                 "cluster_partition_handling = pause_minority\n" + "".join(others)
             )
         return command
