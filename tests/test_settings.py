@@ -346,6 +346,13 @@ def test_the_nodes_of_a_cluster() -> None:
         ("redis://a,b", "names several hosts for redis://; only those of amqp://, amqps://, nats://, tls:// may be"),
         ("memory://a,b", "names several hosts for memory://"),
         ("amqp://a,http://b", "has the unknown scheme http://"),
+        (",amqp://a", "has an empty URL or host in its list"),
+        ("amqp://u:p@a,u:p@b/v", "has a user or password for each host; they stand once, before the first"),
+        ("nats://token@a,token@b", "has a user or password for each host"),
+        ("amqp://u:p@a:5672/v,b:5672/v", "has a comma behind the path"),
+        ("amqp://a/v,", "has a comma behind the path"),
+        ("amqp://a/v,,redis://b", "has a comma behind the path"),
+        ("redis://a/0,", "has a comma behind the path"),
     ],
 )
 def test_bad_lists_of_brokers(url: str, says: str) -> None:

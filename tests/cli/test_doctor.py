@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oraculo.cli.app import app
-from oraculo.cli.doctor import redacted
+from oraculo.settings.urls import redacted
 from tests.servers.fleet import Fleet
 
 NOWHERE = "http://127.0.0.1:9"
@@ -117,6 +117,15 @@ def test_secrets_are_not_shown() -> None:
         ("redis://:pw@host", "redis://:***@host"),
         ("postgresql://host/db?password=pw", "postgresql://host/db"),
         ("sqlite:///x.db", "sqlite:///x.db"),
+        ("sqlite:////var/a@b.db", "sqlite:////var/a@b.db"),
+        ("./objects?x=pw", "./objects"),
+        ("nats://pw@a,b", "nats://***@a,b"),
+        ("nats://user:pw@[::1]:1,[::2]?replicas=3", "nats://user:***@[::1]:1,[::2]"),
+        ("amqp://guest@host", "amqp://guest@host"),
+        # Not percent-encoded.
+        ("amqp://user:pw@pw@host", "amqp://user:***@host"),
+        ("amqp://user:12,pw/pw@host/v", "amqp://***"),
+        ("amqp://user:12?pw@host", "amqp://***"),
     ],
 )
 def test_passwords_are_not_shown(url: str, shown: str) -> None:

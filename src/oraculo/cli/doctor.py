@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -90,6 +89,8 @@ def _sentence(check: Check) -> str:
 
 def _shown(settings: "Settings") -> dict[str, Any]:
     """As read; secrets are told by their presence only."""
+    from oraculo.settings.urls import redacted
+
     return {
         "broker.url": ",".join(map(redacted, settings.broker.urls)),
         "broker.prefix": settings.broker.prefix,
@@ -104,13 +105,6 @@ def _shown(settings: "Settings") -> dict[str, Any]:
         "pipelines": settings.pipelines,
         "rotas": sorted(settings.routes),
     }
-
-
-def redacted(url: str) -> str:
-    """Without the password, and without the query, which may hold one too."""
-    parts = urlsplit(url)
-    text = url.partition("?")[0]
-    return text.replace(f":{parts.password}@", ":***@", 1) if parts.password else text
 
 
 # -- the checks ------------------------------------------------------------------------------------------------------
@@ -191,6 +185,8 @@ async def _nothing_to_start() -> None:
 
 def _labelled(name: str, url: str, count: int) -> str:
     """With several of a kind, which one."""
+    from oraculo.settings.urls import redacted
+
     return name if count == 1 else f"{name} {redacted(url).rpartition('@')[2].removeprefix('//')}"
 
 

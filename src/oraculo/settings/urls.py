@@ -3,13 +3,44 @@ Redis after it."""
 
 import re
 
+EMPTY = "has an empty URL or host in its list; they are separated by single commas"
+
 _NEXT_URL = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _PARTS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^/?#]*)(.*)", re.DOTALL)
+_TOKENS = ("nats://", "tls://")  # what stands alone before their `@` is one, and secret
+
+
+def redacted(url: str) -> str:
+    """Without the password, and without the query, which may hold one too. An `@` behind the hosts is a password's that
+    was not percent-encoded: then nothing is told but the scheme."""
+    if not (parts := _PARTS.match(url)):
+        return _path(url)
+    scheme, authority, rest = parts.groups()
+    who, at, hosts = authority.rpartition("@")
+    if authority and not at and "@" in rest:
+        return f"{scheme}***"
+    user, colon, _ = who.partition(":")
+    if user and not colon and scheme in _TOKENS:
+        user = "***"
+    return f"{scheme}{user}{colon and ':***'}{at}{hosts}{_path(rest)}"
 
 
 def split_urls(text: str) -> tuple[str, ...]:
     """A comma that no scheme follows parts the hosts of one URL."""
     return tuple(url for piece in _NEXT_URL.split(text) if (url := piece.strip()))
+
+
+def list_fault(url: str) -> str | None:
+    """What is wrong with the way its hosts are written down."""
+    if not (parts := _PARTS.match(url)):
+        return None
+    who = parts[2].rpartition("@")[0]
+    if "@" in who and "," in who:
+        return "has a user or password for each host; they stand once, before the first: amqp://user:password@a,b"
+    if "," in _path(parts[3]):
+        return "has a comma behind the path; hosts stand together before it (amqp://a,b/vhost), in a vhost it is %2C"
+    hosts = hosts_of(url)
+    return None if len(hosts) == 1 or all(hosts) else EMPTY
 
 
 def hosts_of(url: str) -> list[str]:
@@ -24,3 +55,8 @@ def node_urls(url: str) -> tuple[str, ...]:
         return (url,)
     who, at, _ = parts[2].rpartition("@")
     return tuple(f"{parts[1]}{who}{at}{host}{parts[3]}" for host in hosts_of(url))
+
+
+def _path(rest: str) -> str:
+    """What stands before the query."""
+    return re.split("[?#]", rest, maxsplit=1)[0]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
-from oraculo.settings.urls import hosts_of, node_urls, split_urls
+from oraculo.settings.urls import EMPTY, hosts_of, list_fault, node_urls, split_urls
 
 BROKER_SCHEMES = ("memory", "amqp", "amqps", "redis", "rediss", "nats", "tls")
 CLUSTER_SCHEMES = ("amqp", "amqps", "nats", "tls")  # those whose URL may name several hosts
@@ -16,7 +16,6 @@ STORE_SCHEMES = ("sqlite", "postgresql", "postgres", "redis", "rediss", "mongodb
 # As `core.naming` has it, which stands above this layer.
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _OWN_QUEUES = frozenset({"orquestrador", "resultados"})
-_EMPTY = "has an empty URL or host in its list; they are separated by single commas"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -28,18 +27,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def broker_url_fault(urls: str) -> str | None:
-    if not (found := split_urls(urls)):
-        return _EMPTY
+    if not (found := split_urls(urls)) or urls.lstrip().startswith(","):
+        return EMPTY
     return next((fault for url in found if (fault := _one_broker_fault(url))), None)
 
 
 def _one_broker_fault(url: str) -> str | None:
-    if fault := _scheme_fault(url, BROKER_SCHEMES):
+    if fault := _scheme_fault(url, BROKER_SCHEMES) or list_fault(url):
         return fault
-    scheme, hosts = url.partition("://")[0], hosts_of(url)
-    if len(hosts) > 1 and not all(hosts):
-        return _EMPTY
-    if len(hosts) > 1 and scheme not in CLUSTER_SCHEMES:
+    scheme = url.partition("://")[0]
+    if len(hosts_of(url)) > 1 and scheme not in CLUSTER_SCHEMES:
         return f"names several hosts for {scheme}://; only those of {_listed(CLUSTER_SCHEMES)} may be one cluster"
     return next((fault for node in node_urls(url) if (fault := _port_fault(node))), None)
 
