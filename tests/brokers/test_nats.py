@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import socket
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -174,6 +175,41 @@ async def test_what_the_account_may_not_do_is_told() -> None:
             with pytest.raises(BrokerError, match="does not allow it: permissions violation"):
                 await broker.publish([Outgoing("forbidden.queue", b"x")])
             await broker.publish([Outgoing("allowed", b"x")])
+
+
+def _hosts(url: str) -> str:
+    return url.partition("://")[2]
+
+
+async def test_of_several_hosts_one_that_refuses_or_does_not_answer_is_passed_over(url: str, queue: str) -> None:
+    with BareNats('authorization { token: "t" }') as closed:
+        broker = NatsBroker(f"nats://127.0.0.1:{free_port()},{_hosts(closed.url)},{_hosts(url)}")
+        await broker.start()
+        assert (await broker.check()).endswith(_hosts(url))
+        await broker.publish([Outgoing(queue, b"x")])
+        await broker.close()
+        nobody = NatsBroker(f"nats://{_hosts(closed.url)},{_hosts(closed.url)}")
+        with pytest.raises(BrokerError, match="refused the credentials") as caught:
+            await nobody.start()
+        assert not isinstance(caught.value, BrokerUnavailable)
+        await nobody.close()
+
+
+@pytest.mark.parametrize("patience", [0.2, 30.0], ids=["gives up", "waits"])
+async def test_a_host_that_says_nothing_is_passed_over(patience: float, url: str) -> None:
+    """By who waits, at once; by who gives up and starts again, then."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},{_hosts(url)}"
+        broker = NatsBroker(f"nats://{hosts}", connect_timeout=1.0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await broker.start()
+        if patience < 1:
+            await broker.close()
+            async with asyncio.timeout(5):
+                await broker.start()
+        await broker.check()
+        await broker.close()
 
 
 async def test_it_can_be_started_again(url: str, queue: str) -> None:

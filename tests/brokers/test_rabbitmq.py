@@ -6,13 +6,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
 
+from oraculo.brokers.address import read_address
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.broker import RabbitMQConsumer
+from oraculo.brokers.rabbitmq.connection import Connection
 from oraculo.brokers.rabbitmq.publisher import VANISHED_PAUSE
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import Broker, Capabilities, Link, Outgoing
@@ -113,21 +115,30 @@ class TestStarting:
         silent.close()
         await assert_nothing_is_left()
 
+    @pytest.mark.parametrize("step", [0, 1, 2], ids=["always in the same order", "turned by one", "turned by two"])
     async def test_a_name_of_several_nodes_is_served_by_one_that_answers(
-        self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+        self, step: int, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whichever comes first in the list: the order is the resolver's, and often always the same."""
+        """Whatever the resolver does with them each time that it is asked."""
         silent, found = silent_server(), urlsplit(url)
         answering = (socket.gethostbyname(found.hostname or ""), found.port)
         addresses = [silent.getsockname(), answering, silent.getsockname()]
         nodes = [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address) for address in addresses]
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: nodes)
-        broker = RabbitMQBroker(url, connect_timeout=0.5)
-        for _ in range(2):
+
+        def resolve(*_: object, **__: object) -> list[Any]:
+            nodes[:] = nodes[step:] + nodes[:step]
+            return list(nodes)
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        told: list[str] = []
+        address = read_address(url, port=5672)
+        connection = Connection(address, "test", told.append, connect_timeout=0.3, call_timeout=1.0)
+        for _ in addresses:
             with suppress(BrokerUnavailable):
-                await broker.start()
-        await broker.publish(messages(queue, 1))
-        await broker.close()
+                await connection.start()
+        await connection.start()
+        assert len(told) <= len(addresses)
+        await connection.close()
         silent.close()
 
     async def test_of_several_hosts_one_that_answers_is_found_at_once(self, url: str, queue: str) -> None:
@@ -138,6 +149,43 @@ class TestStarting:
         await broker.publish(messages(queue, 1))
         assert trouble(broker) == ""
         await broker.close()
+
+    async def test_of_several_hosts_one_that_refuses_is_passed_over(
+        self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a node does that lacks the user: what is published must not be taken for refused."""
+        attempts, open_node = [], Connection._open_node
+
+        async def refuse_first(connection: Connection) -> Any:
+            attempts.append(connection.place)
+            if connection.place.startswith("elsewhere:"):
+                raise BrokerError("refused the user")
+            return await open_node(connection)
+
+        monkeypatch.setattr(Connection, "_open_node", refuse_first)
+        broker = RabbitMQBroker(f"amqp://elsewhere:1,{urlsplit(url).netloc.rpartition('@')[2]},elsewhere:2")
+        await broker.start()
+        await broker.publish(messages(queue, 1))
+        assert sorted(set(attempts)) == [f"127.0.0.1:{urlsplit(url).port}", "elsewhere:1"]
+        await broker.close()
+        nobody = RabbitMQBroker("amqp://elsewhere:1,elsewhere:2")
+        with pytest.raises(BrokerError, match=r"\Arefused the user; refused the user\Z") as caught:
+            await nobody.start()
+        assert not isinstance(caught.value, BrokerUnavailable)
+        await nobody.close()
+
+    async def test_who_gives_up_and_starts_again_begins_with_the_next_host(self, url: str) -> None:
+        silent = silent_server()
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},{urlsplit(url).netloc.rpartition('@')[2]}"
+        broker = RabbitMQBroker(f"amqp://{hosts}", connect_timeout=30)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await broker.start()
+        await broker.close()
+        async with asyncio.timeout(5):
+            await broker.start()
+        await broker.close()
+        silent.close()
 
     async def test_of_several_hosts_that_do_not_answer_each_is_told_of(self) -> None:
         silent, refusing = silent_server(), free_port()

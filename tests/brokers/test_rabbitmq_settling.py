@@ -25,6 +25,7 @@ from tests.brokers.rabbitmq_stage import (
     take,
 )
 from tests.servers.proxy import Proxy
+from tests.waiting import until
 
 url, queue, broker, nothing_goes_unheard = stage.url, stage.queue, stage.broker, stage.nothing_goes_unheard  # fixtures
 
@@ -139,6 +140,18 @@ class TestPublisher:
         assert [batch.claims("q", b"x") for _ in range(3)] == [True, True, False]
         assert not batch.claims("q", b"y")
         assert batch.returned == parcels[:2]
+
+    async def test_a_channel_whose_opening_is_given_up_is_closed(self, url: str) -> None:
+        with Proxy(url) as proxy:
+            async with running(proxy.url) as broker:
+                raw = await broker._publishing.opened()
+                for _ in range(5):
+                    proxy.delay = 0.05
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.15):  # opened, and not yet confirming
+                            await broker.check()
+                    proxy.delay = 0.0
+                    await until(lambda: not raw._channels, saying="the channel to be closed")
 
     async def test_a_batch_that_cannot_be_packed_is_not_counted(self, broker: RabbitMQBroker, queue: str) -> None:
         await broker.publish(messages(queue, 1))

@@ -122,7 +122,7 @@ class FailoverBroker:
                 await branch.broker.start()
             branch.recover()
         except (BrokerError, TimeoutError) as error:
-            branch.fail(error)
+            branch.fail(_told(error))
 
     async def _keep_probing(self, branch: _Branch) -> None:
         pause = PROBE_PAUSE
@@ -138,7 +138,7 @@ class FailoverBroker:
                 if not branch.is_up:
                     await branch.broker.declare(list(self._declared))
         except (BrokerError, TimeoutError) as error:
-            branch.fail("no answer to a probe" if isinstance(error, TimeoutError) else error)
+            branch.fail(_told(error))
             return False
         branch.recover()
         return True
@@ -437,6 +437,10 @@ class FailoverConsumer:
         self._inner.clear()
         self._out.clear()
         self._waiting.clear()
+
+
+def _told(error: BrokerError | TimeoutError) -> object:
+    return "no answer to a probe" if isinstance(error, TimeoutError) else error
 
 
 def _by_preference(messages: Sequence[Outgoing]) -> dict[str | None, list[Outgoing]]:

@@ -35,12 +35,21 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         """For people: without the password."""
-        return f"{self.scheme}://{','.join(f'{host}:{port}' for host, port in self.hosts)}"
+        return f"{self.scheme}://{','.join(map(_place, self.hosts))}"
+
+    @property
+    def place(self) -> str:
+        """For people, and as it stands in a URL."""
+        return _place(Host(self.host, self.port))
 
     def turned(self, number: int) -> "Address":
         """The same, going to another of its hosts; they are counted round and round."""
         name, port = self.hosts[number % len(self.hosts)]
         return self._replace(host=name, port=port)
+
+
+def _place(host: Host) -> str:
+    return f"[{host.name}]:{host.port}" if ":" in host.name else f"{host.name}:{host.port}"
 
 
 def read_address(

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any
 
-from oraculo.brokers.address import Address, read_address
+from oraculo.brokers.address import Address, no_node, read_address
 from oraculo.brokers.nats.connection import MOST_KNOWN, NOBODY, ApiError, Connection, Request
 from oraculo.brokers.nats.consumer import FAREWELL, PULL_EXPIRES, Letter, NatsConsumer, Terms, give_back
 from oraculo.brokers.nats.layout import (
@@ -124,6 +124,7 @@ class NatsBroker:
         self._connect_timeout = connect_timeout
         self._publish_timeout = publish_timeout
         self._started = False
+        self._node = self._address  # of the cluster, if it is one: where it is connected, or tries to be
         self._failures = 0  # to connect: each time it goes on to the next server
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
@@ -151,13 +152,13 @@ class NatsBroker:
     async def start(self) -> None:
         """Raises BrokerUnavailable when the server cannot be reached; the next call tries again."""
         self._started = True
-        async with self._calling(self._connect_timeout):
+        async with self._calling(self._connect_timeout * len(self._address.hosts)):
             pass
 
     async def check(self) -> str:
         async with self._calling(self._publish_timeout) as connection:
             await connection.ask("INFO")
-            return f"NATS {connection.version} at {connection.address.host}:{connection.address.port}"
+            return f"NATS {connection.version} at {connection.address.place}"
 
     async def close(self) -> None:
         self._started = False
@@ -207,7 +208,7 @@ class NatsBroker:
     def _silence(self, connection: Connection | None, heard: int, seconds: float) -> BrokerError:
         """A server that said nothing at all is given up: else what it does not read would pile up here."""
         if connection is None:
-            return self._no_answer(self._address.turned(self._failures), seconds)
+            return self._no_answer(self._node, seconds)
         if connection.complaint:
             return BrokerError(f"{connection.place} does not allow it: {connection.complaint}")
         connection.made.clear()  # perhaps a stream is gone and somebody else listens on its subject
@@ -217,7 +218,7 @@ class NatsBroker:
 
     @staticmethod
     def _no_answer(address: Address, seconds: float) -> BrokerUnavailable:
-        return BrokerUnavailable(f"NATS at {address.host}:{address.port} did not answer in {seconds:g} s")
+        return BrokerUnavailable(f"NATS at {address.place} did not answer in {seconds:g} s")
 
     async def _connected(self) -> Connection:
         if not self._started:
@@ -241,16 +242,18 @@ class NatsBroker:
 
     async def _connect(self) -> Connection:
         """Tries each server of the cluster once, beginning with the one that it was at."""
-        troubles: list[str] = []
+        failures: list[BrokerError] = []
         for _ in self._address.hosts:
+            self._node = self._address.turned(self._failures)
+            self._failures += 1  # also when it is cancelled meanwhile: then it may be the one that says nothing
             try:
-                return await self._connect_to(self._address.turned(self._failures))
+                connection = await self._connect_to(self._node)
             except BrokerError as error:
-                self._failures += 1
-                if not isinstance(error, BrokerUnavailable):
-                    raise
-                troubles.append(str(error))
-        raise BrokerUnavailable("; ".join(troubles))
+                failures.append(error)
+            else:
+                self._failures -= 1
+                return connection
+        raise no_node(failures)
 
     async def _connect_to(self, address: Address) -> Connection:
         connection = Connection(address, self._connection_lost)

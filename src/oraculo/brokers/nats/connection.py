@@ -252,7 +252,7 @@ class Connection:
 
     def __init__(self, address: Address, on_lost: Callable[["Connection"], None]) -> None:
         self.address = address
-        self.place = f"NATS at {address.host}:{address.port}"
+        self.place = f"NATS at {address.place}"
         self.lost: str | None = None
         self.made: dict[str, None] = {}  # queues that are known to exist, since this connection has seen them
         self._on_lost = on_lost
@@ -426,9 +426,8 @@ class Connection:
 
     def _options(self, timeout: float) -> dict[str, Any]:
         address = self.address
-        host = f"[{address.host}]" if ":" in address.host else address.host
         options: dict[str, Any] = {
-            "servers": [f"nats://{host}:{address.port}"],
+            "servers": [f"nats://{address.place}"],
             "name": "oraculo",
             "connect_timeout": timeout,
             "error_cb": self._client.note,

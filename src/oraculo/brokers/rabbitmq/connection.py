@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from oraculo.brokers.address import Address
+from oraculo.brokers.address import Address, no_node
 from oraculo.brokers.rabbitmq.stream import LoopServices
 from oraculo.brokers.rabbitmq.wire import Connection as RawConnection
 from oraculo.brokers.rabbitmq.wire import Receiver
@@ -210,7 +210,7 @@ class Connection:
 
     @property
     def place(self) -> str:
-        return f"{self._node.host}:{self._node.port}"
+        return self._node.place
 
     @staticmethod
     async def _shared(attempt: "asyncio.Task[RawConnection]") -> RawConnection:
@@ -222,17 +222,20 @@ class Connection:
 
     async def _open(self) -> RawConnection:
         """Tries each node once, beginning with the one that it was at."""
-        troubles: list[str] = []
+        failures: list[BrokerError] = []
         for _ in self._address.hosts:
             self._node = self._address.turned(self._failures)
+            self._failures += 1  # also when it is cancelled meanwhile: then it may be the node that says nothing
             try:
-                return await self._open_node()
+                raw = await self._open_node()
             except BrokerError as error:
-                self._failures += 1
-                if self._is_closed or not isinstance(error, BrokerUnavailable):
+                if self._is_closed:
                     raise
-                troubles.append(str(error))
-        raise BrokerUnavailable("; ".join(troubles))
+                failures.append(error)
+            else:
+                self._failures -= 1
+                return raw
+        raise no_node(failures)
 
     async def _open_node(self) -> RawConnection:
         outcome: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
@@ -241,7 +244,7 @@ class Connection:
             on_open_callback=lambda _: _answer(outcome, None),
             on_open_error_callback=lambda _, error: _answer(outcome, error),
             on_close_callback=self._lost,
-            custom_ioloop=LoopServices(asyncio.get_running_loop(), self._failures // len(self._address.hosts)),
+            custom_ioloop=LoopServices(asyncio.get_running_loop(), (self._failures - 1) // len(self._address.hosts)),
         )
         try:
             async with asyncio.timeout(self._connect_timeout):

@@ -202,7 +202,11 @@ class Publisher:
 
     async def _new_session(self) -> _Session:
         channel = await self._connection.channel()
-        await channel.call("confirm_delivery", ack_nack_callback=_unused)
+        try:
+            await channel.call("confirm_delivery", ack_nack_callback=_unused)
+        except BaseException:
+            channel.abandon()  # nobody else knows of it
+            raise
         return _Session(channel)
 
     def _retire(self, session: _Session) -> None:

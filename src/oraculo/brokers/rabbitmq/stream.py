@@ -28,7 +28,8 @@ class LoopServices(_AsyncioIOServicesAdapter):  # type: ignore[misc, unused-igno
 
     def getaddrinfo(self, host: str, port: int, on_done: OnDone, **wanted: int) -> Any:
         def rotated(found: Any) -> None:
-            if isinstance(found, list) and found:  # else it is what went wrong
+            if isinstance(found, list) and found and self._turn:  # a list: else it is what went wrong
+                found = sorted(found, key=str)  # for a resolver may turn them too, each time
                 first = self._turn % len(found)
                 found = [*found[first:], *found[:first]]
             on_done(found)

@@ -212,7 +212,7 @@ async def _log_in(connection: Connection, address: Address, errors: Errors[Any])
 
 
 def place_of(address: Address) -> str:
-    return f"{address.host}:{address.port}"
+    return address.place
 
 
 def credentials_of(address: Address) -> tuple[str, ...]:
