@@ -212,6 +212,10 @@ class TestThePlainWorkerOfTheExamples:
             sys.executable, "examples/plain_workers/pika_worker.py", url, queue, stdout=asyncio.subprocess.DEVNULL
         )
         try:
+            # The worker makes that queue now; in the midst of it RabbitMQ fails to get anything from it.
+            await eventually(
+                lambda: broker._queues.depth(dlq_of(queue)), lambda now: now is not None and now.messages == 3
+            )
             found = await letters(broker, queue, 3)
             assert sorted(bodies(found)) == sorted(sent[:3])
             assert all(letter.reason.startswith("not a command: ") and letter.at for letter in found)

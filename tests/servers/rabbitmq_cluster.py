@@ -28,10 +28,7 @@ class Node(RabbitMQ):
             for number, node in enumerate(self._nodes, start=1)
         ]
         with (self.folder / "rabbitmq.conf").open("a") as config:
-            config.write(
-                "cluster_formation.peer_discovery_backend = classic_config\n"
-                "cluster_partition_handling = pause_minority\n" + "".join(others)
-            )
+            config.write("cluster_formation.peer_discovery_backend = classic_config\n" + "".join(others))
         return command
 
     def _start_mapper(self) -> None:

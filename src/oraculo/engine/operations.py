@@ -175,7 +175,10 @@ class Operations:
         run = await self.run(run_id)
         awaited = {run.plan.steps[task.number].queue for task in run.tasks if task.status is TaskStatus.RUNNING}
         consumers = await self._consumers(awaited) if awaited else {}
-        troubles = {link.name: link.trouble for link in self.brokers() if link.trouble is not None}
+        links = self.brokers()
+        troubles = {link.name: link.trouble for link in links if link.trouble is not None}
+        if len(troubles) == len(links):  # then what they say of consumers is not to be trusted
+            consumers = {}
         return explain(run, self._engine.clock.now(), consumers, troubles)
 
     async def _consumers(self, queues: Collection[str]) -> Mapping[str, int | None]:
