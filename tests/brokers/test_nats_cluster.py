@@ -85,7 +85,7 @@ async def test_a_run_of_a_thousand_tasks_survives_the_server_that_it_went_by(
 ) -> None:
     """For good: the engine and the worker go on by another of those in their URL."""
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
-    async with Cluster(tmp_path, f"nats://{hosts}?replicas=3") as cluster:
+    async with Cluster(tmp_path, f"nats://{hosts}?replicas=3", is_held=True) as cluster:
         run_id = await cluster.submit(TASKS)
         await cluster.reached(run_id, TASKS // 4)
         await asyncio.to_thread(servers[0].kill)

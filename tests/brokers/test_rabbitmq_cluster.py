@@ -95,7 +95,7 @@ async def test_a_consumer_goes_on_when_another_node_that_led_its_queue_is_killed
 @pytest.mark.parametrize("victims", [1, 2], ids=["one node, and two are left", "two nodes, and no majority is left"])
 async def test_a_run_of_a_thousand_tasks_survives(victims: int, nodes: list[Node], tmp_path: Path) -> None:
     """The engine and the worker are on the first that is killed, and so are the leaders of all their queues."""
-    async with Cluster(tmp_path, _all_of(nodes), WORK_SECONDS="0.02") as cluster:
+    async with Cluster(tmp_path, _all_of(nodes), is_held=True) as cluster:
         run_id = await cluster.submit(TASKS)
         await cluster.reached(run_id, TASKS // 4)
         for node in nodes[:victims]:

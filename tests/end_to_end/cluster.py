@@ -61,19 +61,24 @@ class Program:
 
 
 class Cluster:
-    """An engine with its API, and `workers` worker processes, over the brokers at `url`."""
+    """An engine with its API, and `workers` worker processes, over the brokers at `url`. `is_held`: the last tasks of a
+    run wait for `check`, so that the run is not over before something has happened to it."""
 
-    def __init__(self, folder: Path, url: str, *, workers: int = 1, **environment: str) -> None:
+    def __init__(self, folder: Path, url: str, *, workers: int = 1, is_held: bool = False, **environment: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.database = folder / "oraculo.db"
         self.prefix = f"t{uuid.uuid4().hex[:10]}."
+        self._held = folder / "held"
+        if is_held:
+            self._held.touch()
         shared = os.environ | {
             "ORACULO_BROKER_URL": url,
             "ORACULO_BROKER_LEASE": "4",
             "ORACULO_STORE_URL": f"sqlite:///{self.database}",
             "ORACULO_PREFIX": self.prefix,
             "ORACULO_LOG_LEVEL": "warning",
+            "WORK_HELD": str(self._held),
             **environment,
         }
         self.engine = Program(folder / "engine.log", shared, "serve", "--port", str(self.port))
@@ -150,6 +155,7 @@ class Cluster:
 
     async def check(self, run_id: str, tasks: int) -> dict[str, Any]:
         """The run ended well, with every task answered once, and the file is sound."""
+        self._held.unlink(missing_ok=True)
         found = await self.ended(run_id)
         assert found["status"] == "concluida", (found["resumo"], list(found["falhas"].items())[:3], self.engine.tail())
         assert {task: one["resultado"]["n"] for task, one in found["resultados"].items()} == {

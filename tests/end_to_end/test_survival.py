@@ -30,7 +30,7 @@ def quiet_server(request: pytest.FixtureRequest, fleet: Fleet) -> Server:
 
 
 async def test_a_broker_that_is_killed_and_started_again(server: Server, tmp_path: Path) -> None:
-    async with Cluster(tmp_path, server.url) as cluster:
+    async with Cluster(tmp_path, server.url, is_held=True) as cluster:
         run_id = await cluster.submit(TASKS)
         await cluster.reached(run_id, TASKS // 4)
         await asyncio.to_thread(server.kill)
@@ -52,12 +52,12 @@ async def test_a_broker_that_freezes(fleet: Fleet, tmp_path: Path) -> None:
     async def survive(name: str) -> None:
         server, folder = fleet.breakable(name), tmp_path / name
         folder.mkdir()
-        async with Cluster(folder, server.url) as cluster:
+        async with Cluster(folder, server.url, is_held=True) as cluster:
             run_id = await cluster.submit(TASKS)
             await cluster.reached(run_id, TASKS // 4)
             server.freeze()
-            assert (await cluster.summary(run_id))["status"] == "em_execucao"
             try:
+                assert (await cluster.summary(run_id))["status"] == "em_execucao"
                 await asyncio.sleep(FROZEN)  # the length of the trouble, not a wait for something
             finally:
                 server.thaw()
@@ -86,7 +86,7 @@ async def test_connections_that_are_cut_every_second(server: Server, tmp_path: P
 
 
 async def test_an_engine_that_is_killed_and_started_again(quiet_server: Server, tmp_path: Path) -> None:
-    async with Cluster(tmp_path, quiet_server.url) as cluster:
+    async with Cluster(tmp_path, quiet_server.url, is_held=True) as cluster:
         run_id = await cluster.submit(TASKS)
         await cluster.reached(run_id, TASKS // 4)
         assert (await cluster.summary(run_id))["status"] == "em_execucao"
@@ -97,7 +97,7 @@ async def test_an_engine_that_is_killed_and_started_again(quiet_server: Server, 
 
 
 async def test_a_worker_that_is_killed_and_started_again(quiet_server: Server, tmp_path: Path) -> None:
-    async with Cluster(tmp_path, quiet_server.url) as cluster:
+    async with Cluster(tmp_path, quiet_server.url, is_held=True) as cluster:
         run_id = await cluster.submit(TASKS)
         for part in (1, 2):
             await cluster.reached(run_id, TASKS * part // 4)

@@ -1,10 +1,14 @@
-"""The workers that run as processes of their own: each task takes a moment, so that there is a middle to break into."""
+"""The workers that run as processes of their own: each task takes a moment, and the last of them wait while the file
+`WORK_HELD` is there, so that there is a middle to break into."""
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 from oraculo.worker import App, Context
+
+HELD_FROM = 750  # of a thousand
 
 app = App("survival")
 
@@ -12,4 +16,6 @@ app = App("survival")
 @app.queue("executador_x")
 async def work(payload: dict[str, Any], ctx: Context) -> dict[str, Any]:
     await asyncio.sleep(float(os.environ.get("WORK_SECONDS", "0.02")))
+    while payload["n"] >= HELD_FROM and Path(os.environ.get("WORK_HELD", "nothing")).exists():  # noqa: ASYNC110, ASYNC240
+        await asyncio.sleep(0.02)
     return {"tarefa": ctx.tarefa, "n": payload["n"]}
