@@ -279,6 +279,24 @@ class TestFull:
             assert queue in trouble(broker)
         await _turn(server, queue, "restart")
 
+    async def test_a_queue_that_is_down_is_told_of_until_it_works_though_the_server_answers(self, fleet: Fleet) -> None:
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        queue, other = fresh_name(), fresh_name()
+        async with running(server.url) as before:
+            await before.publish(messages(queue, 1))
+        await _turn(server, queue, "stop")
+        async with running(server.url) as broker:
+            with pytest.raises(BrokerUnavailable):
+                await broker.publish(messages(queue, 1))
+            await broker.publish(messages(other, 1))
+            await broker.check()
+            assert [name for name, _ in broker.links()[0].stuck] == [queue]
+            assert trouble(broker) == ""  # the others work
+            await _turn(server, queue, "restart")
+            await published(broker, messages(queue, 1))
+            assert broker.links()[0].stuck == ()
+            forget(server.url, [queue, other])
+
 
 async def _turn(server: RabbitMQ, queue: str, verb: str) -> None:
     """Stops or restarts the one member of a quorum queue."""

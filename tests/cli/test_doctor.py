@@ -123,7 +123,9 @@ def test_secrets_are_not_shown() -> None:
         ("nats://user:pw@[::1]:1,[::2]?replicas=3", "nats://user:***@[::1]:1,[::2]"),
         ("amqp://guest@host", "amqp://guest@host"),
         # Not percent-encoded.
-        ("amqp://user:pw@pw@host", "amqp://user:***@host"),
+        ("amqp://user:pw@pw@host", "amqp://***"),
+        ("postgresql://user:pw@pw/pw@host/db", "postgresql://***"),
+        ("amqp://user:pw@pw#pw@host/v", "amqp://***"),
         ("amqp://user:12,pw/pw@host/v", "amqp://***"),
         ("amqp://user:12?pw@host", "amqp://***"),
     ],

@@ -37,10 +37,10 @@ def test_that_nobody_listens_is_told_when_it_is_known() -> None:
 
 def test_brokers_that_cannot_be_used_are_told_while_the_run_is_open() -> None:
     driver = fan_out("a").sent()
-    troubles = {"rabbitmq": "cannot reach RabbitMQ:\nrefused", "redis": "frozen"}
+    troubles = {"broker rabbitmq": "cannot reach RabbitMQ:\nrefused", "queue resultados": "no majority"}
     assert (
-        "sent 0 s ago); broker rabbitmq cannot be used (cannot reach RabbitMQ: refused); broker redis cannot be used "
-        "(frozen); it waits until"
+        "sent 0 s ago); broker rabbitmq cannot be used (cannot reach RabbitMQ: refused); queue resultados cannot be "
+        "used (no majority); it waits until"
     ) in explain(driver.run, driver.now, {}, troubles)
     driver.ok("a")
     assert "rabbitmq" not in explain(driver.run, driver.now, {}, troubles)

@@ -60,7 +60,7 @@ class _Branch:
     def link(self) -> Link:
         [seen] = self.broker.links()
         deaf = tuple(dict.fromkeys((*seen.deaf, *self.unheard)))
-        return Link(self.name, self.trouble, seen.losses, deaf if self.is_up else ())
+        return Link(self.name, self.trouble, seen.losses, deaf if self.is_up else (), seen.stuck)
 
     async def attempt(self, call: Awaitable[T]) -> T:
         """A call that fails because the broker cannot be reached takes it out of use."""

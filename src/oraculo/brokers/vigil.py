@@ -59,7 +59,9 @@ class VigilantBroker:
         return self._broker.capabilities
 
     def links(self) -> Sequence[Link]:
-        return [Link(link.name, link.trouble, link.losses, tuple(self._deaf)) for link in self._broker.links()]
+        return [
+            Link(link.name, link.trouble, link.losses, tuple(self._deaf), link.stuck) for link in self._broker.links()
+        ]
 
     async def start(self) -> None:
         await self._broker.start()

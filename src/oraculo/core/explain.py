@@ -14,7 +14,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 def explain(run: Run, now: float, consumers: Mapping[str, int | None], troubles: Mapping[str, str] = _NONE) -> str:
     """`consumers` tells how many workers listen on a queue; a queue that is not in it, or None, is not known.
-    `troubles`: the brokers that cannot be used now, and why."""
+    `troubles`: the brokers and queues that cannot be used now, and why."""
     return _why_open(run, now, consumers, troubles) if run.is_open else _why_ended(run)
 
 
@@ -30,7 +30,7 @@ def _why_open(run: Run, now: float, consumers: Mapping[str, int | None], trouble
         if blocked
         else ""
     )
-    away = "".join(f"; broker {name} cannot be used ({_line(why)})" for name, why in troubles.items())
+    away = "".join(f"; {name} cannot be used ({_line(why)})" for name, why in troubles.items())
     return (
         f"Run {run.id} has {len(open_tasks)} of {_count(run.head.total, 'task')} open and waits for "
         f"{_join(told)}{behind}{away}; {_what_then(run, now)}."

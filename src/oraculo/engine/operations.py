@@ -175,11 +175,22 @@ class Operations:
         run = await self.run(run_id)
         awaited = {run.plan.steps[task.number].queue for task in run.tasks if task.status is TaskStatus.RUNNING}
         consumers = await self._consumers(awaited) if awaited else {}
-        links = self.brokers()
-        troubles = {link.name: link.trouble for link in links if link.trouble is not None}
-        if len(troubles) == len(links):  # then what they say of consumers is not to be trusted
+        troubles = {f"broker {link.name}": link.trouble for link in self.brokers() if link.trouble is not None}
+        stuck = self._stuck_queues(awaited)
+        if set(self._own_queues) & stuck.keys():  # a broker that fails them does not know who listens elsewhere
             consumers = {}
+        troubles |= {f"queue {queue}": why for queue, why in stuck.items()}
         return explain(run, self._engine.clock.now(), consumers, troubles)
+
+    @property
+    def _own_queues(self) -> tuple[str, str]:
+        return naming.ANSWERS, naming.REQUESTS
+
+    def _stuck_queues(self, awaited: Collection[str]) -> dict[str, str]:
+        """Of those that a run depends on, and why each does not work."""
+        names, concerned = self._engine.names, {*awaited, *self._own_queues}
+        found = {names.logical(queue): why for link in self.brokers() for queue, why in link.stuck}
+        return {queue: why for queue, why in found.items() if queue in concerned}
 
     async def _consumers(self, queues: Collection[str]) -> Mapping[str, int | None]:
         """How many listen on each, as far as it is known: a broker that is away may be what the run waits for."""

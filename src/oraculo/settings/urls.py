@@ -11,13 +11,13 @@ _TOKENS = ("nats://", "tls://")  # what stands alone before their `@` is one, an
 
 
 def redacted(url: str) -> str:
-    """Without the password, and without the query, which may hold one too. An `@` behind the hosts is a password's that
-    was not percent-encoded: then nothing is told but the scheme."""
+    """Without the password, and without the query, which may hold one too. Another `@` is a password's that was not
+    percent-encoded: then nothing is told but the scheme."""
     if not (parts := _PARTS.match(url)):
         return _path(url)
     scheme, authority, rest = parts.groups()
     who, at, hosts = authority.rpartition("@")
-    if authority and not at and "@" in rest:
+    if "@" in who or (authority and "@" in rest):
         return f"{scheme}***"
     user, colon, _ = who.partition(":")
     if user and not colon and scheme in _TOKENS:
@@ -36,9 +36,15 @@ def list_fault(url: str) -> str | None:
         return None
     who = parts[2].rpartition("@")[0]
     if "@" in who and "," in who:
-        return "has a user or password for each host; they stand once, before the first: amqp://user:password@a,b"
+        return (
+            "has a user or password for each host, where they stand once, before the first (amqp://user:password@a,b), "
+            "or a password with '@' or ',' in it, which are written %40, %2C"
+        )
     if "," in _path(parts[3]):
-        return "has a comma behind the path; hosts stand together before it (amqp://a,b/vhost), in a vhost it is %2C"
+        return (
+            "has a comma behind the path, where hosts stand together before it (amqp://a,b/vhost) and one in a vhost "
+            "or a password is written %2C"
+        )
     hosts = hosts_of(url)
     return None if len(hosts) == 1 or all(hosts) else EMPTY
 

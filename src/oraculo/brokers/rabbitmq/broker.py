@@ -16,10 +16,11 @@ set): the consumer is lost, and what it held comes again. There is no lease to e
 """
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from pika import BasicProperties
 from pika.exceptions import AMQPError
@@ -48,6 +49,7 @@ PORT = 5672
 TLS_PORT = 5671
 HIGHEST_PRIORITY = 9
 MOST_PREFETCH = 65_535  # what AMQP can say
+MOST_STUCK = 100  # queues of which it is told
 STUCK_TOLD = 20.0  # seconds that a queue is told of that did not work: who wants it to tries again sooner
 FAILED_MOVE_PAUSE = 1.0  # seconds until a message comes again that could not be moved
 _BY_PRIORITY = {
@@ -250,13 +252,31 @@ class RabbitMQConsumer:
             await self.dead_letter(delivery, reason)
 
 
-class _Stuck(NamedTuple):
-    """Queues that take and give nothing, as those of a cluster without its majority; whatever else it is asked, the
-    server answers."""
+class _StuckQueues:
+    """Queues that take or give nothing, as those of a cluster without its majority, while the server answers otherwise.
+    Each is told of for a while, unless it works: it may never be tried again."""
 
-    queues: frozenset[str]
-    why: str
-    until: float  # by the loop's time; they may never be tried again
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, float]] = {}  # what was seen, and until when it is told; the latest last
+
+    def note(self, queues: Iterable[str], why: str) -> None:
+        for queue in queues:
+            self._found.pop(queue, None)
+            self._found[queue] = why, time.monotonic() + STUCK_TOLD
+        while len(self._found) > MOST_STUCK:
+            del self._found[next(iter(self._found))]
+
+    def works(self, queues: Iterable[str]) -> None:
+        if self._found:
+            for queue in queues:
+                self._found.pop(queue, None)
+
+    def clear(self) -> None:
+        self._found.clear()
+
+    def told(self) -> tuple[tuple[str, str], ...]:
+        now = time.monotonic()
+        return tuple((queue, why) for queue, (why, until) in self._found.items() if now < until)
 
 
 class RabbitMQBroker:
@@ -294,7 +314,7 @@ class RabbitMQBroker:
         self._consumers: set[RabbitMQConsumer] = set()
         self._is_started = False
         self._trouble: str | None = None
-        self._stuck: _Stuck | None = None
+        self._stuck = _StuckQueues()
 
     @property
     def name(self) -> str:
@@ -316,7 +336,8 @@ class RabbitMQBroker:
             await self._queues.declare(queues)
 
     def links(self) -> Sequence[Link]:
-        return [Link(self.name, self._told_trouble() if self._is_started else CLOSED)]
+        trouble = (self._publishing.blocked or self._trouble) if self._is_started else CLOSED
+        return [Link(self.name, trouble, stuck=self._stuck.told())]
 
     async def publish(self, messages: Sequence[Outgoing]) -> str:
         parcels = [self._parcel(message) for message in messages]
@@ -332,14 +353,16 @@ class RabbitMQBroker:
     async def consume(self, queue: str, *, prefetch: int) -> RabbitMQConsumer:
         if prefetch < 1:
             raise BrokerError(f"prefetch: must be at least 1, got {prefetch}")
+        before = self._working.raw
         try:
             async with self._watched():
                 await self._queues.declare([queue])
                 consumer = await self._subscribed(queue, prefetch)
         except BrokerUnavailable as error:
-            self._note_stuck([queue], f"{queue} cannot be consumed: {error}")
+            if before is not None and self._working.raw is before:  # else it is the connection's fault
+                self._stuck.note([queue], str(error))
             raise
-        self._note_works([queue])
+        self._stuck.works([queue])
         return consumer
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
@@ -373,6 +396,7 @@ class RabbitMQBroker:
 
     async def close(self) -> None:
         self._is_started = False
+        self._stuck.clear()
         for consumer in list(self._consumers):
             await consumer.abandon()
         await asyncio.gather(self._publishing.close(), self._working.close())
@@ -402,18 +426,6 @@ class RabbitMQBroker:
         if self._is_started and trouble != BLOCKED:  # the server itself says when that is over
             self._trouble = trouble
 
-    def _told_trouble(self) -> str | None:
-        if self._stuck is not None and asyncio.get_running_loop().time() > self._stuck.until:
-            self._stuck = None
-        return self._publishing.blocked or self._trouble or (self._stuck.why if self._stuck else None)
-
-    def _note_stuck(self, queues: Collection[str], why: str) -> None:
-        self._stuck = _Stuck(frozenset(queues), why, asyncio.get_running_loop().time() + STUCK_TOLD)
-
-    def _note_works(self, queues: Collection[str]) -> None:
-        if self._stuck is not None and not self._stuck.queues.isdisjoint(queues):
-            self._stuck = None
-
     async def _send(self, parcels: Sequence[Parcel]) -> None:
         """Makes the queues that were never seen, and publishes. A server that does not confirm in time is given up, so
         that nothing piles up for it; the next call connects anew."""
@@ -424,9 +436,8 @@ class RabbitMQBroker:
         except TimeoutError:
             self._publisher.give_up("it did not confirm in time")
             told = f"RabbitMQ did not confirm {len(parcels)} messages in {self._publish_timeout} s"
-            self._note_stuck({parcel.queue for parcel in parcels}, told)
             raise BrokerUnavailable(told) from None
-        self._note_works({parcel.queue for parcel in parcels})
+        self._stuck.works({parcel.queue for parcel in parcels})
 
     async def _send_or_tell_full(self, parcels: Sequence[Parcel]) -> None:
         """Raises NotConfirmed for what full queues did not take. A nack has no reason: a queue whose members are down
@@ -446,7 +457,7 @@ class RabbitMQBroker:
             await self._send(parcels)
         except NotConfirmed as error:
             if await self._quiet(parcels, error):
-                self._note_stuck({parcel.queue for parcel in error.parcels}, str(error))
+                self._stuck.note({parcel.queue for parcel in error.parcels}, str(error))
                 raise BrokerUnavailable(str(error)) from error
             return error.parcels
         return ()

@@ -176,6 +176,11 @@ class Connection:
             self._opening.add_done_callback(self._attempted)
         return await self._shared(self._opening)
 
+    @property
+    def raw(self) -> RawConnection | None:
+        """The one that is open now."""
+        return self._raw
+
     async def channel(self) -> Channel:
         raw = await self.opened()
         try:

@@ -6,6 +6,7 @@ before it writes: for large messages more than half of what they cost here. pika
 """
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class LoopServices(_AsyncioIOServicesAdapter):  # type: ignore[misc, unused-igno
         def rotated(found: Any) -> None:
             if isinstance(found, list) and found and self._turn:  # a list: else it is what went wrong
                 found = sorted(found, key=str)  # for a resolver may turn them too, each time
-                first = self._turn % len(found)
+                first = (self._turn + os.getpid()) % len(found)  # nor are all clients to come to the same one
                 found = [*found[first:], *found[:first]]
             on_done(found)
 
