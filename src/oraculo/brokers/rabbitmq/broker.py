@@ -429,15 +429,16 @@ class RabbitMQBroker:
     async def _send(self, parcels: Sequence[Parcel]) -> None:
         """Makes the queues that were never seen, and publishes. A server that does not confirm in time is given up, so
         that nothing piles up for it; the next call connects anew."""
+        queues = {parcel.queue for parcel in parcels}
         try:
             async with asyncio.timeout(self._publish_timeout):
-                await self._queues.ensure({parcel.queue for parcel in parcels})
+                await self._queues.ensure(queues)
                 await self._publisher.publish(parcels)
         except TimeoutError:
             self._publisher.give_up("it did not confirm in time")
             told = f"RabbitMQ did not confirm {len(parcels)} messages in {self._publish_timeout} s"
             raise BrokerUnavailable(told) from None
-        self._stuck.works({parcel.queue for parcel in parcels})
+        self._stuck.works(queues)
 
     async def _send_or_tell_full(self, parcels: Sequence[Parcel]) -> None:
         """Raises NotConfirmed for what full queues did not take. A nack has no reason: a queue whose members are down
