@@ -2,17 +2,25 @@
 
 import json
 import re
+from collections.abc import Sequence
+from typing import cast
 
 import pytest
 from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import ResponseError
 
 from oraculo.bridges.bullmq.layout import is_hopeless
+from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.records import decode_record, encode_record, job_id_of, record_of
-from oraculo.bridges.bullmq.reports import read_progress
+from oraculo.bridges.bullmq.reports import Reporter, read_progress
 from oraculo.bridges.bullmq.server import Server, is_passing
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.core.answer_writer import AnswerWriter
 from oraculo.core.message import Message, decode_message
+from oraculo.core.naming import QueueNames
 from oraculo.errors import InvalidSettings
+from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.ports.clock import SystemClock, SystemEntropy
 
 
 def command(**given: object) -> Message:
@@ -123,3 +131,26 @@ def test_a_url_that_is_none(url: str) -> None:
 
 def test_trouble_shows_no_password() -> None:
     assert Server("redis://user:segredo@example.org:7000/1").trouble == "not connected to example.org:7000 yet"
+
+
+async def test_of_answers_that_wait_for_a_full_queue_the_others_are_sent_once() -> None:
+    class Full(MemoryBroker):
+        refusals = 2
+
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+            vias = [None if self.refusals and message.queue == "cheia" else self.name for message in messages]
+            await super().publish([message for message, via in zip(messages, vias, strict=True) if via])
+            if None in vias:
+                self.refusals -= 1
+                raise NotTaken("no room", vias)
+            return [self.name] * len(messages)
+
+    clock, names = SystemClock(), QueueNames()
+    broker = Full(clock=clock)
+    await broker.start()
+    nothing_is_noted = cast("Ledger", None)
+    reporter = Reporter(broker, nothing_is_noted, AnswerWriter(clock, names), names.answers, SystemEntropy())
+    queues = ["um", "cheia", "dois", "cheia"]
+    jobs = [(f"job{place}", record_of("fila", command(responder_em=queue))) for place, queue in enumerate(queues)]
+    await reporter.publish([reporter.completed(job_id, record, "1") for job_id, record in jobs])
+    assert {state.queue: state.ready for state in await broker.queues()} == {"um": 1, "dois": 1, "cheia": 2}

@@ -36,7 +36,7 @@ class Named(MemoryBroker):
         self._expect_here()
         await super().start()
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         self._expect_here()
         return await super().publish(messages)
 
@@ -100,13 +100,13 @@ def troubles(broker: Broker) -> dict[str, str | None]:
 
 async def test_messages_go_to_the_first_that_works_and_to_the_first_again_once_it_is_back(two: Two) -> None:
     both, first, _ = two
-    assert await both.publish([Outgoing("q", b"1")]) == "first"
+    assert await both.publish([Outgoing("q", b"1")]) == ["first"]
     await first.leave()
-    assert await both.publish([Outgoing("q", b"2")]) == "second"
+    assert await both.publish([Outgoing("q", b"2")]) == ["second"]
     assert troubles(both) == {"first": "pulled out", "second": None}
     first.come_back()
     await until(lambda: troubles(both)["first"] is None, saying="the first is used again")
-    assert await both.publish([Outgoing("q", b"3")]) == "first"
+    assert await both.publish([Outgoing("q", b"3")]) == ["first"]
 
 
 async def test_all_that_work_are_listened_to(two: Two) -> None:
@@ -178,7 +178,7 @@ async def test_a_broker_that_hangs_is_found_out_by_its_pulse(two: Two, monkeypat
     monkeypatch.setattr(first, "check", hang)
     await until(lambda: troubles(both)["first"] is not None, saying="the frozen one is passed over")
     assert troubles(both)["first"] == "no answer to a probe"
-    assert await both.publish([Outgoing("q", b"1")]) == "second"
+    assert await both.publish([Outgoing("q", b"1")]) == ["second"]
     frozen.set()
     await until(lambda: troubles(both)["first"] is None)
 
@@ -242,7 +242,7 @@ class Refusing(Named):
 
     refused: frozenset[str] = frozenset()
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         self._refuse(*(message.queue for message in messages))
         return await super().publish(messages)
 
@@ -276,7 +276,7 @@ async def test_one_that_refuses_a_queue_does_not_keep_the_others_and_is_told_as_
     await both.declare(["q"])
     consumer = await both.consume("q", prefetch=5)
     assert [link.deaf for link in both.links()] == [("q",), ()]
-    assert await both.publish([Outgoing("q", b"over the second")]) == "second"
+    assert await both.publish([Outgoing("q", b"over the second")]) == ["second"]
     assert [delivery.body for delivery in await consumer.take(5)] == [b"over the second"]
     first.refused = frozenset()
     await until(lambda: both.links()[0].deaf == (), saying="the first to be asked again")
@@ -294,17 +294,21 @@ async def test_what_all_of_them_refuse_is_refused(refusing: tuple[FailoverBroker
 
 
 class Full(Named):
-    """It has no room in the queue `full`."""
+    """It has no room in the queue `full`, and its queue `down` does not work."""
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
-        await super().publish([message for message in messages if message.queue != "full"])
-        left = [message for message in messages if message.queue == "full"]
-        if left:
-            raise NotTaken(f"{self.name} has no room", left, self.name)
-        return self.name
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        vias = [None if message.queue in ("full", "down") else self.name for message in messages]
+        await super().publish([message for message, via in zip(messages, vias, strict=True) if via is not None])
+        if None in vias:
+            raise NotTaken(f"{self.name} has no room", vias, {"down"})
+        return [self.name] * len(messages)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
-        raise NotTaken(f"{self.name} has no room", (), self.name)
+        raise NotTaken(f"{self.name} has no room")
+
+
+async def depths(broker: Broker, *queues: str) -> dict[str, int]:
+    return {state.queue: state.ready for state in await broker.queues(queues)}
 
 
 async def test_a_broker_with_a_full_queue_is_not_left_for_another() -> None:
@@ -320,15 +324,52 @@ async def test_a_broker_with_a_full_queue_is_not_left_for_another() -> None:
     ]
     with pytest.raises(NotTaken, match="first has no room; second has no room") as caught:
         await both.publish(batch)
-    assert [*map(id, caught.value.messages)] == [id(batch[0]), id(batch[2])]
-    assert [link.trouble for link in both.links()] == [None, None]
-    assert [[state.ready for state in await one.queues(["q", "full"])] for one in (first, second)] == [[1], [1]]
+    assert caught.value.vias == [None, "first", None, "second"]
+    assert troubles(both) == {"first": None, "second": None}
+    assert [await depths(one, "q", "full") for one in (first, second)] == [{"q": 1}, {"q": 1}]
     with pytest.raises(NotTaken) as caught:
         await both.publish(batch[:2])
-    assert caught.value.via == "first"
+    assert caught.value.vias == [None, "first"]
     with pytest.raises(NotTaken, match="second has no room"):
         await both.redrive("full")
-    assert [link.trouble for link in both.links()] == [None, None]
+    assert troubles(both) == {"first": None, "second": None}
+    await both.close()
+
+
+DOWN = [Outgoing("q", b"0"), Outgoing("down", b"1"), Outgoing("q", b"2"), Outgoing("down", b"3")]
+
+
+async def test_what_is_for_a_queue_that_is_down_goes_to_the_next_and_the_rest_stays() -> None:
+    first, second = Full("first"), Named("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    assert await both.publish(DOWN) == ["first", "second", "first", "second"]
+    assert troubles(both) == {"first": None, "second": None}
+    assert await depths(first, "q", "down") == {"q": 2}
+    assert await depths(second, "q", "down") == {"down": 2}
+    with pytest.raises(NotTaken) as caught:
+        await both.publish([*DOWN, Outgoing("full", b"4")])
+    assert caught.value.vias == ["first", "second", "first", "second", None]
+    await both.close()
+
+
+class Never(Named):
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        raise BrokerError("never")
+
+
+@pytest.mark.parametrize("next_one", [Full, Never, None], ids=["is down there too", "is refused there", "none works"])
+async def test_what_is_known_to_be_taken_is_told_though_no_broker_takes_the_rest(next_one: type[Named] | None) -> None:
+    """Or it would be sent again."""
+    first, second = Full("first"), (next_one or Named)("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    if next_one is None:
+        await second.leave()
+    with pytest.raises(NotTaken, match="first has no room") as caught:
+        await both.publish(DOWN)
+    assert caught.value.vias == ["first", None, "first", None]
+    assert await depths(first, "q", "down") == {"q": 2}
     await both.close()
 
 

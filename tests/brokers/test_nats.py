@@ -93,7 +93,7 @@ async def test_a_start_that_failed_is_made_up_for_by_the_next_call(url: str, que
         broker = NatsBroker(proxy.url)
         await assert_fails_soon(broker.start(), 3.5)
         proxy.refuses = False
-        assert await broker.publish([Outgoing(queue, b"now")]) == "nats"
+        assert await broker.publish([Outgoing(queue, b"now")]) == ["nats"]
         assert broker.links()[0].trouble is None
         await broker.close()
 

@@ -202,8 +202,8 @@ class TestFull:
         batch = [one for both in zip(messages(queue, 4), messages(elsewhere, 4), strict=True) for one in both]
         with pytest.raises(NotTaken, match=f"did not take 2 of 8 messages, for {queue}: is it full") as caught:
             await broker.publish(batch)
-        assert [*map(id, caught.value.messages)] == [id(batch[4]), id(batch[6])]
-        assert caught.value.via == broker.name
+        assert caught.value.vias == ["rabbitmq"] * 4 + [None, "rabbitmq", None, "rabbitmq"]
+        assert not caught.value.down
         assert trouble(broker) == ""  # it works
         assert ((await state(broker, queue)).ready, (await state(broker, elsewhere)).ready) == (2, 4)
         assert bodies(await take(await broker.consume(queue, prefetch=2), 2)) == [b"0", b"1"]
@@ -225,7 +225,7 @@ class TestFull:
             broker.publish(messages(queue, 1)), *map(broker.publish, batches), return_exceptions=True
         )
         assert isinstance(outcome, NotTaken)
-        assert others == [broker.name] * 20
+        assert others == [[broker.name] * 500] * 20
         assert broker._publisher._session is not refused
         await broker.publish(messages(elsewhere, 1))
         await until(lambda: not refused.channel.is_open, saying="the old channel to close")
@@ -265,18 +265,44 @@ class TestFull:
         assert bodies(taken) == [b"0", b"1"]  # once, though it was tried twice
         await consumer.ack(taken)
 
+    @pytest.mark.parametrize("limit", [{"x-max-length-bytes": 10}, {"x-max-length": 0}], ids=["bytes", "messages"])
+    async def test_a_queue_that_refuses_while_it_is_empty_holds_up_no_other(
+        self, broker: RabbitMQBroker, url: str, queue: str, limit: dict[str, int]
+    ) -> None:
+        elsewhere = fresh_name()
+        with plain_channel(url) as channel:
+            channel.queue_declare(queue, durable=True, arguments=limit | {"x-overflow": "reject-publish"})
+        large = Outgoing(queue, bytes(100))
+        for _ in range(2):
+            with pytest.raises(NotTaken, match=f"did not take 2 of 5 messages, for {queue}") as caught:
+                await broker.publish([large, *messages(elsewhere, 3), large])
+            assert caught.value.vias == [None, "rabbitmq", "rabbitmq", "rabbitmq", None]
+            assert caught.value.down == {queue}  # as far as one can see
+        assert trouble(broker) == ""
+        assert [name for name, _ in broker.links()[0].stuck] == [queue]
+        await broker.check()
+        assert (await state(broker, elsewhere)).ready == 6
+        forget(url, [elsewhere])
+
     async def test_a_queue_that_is_down_is_not_taken_for_a_full_one(self, fleet: Fleet) -> None:
-        """A fresh channel gets a nack for it at once: then another broker may serve."""
+        """A fresh channel gets a nack for it at once: then another broker may serve. When no other queue works the
+        server is of no use, whatever it answers."""
         server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
-        queue = fresh_name()
+        queue, other = fresh_name(), fresh_name()
         async with running(server.url) as before:
             await before.publish(messages(queue, 3))
         await _turn(server, queue, "stop")
         async with running(server.url) as broker:
-            with pytest.raises(BrokerUnavailable, match=f"for {queue}") as caught:
+            with pytest.raises(NotTaken, match=f"for {queue}") as caught:
                 await broker.publish(messages(queue, 2))
-            assert not isinstance(caught.value, NotTaken)
+            assert caught.value.vias == [None, None]
+            assert caught.value.down == {queue}
             assert queue in trouble(broker)
+            with pytest.raises(BrokerUnavailable, match=queue):
+                await broker.check()
+            await broker.publish(messages(other, 1))
+            await broker.check()
+            assert trouble(broker) == ""
         await _turn(server, queue, "restart")
 
     async def test_a_queue_that_is_down_is_told_of_until_it_works_though_the_server_answers(self, fleet: Fleet) -> None:
@@ -286,7 +312,7 @@ class TestFull:
             await before.publish(messages(queue, 1))
         await _turn(server, queue, "stop")
         async with running(server.url) as broker:
-            with pytest.raises(BrokerUnavailable):
+            with pytest.raises(NotTaken):
                 await broker.publish(messages(queue, 1))
             await broker.publish(messages(other, 1))
             await broker.check()

@@ -14,15 +14,16 @@ from oraculo.ports.broker import Outgoing, QueueState
 from tests.end_to_end.stage import Stage, settings_for
 from tests.engine.workers import Journal, recording_app
 from tests.servers.fleet import Fleet
+from tests.waiting import until
 
 FULL, IDLE, WELL = "executador_cheio", "executador_parado", "escavador_a"
 Limit = Callable[[str, str], Awaitable[None]]
 
 
-async def limit_rabbitmq(url: str, queue: str) -> None:
+async def limit_rabbitmq(url: str, queue: str, limit: int = 1) -> None:
     def declare() -> None:
         with pika.BlockingConnection(pika.URLParameters(url)) as connection:
-            arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+            arguments = {"x-max-length": limit, "x-overflow": "reject-publish"}
             connection.channel().queue_declare(queue, durable=True, arguments=arguments)
 
     await asyncio.to_thread(declare)
@@ -61,8 +62,43 @@ async def test_a_full_queue_holds_up_no_other(name: str, limit: Limit, fleet: Fl
         assert [link.trouble for link in oraculo.broker.links()] == [None]
         explained = await oraculo.operations.explain(waiting)
         assert f"'{FULL}' (attempt 1 of 3, not yet confirmed by the broker" in explained
+        assert f"; queue {FULL} cannot be used (" in explained
         assert f"'{IDLE}' (attempt 1 of 3, sent " in explained
 
         assert (await oraculo.next_on(FULL)).body == b"the one that it has room for"
         command = await asyncio.wait_for(oraculo.next_on(FULL), 10)
         assert json.loads(command.body)["correlation_id"] == waiting
+        await until(lambda: not oraculo.engine.refusing_queues, saying="that it is told of no more")
+
+
+async def test_a_queue_that_refuses_while_it_is_empty_holds_up_no_other(fleet: Fleet) -> None:
+    """RabbitMQ does not say why it refuses; it looks like a queue that is down."""
+    settings = settings_for(fleet.url("rabbitmq"))
+    async with Stage(settings, recording_app(Journal(), (WELL,))) as oraculo:
+        await limit_rabbitmq(settings.broker.url, oraculo.engine.names.physical(FULL), 0)
+        waiting = await oraculo.submit({"destinos": [FULL, IDLE], "payload": {}, "timeout": 60})
+        for _ in range(2):
+            aggregate = await oraculo.run({"destinos": [WELL, FULL, IDLE], "payload": {}, "timeout": 2})
+            assert aggregate["resultados"].keys() == {WELL}
+            assert aggregate["falhas"][FULL]["motivo"].startswith("not sent in 2 s")
+        assert (await state(oraculo, IDLE)).ready == 3
+        assert [link.trouble for link in oraculo.broker.links()] == [None]
+        assert (await oraculo.operations.health()).is_ready
+        assert f"queue {FULL} cannot be used (" in await oraculo.operations.explain(waiting)
+
+
+async def test_with_another_broker_what_such_a_queue_refuses_goes_there_and_nothing_else_does(fleet: Fleet) -> None:
+    url = fleet.url("rabbitmq")
+    settings = settings_for(f"{url},{fleet.url('redis')}")
+    await limit_rabbitmq(url, f"{settings.broker.prefix}{FULL}", 0)
+    async with Stage(settings, recording_app(Journal(), (WELL, FULL))) as oraculo:
+        for _ in range(3):
+            run_id = await oraculo.submit({"destinos": [WELL, FULL, IDLE], "payload": {}, "timeout": 2})
+            aggregate = json.loads(await oraculo.operations.wait(run_id, 10) or b"")
+            assert aggregate["resultados"].keys() == {WELL, FULL}
+            run = await oraculo.operations.run(run_id)
+            vias = {run.plan.steps[task.number].queue: task.via for task in run.tasks}
+            assert vias[FULL] in ("redis", None)  # it may be answered before it is noted
+            assert vias[IDLE] == "rabbitmq"
+        assert (await state(oraculo, IDLE)).ready == 3
+        assert [link.trouble for link in oraculo.broker.links()] == [None, None]

@@ -174,7 +174,7 @@ async def test_one_process_alone_may_hold_a_file_whose_messages_are_in_memory(tm
 
 async def test_a_message_that_the_broker_refuses_does_not_hold_up_the_others() -> None:
     class Picky(MemoryBroker):
-        async def publish(self, messages: Sequence[Outgoing]) -> str:
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
             if any(message.queue == "escavador_ruim" for message in messages):
                 raise BrokerError("no such messages here")
             return await super().publish(messages)
@@ -188,7 +188,7 @@ async def test_a_message_that_the_broker_refuses_does_not_hold_up_the_others() -
 
 async def test_a_quarantine_that_is_full_does_not_hold_up_the_commands() -> None:
     class Full(MemoryBroker):
-        async def publish(self, messages: Sequence[Outgoing]) -> str:
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
             if any(message.reason for message in messages):
                 raise BrokerUnavailable("no room for dead letters")
             return await super().publish(messages)
@@ -205,10 +205,10 @@ async def test_a_dead_letter_that_its_full_quarantine_takes_at_last_is_told_once
     class Full(MemoryBroker):
         refusals = 0
 
-        async def publish(self, messages: Sequence[Outgoing]) -> str:
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
             if self.refusals < 3 and any(message.reason for message in messages):
                 self.refusals += 1
-                raise NotTaken("no room", messages, self.name)
+                raise NotTaken("no room", [None] * len(messages))
             return await super().publish(messages)
 
     class Told:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ class Recording(MemoryBroker):
         super().__init__(clock=SystemClock())
         self.bodies: list[bytes] = []
 
-    async def publish(self, messages: Any) -> str:
+    async def publish(self, messages: Any) -> Sequence[str]:
         self.bodies += [message.body for message in messages]
         return await super().publish(messages)
 

@@ -46,7 +46,7 @@ class Unreachable(OneServer):
     def __init__(self, server: OneServer) -> None:
         self.__dict__ = server.__dict__
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         raise BrokerUnavailable("cut off")
 
 
@@ -58,7 +58,7 @@ class Slow(Unreachable):
         self._server = server
         self.gate = asyncio.Event()
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         await self.gate.wait()
         return await self._server.publish(messages)
 

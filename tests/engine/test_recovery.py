@@ -114,7 +114,7 @@ class FlakyBroker(MemoryBroker):
         self.refusals = 0
         self.published: list[Outgoing] = []
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         if self.refusals and messages[0].queue != "resultados":
             self.refusals -= 1
             raise BrokerUnavailable("nobody home")

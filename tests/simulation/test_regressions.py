@@ -2,8 +2,10 @@
 
 import pytest
 
+from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed
 
+FAULTS = Faults.usual().without("not_taken")  # which was not there: with it a seed is another story
 FOUND = {
     714: "hot runs decided in a batch whose cold runs could not be loaded kept their uncommitted changes",
     1053: "the same: the next commit wrote a head that counted a task which was not written",
@@ -17,5 +19,5 @@ FOUND = {
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_a_seed_that_found_something_is_clean(seed: int) -> None:
-    outcome = run_seed(seed)
+    outcome = run_seed(seed, FAULTS)
     assert outcome.is_clean, f"{FOUND[seed]}: {outcome.violations}"

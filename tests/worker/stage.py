@@ -80,7 +80,7 @@ class WatchedBroker(MemoryBroker):
         if self.failures.get(call):
             raise self.failures[call].pop(0)
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         self.fail_if_due("publish")
         for message in messages:
             if (error := self.refuses(message)) is not None:

@@ -72,15 +72,15 @@ class FullQueue:
         self.tried = asyncio.Event()
         self.is_full = True
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         if any(message.queue == "ruim" for message in messages):
             raise BrokerError("never")
-        left = [message for message in messages if self.is_full and message.queue == "cheia"]
-        link = await self._publish([message for message in messages if message not in left])
-        if left:
+        vias = [None if self.is_full and message.queue == "cheia" else "memory" for message in messages]
+        taken = await self._publish([message for message, via in zip(messages, vias, strict=True) if via])
+        if None in vias:
             self.tried.set()
-            raise NotTaken("no room", left, link)
-        return link
+            raise NotTaken("no room", vias)
+        return taken
 
 
 @pytest.fixture
@@ -128,11 +128,11 @@ async def test_a_worker_that_stops_waits_for_room(stage: Stage, monkeypatch: pyt
     publish = stage.broker.publish
     refusals = 0
 
-    async def take_the_third_time(messages: Sequence[Outgoing]) -> str:
+    async def take_the_third_time(messages: Sequence[Outgoing]) -> Sequence[str]:
         nonlocal refusals
         if refusals < 2:
             refusals += 1
-            raise NotTaken("no room", messages, "memory")
+            raise NotTaken("no room", [None] * len(messages))
         return await publish(messages)
 
     monkeypatch.setattr(stage.broker, "publish", take_the_third_time)

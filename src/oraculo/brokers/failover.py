@@ -73,6 +73,36 @@ class _Branch:
             raise
 
 
+class _Outcome:
+    """What became of the messages of one call, each known by its place among them."""
+
+    def __init__(self, messages: Sequence[Outgoing]) -> None:
+        self._messages = messages
+        self._vias: list[str | None] = [None] * len(messages)
+        self._refusals: list[NotTaken] = []
+
+    def messages_at(self, places: Sequence[int]) -> list[Outgoing]:
+        return [self._messages[place] for place in places]
+
+    def took(self, places: Sequence[int], vias: Sequence[str | None]) -> None:
+        for place, via in zip(places, vias, strict=True):
+            self._vias[place] = via
+
+    def took_some(self, places: Sequence[int], refusal: NotTaken) -> list[int]:
+        """Returns those that another broker may take: a limit that its owner set is not gone round."""
+        self.took(places, refusal.vias)
+        self._refusals.append(refusal)
+        return [n for n in places if self._vias[n] is None and self._messages[n].queue in refusal.down]
+
+    def vias(self) -> Sequence[str]:
+        """Raises NotTaken when one is missing."""
+        vias = [via for via in self._vias if via is not None]
+        if len(vias) == len(self._vias):
+            return vias
+        down = {queue for refusal in self._refusals for queue in refusal.down}
+        raise NotTaken("; ".join(map(str, self._refusals)), self._vias, down)
+
+
 class FailoverBroker:
     """`brokers` in order of preference, each with a name of its own."""
 
@@ -198,35 +228,33 @@ class FailoverBroker:
         self._declared |= dict.fromkeys(queues)
         await self._with_each(lambda broker: broker.declare(queues))
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         """An answer goes back by the broker that brought its command, while that one works: whoever waits for it can be
-        reached there. Returns the name of the broker that took the last of them."""
-        name, refusals = "", list[NotTaken]()
-        for preferred, group in _by_preference(messages).items():
-            try:
-                name = await self._publish(group, preferred)
-            except NotTaken as error:
-                name = error.via
-                refusals.append(error)
-        if refusals:
-            told = "; ".join(map(str, refusals))
-            raise NotTaken(told, [message for error in refusals for message in error.messages], name)
-        return name or next((branch.name for branch in self._up()), "")
+        reached there."""
+        outcome = _Outcome(messages)
+        for preferred, places in _by_preference(messages).items():
+            await self._publish(outcome, places, preferred)
+        return outcome.vias()
 
-    async def _publish(self, messages: Sequence[Outgoing], preferred: str | None) -> str:
-        refusal: BrokerError | None = None
+    async def _publish(self, outcome: "_Outcome", places: Sequence[int], preferred: str | None) -> None:
+        """What one broker does not take because the queue is down there goes to the next."""
+        is_known, refusal = False, None  # what became of each
         for branch in sorted(self._up(), key=lambda branch: branch.name != preferred):
             try:
-                return await branch.attempt(branch.broker.publish(messages))
-            except NotTaken:
-                raise  # a limit that its owner set is not gone round
+                outcome.took(places, await branch.attempt(branch.broker.publish(outcome.messages_at(places))))
+                return
+            except NotTaken as error:
+                is_known, places = True, outcome.took_some(places, error)
+                if not places:
+                    return
             except BrokerUnavailable:
                 continue
             except BrokerError as error:
-                if len(messages) > 1:
+                if len(places) > 1 and not is_known:
                     raise  # which of them it does not want will be found out one by one
                 refusal = error
-        raise refusal or self._none_works()
+        if not is_known:
+            raise refusal or self._none_works()
 
     async def consume(self, queue: str, *, prefetch: int) -> "FailoverConsumer":
         if not self._probes:
@@ -443,10 +471,11 @@ def _told(error: BrokerError | TimeoutError) -> object:
     return "no answer to a probe" if isinstance(error, TimeoutError) else error
 
 
-def _by_preference(messages: Sequence[Outgoing]) -> dict[str | None, list[Outgoing]]:
-    groups: dict[str | None, list[Outgoing]] = {}
-    for message in messages:
-        groups.setdefault(message.prefer, []).append(message)
+def _by_preference(messages: Sequence[Outgoing]) -> dict[str | None, list[int]]:
+    """The numbers of the messages that prefer the same broker."""
+    groups: dict[str | None, list[int]] = {}
+    for number, message in enumerate(messages):
+        groups.setdefault(message.prefer, []).append(number)
     return groups
 
 

@@ -411,14 +411,14 @@ class MemoryBroker:
     def links(self) -> Sequence[Link]:
         return [Link(self.name, None if self._depot is not None else _CLOSED)]
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         """All or nothing. Raises BrokerUnavailable when they would pass `max_bytes`."""
         depot = self._open()
         for priority in {message.priority for message in messages}:
             if not 0 <= priority <= HIGHEST_PRIORITY:
                 raise BrokerError(f"priority: must be 0 to {HIGHEST_PRIORITY}, got {priority}")
         depot.admit(messages)
-        return self.name
+        return [self.name] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> MemoryConsumer:
         if prefetch < 1:

@@ -69,7 +69,7 @@ class VigilantBroker:
     async def declare(self, queues: Sequence[str]) -> None:
         await self._broker.declare(queues)
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         return await self._broker.publish(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> "VigilantConsumer":

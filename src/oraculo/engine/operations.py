@@ -1,7 +1,7 @@
 """The door: all that the API and the command line may ask of the engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from oraculo.core.explain import explain
 from oraculo.core.history import HistoryEntry
 from oraculo.core.machine import Verdict
 from oraculo.core.pipeline import Definition, text_fault
-from oraculo.core.run import Run, RunStatus, TaskStatus
+from oraculo.core.run import Run, RunStatus, Task
 from oraculo.engine.catalogue import Origin
 from oraculo.engine.inputs import Submission, Wish, patiently
 from oraculo.engine.quarantine import Quarantine, Redrive
@@ -173,12 +173,13 @@ class Operations:
 
     async def explain(self, run_id: str) -> str:
         run = await self.run(run_id)
-        awaited = {run.plan.steps[task.number].queue for task in run.tasks if task.status is TaskStatus.RUNNING}
-        consumers = await self._consumers(awaited) if awaited else {}
+        active = [task for task in run.tasks if task.is_open and not task.missing]
+        stuck = self._stuck_queues(run, active)
+        knows = stuck.keys().isdisjoint(
+            self._own_queues
+        )  # a broker that fails them does not know who listens elsewhere
+        consumers = await self._consumers(_queues_of(run, active)) if active and knows else {}
         troubles = {f"broker {link.name}": link.trouble for link in self.brokers() if link.trouble is not None}
-        stuck = self._stuck_queues(awaited)
-        if set(self._own_queues) & stuck.keys():  # a broker that fails them does not know who listens elsewhere
-            consumers = {}
         troubles |= {f"queue {queue}": why for queue, why in stuck.items()}
         return explain(run, self._engine.clock.now(), consumers, troubles)
 
@@ -186,11 +187,15 @@ class Operations:
     def _own_queues(self) -> tuple[str, str]:
         return naming.ANSWERS, naming.REQUESTS
 
-    def _stuck_queues(self, awaited: Collection[str]) -> dict[str, str]:
-        """Of those that a run depends on, and why each does not work."""
-        names, concerned = self._engine.names, {*awaited, *self._own_queues}
-        found = {names.logical(queue): why for link in self.brokers() for queue, why in link.stuck}
-        return {queue: why for queue, why in found.items() if queue in concerned}
+    def _stuck_queues(self, run: Run, active: Sequence[Task]) -> dict[str, str]:
+        """Of those that a run depends on, and why each does not work or takes no command."""
+        logical, concerned = self._engine.names.logical, {*_queues_of(run, active), *self._own_queues}
+        unsent = _queues_of(run, [task for task in active if task.unsent])
+        found = {logical(queue): why for link in self.brokers() for queue, why in link.stuck}
+        refusing = {logical(queue): why for queue, why in self._engine.refusing_queues.items()}
+        return {queue: why for queue, why in found.items() if queue in concerned} | {
+            queue: why for queue, why in refusing.items() if queue in unsent
+        }
 
     async def _consumers(self, queues: Collection[str]) -> Mapping[str, int | None]:
         """How many listen on each, as far as it is known: a broker that is away may be what the run waits for."""
@@ -277,3 +282,7 @@ class Operations:
     def _expect_accepting(self) -> None:
         if not self._engine.accepting:
             raise StoreUnavailable("the engine is starting or stopping; try again in a moment")
+
+
+def _queues_of(run: Run, tasks: Iterable[Task]) -> set[str]:
+    return {run.plan.steps[task.number].queue for task in tasks}

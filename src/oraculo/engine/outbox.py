@@ -148,17 +148,24 @@ class Outbox:
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
+    @property
+    def refusing(self) -> Mapping[str, str]:
+        """Queues that do not take commands now, and why."""
+        return self._commands.refusing
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as lines:  # one that fails stops the other: both are taken up again
             lines.create_task(self._commands.run())
             lines.create_task(self._dead_letters.run())
 
-    def _confirmed(self, keys: Sequence[Key], via: str) -> None:
+    def _confirmed(self, keys: Sequence[Key], vias: Sequence[str]) -> None:
         now = self._clock.now()
         for key in keys:
             if (dead := self._dying.pop(key, None)) is not None:
                 self._telemetry.emit(dead)
-        self._inbox.note(Note(key[0], Sent(key[1], key[2], key[3], via, now)) for key in keys)
+        self._inbox.note(
+            Note(key[0], Sent(key[1], key[2], key[3], via, now)) for key, via in zip(keys, vias, strict=True)
+        )
 
     def _refused(self, keys: Sequence[Key]) -> None:
         """Left unsent: the sweep tries again, until the task's deadline says that it was never taken."""

@@ -12,11 +12,12 @@ from oraculo.ports.telemetry import CommandsPublished, PublishFailed, Telemetry
 PUBLISHED_TOGETHER = 500
 MAX_WAITING = 50_000
 MAX_WAITING_BYTES = 64 * 1024 * 1024
+_MOST_REFUSING = 100  # queues of which it is told
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
 Entry = tuple[Key, Outgoing]
-Confirmed = Callable[[Sequence[Key], str], None]  # the second: which broker took them
+Confirmed = Callable[[Sequence[Key], Sequence[str]], None]  # the second: which broker took each
 Refused = Callable[[Sequence[Key]], None]
 
 
@@ -35,6 +36,7 @@ class Line:
         self._waiting: deque[Entry] = deque()
         self._bytes = 0
         self.is_failing = False  # the broker did not take the last batch
+        self.refusing: dict[str, str] = {}  # queues that did not take the last that was for them, and why
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -73,10 +75,10 @@ class Line:
         while True:
             started = self._clock.now()
             try:
-                via = await self._broker.publish([message for _, message in batch])
+                vias = await self._broker.publish([message for _, message in batch])
             except NotTaken as error:
                 self.is_failing = False
-                self._telemetry.emit(PublishFailed(len(error.messages), str(error)))
+                self._telemetry.emit(PublishFailed(error.count, str(error)))
                 self._tell_apart(batch, error, started)
                 return
             except BrokerError as error:
@@ -89,19 +91,30 @@ class Line:
                 pause = min(pause * 2, _LONGEST_PAUSE)
             else:
                 self.is_failing = False
-                self._tell_confirmed([key for key, _ in batch], via, started)
+                if self.refusing:
+                    self._note_refusing(batch, vias, "")
+                self._tell_confirmed([key for key, _ in batch], vias, started)
                 return
 
-    def _tell_confirmed(self, keys: Sequence[Key], via: str, started: float) -> None:
+    def _tell_confirmed(self, keys: Sequence[Key], vias: Sequence[str], started: float) -> None:
         self._telemetry.emit(CommandsPublished(len(keys), self._clock.now() - started))
-        self._confirmed(keys, via)
+        self._confirmed(keys, vias)
 
     def _tell_apart(self, batch: Sequence[Entry], error: NotTaken, started: float) -> None:
         """A queue that is full holds up no other: what it did not take is for the sweep."""
-        left = set(map(id, error.messages))
-        self._refused([key for key, message in batch if id(message) in left])
-        if taken := [key for key, message in batch if id(message) not in left]:
-            self._tell_confirmed(taken, error.via, started)
+        self._note_refusing(batch, error.vias, str(error))
+        outcomes = list(zip((key for key, _ in batch), error.vias, strict=True))
+        self._refused([key for key, via in outcomes if via is None])
+        if taken := [(key, via) for key, via in outcomes if via is not None]:
+            keys, vias = zip(*taken, strict=True)
+            self._tell_confirmed(keys, vias, started)
+
+    def _note_refusing(self, batch: Sequence[Entry], vias: Sequence[str | None], why: str) -> None:
+        for (_, message), via in zip(batch, vias, strict=True):
+            if via is not None:
+                self.refusing.pop(message.queue, None)
+            elif message.queue in self.refusing or len(self.refusing) < _MOST_REFUSING:
+                self.refusing[message.queue] = why
 
     async def _set_apart(self, batch: Sequence[Entry]) -> None:
         if len(batch) == 1:

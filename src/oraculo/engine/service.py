@@ -6,7 +6,7 @@ still in its queue, and goes on at the next start.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
@@ -218,6 +218,11 @@ class Engine:
             "leases": self._renew_leases,
             "retention": self._retention.run,
         }
+
+    @property
+    def refusing_queues(self) -> Mapping[str, str]:
+        """Queues that do not take commands now, and why."""
+        return self._outbox.refusing
 
     @property
     def _own_queues(self) -> Sequence[str]:

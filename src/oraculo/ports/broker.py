@@ -5,7 +5,7 @@ Queue names are physical: any prefix is in them already. `<queue>.dlq` is the qu
 Every call may raise BrokerUnavailable (cannot be reached now: try again) or BrokerError (refused).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -43,13 +43,20 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotTaken(BrokerUnavailable):
-    """The broker works, and did not take `messages`: a queue is full, say. It may take them later. All others of the
-    same call are confirmed, by the link `via`."""
+    """The broker works, and did not take some messages: a queue is full, say. It may take them later.
 
-    def __init__(self, told: str, messages: Sequence[Outgoing], via: str) -> None:
+    `vias`: for each message of the call, the link that took it, or None. Empty where there is no such call.
+    `down`: of the queues that refused, those that do not work at all; the others are full, by a limit of their owner's.
+    """
+
+    def __init__(self, told: str, vias: Sequence[str | None] = (), down: Collection[str] = ()) -> None:
         super().__init__(told)
-        self.messages = messages
-        self.via = via
+        self.vias = vias
+        self.down = down
+
+    @property
+    def count(self) -> int:
+        return self.vias.count(None)
 
 
 class Delivery(msgspec.Struct, gc=False):
@@ -143,8 +150,8 @@ class Broker(Protocol):
         """The broker, or each of the brokers that stand behind this one, in order of preference."""
         ...
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
-        """Returns once the broker has confirmed every message, with the name of the link that took them; a queue that
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """Returns once the broker has confirmed every message, with the name of the link that took each; a queue that
         is missing is made.
 
         Raises BrokerUnavailable when it cannot, or not in time. Some may then have been taken: publishing again makes

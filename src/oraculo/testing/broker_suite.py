@@ -69,7 +69,9 @@ class BrokerSuite(BrokerLetters):
     async def test_one_publish_reaches_several_queues(self) -> None:
         async with self.running() as (broker, queue):
             other = self.fresh_name()
-            await broker.publish([Outgoing(queue, b"one"), Outgoing(other, b"two")])
+            vias = await broker.publish([Outgoing(queue, b"one"), Outgoing(other, b"two")])
+            assert [*vias] == [vias[0]] * 2
+            assert vias[0] in [link.name for link in broker.links()]
             for name, body in ((queue, b"one"), (other, b"two")):
                 assert (await self.take_one(await broker.consume(name, prefetch=1))).body == body
 

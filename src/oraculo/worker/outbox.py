@@ -145,7 +145,7 @@ class Outbox:
         try:
             await self._broker.publish(messages)
         except NotTaken as error:
-            await self._keep_the_rest(jobs, batch, messages, error)
+            await self._keep_the_rest(jobs, batch, error)
         except Exception as error:  # noqa: BLE001 - an adapter's fault must not lose answers nor end the worker
             await (self._send_singly(batch) if _is_refusal(error) else self._put_back(batch, error))
         else:
@@ -164,16 +164,13 @@ class Outbox:
         await self._settle(batch)
         await self._renew(jobs)
 
-    async def _keep_the_rest(
-        self, jobs: list[Job], batch: list[_Reply], messages: list[Outgoing], error: NotTaken
-    ) -> None:
+    async def _keep_the_rest(self, jobs: list[Job], batch: list[_Reply], error: NotTaken) -> None:
         """A queue that is full holds up no other: what it did not take has a pause of its own."""
-        _log.warning("answers were not taken; trying again", reason=str(error), count=len(error.messages))
-        left = set(map(id, error.messages))
-        own = dict(zip(map(id, messages[len(messages) - len(batch) :]), batch, strict=True))
-        self._pause([reply for message, reply in own.items() if message in left])
+        _log.warning("answers were not taken; trying again", reason=str(error), count=error.count)
+        outcomes = list(zip(batch, error.vias[len(error.vias) - len(batch) :], strict=True))  # behind the reports
+        self._pause([reply for reply, via in outcomes if via is None])
         self._backoff.reset()
-        await self._settle_soon([reply for message, reply in own.items() if message not in left], jobs)
+        await self._settle_soon([reply for reply, via in outcomes if via is not None], jobs)
 
     def _pause(self, batch: list[_Reply]) -> None:
         pausing = asyncio.create_task(self._return_later(batch), name="oraculo-full")

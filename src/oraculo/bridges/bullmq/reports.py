@@ -11,7 +11,7 @@ from oraculo.bridges.bullmq.records import Record
 from oraculo.bridges.bullmq.server import Backoff
 from oraculo.core.answer_writer import AnswerWriter
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.ports.clock import Entropy
 
 MAX_PROGRESS_TEXT = 500
@@ -79,6 +79,8 @@ class Reporter:
             try:
                 await self._broker.publish([self._message(report) for report in reports])
             except BrokerUnavailable as error:
+                if isinstance(error, NotTaken):  # by a queue that is full: the others need not be sent again
+                    reports = [report for report, via in zip(reports, error.vias, strict=True) if via is None]
                 _log.warning("answers of bullmq's jobs cannot be published; trying again", reason=str(error))
                 await self._backoff.pause()
             except BrokerError as error:

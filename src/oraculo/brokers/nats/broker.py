@@ -453,7 +453,7 @@ class NatsBroker:
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Raises BrokerError for messages that NATS cannot take (a name that is no subject, a body over max_payload);
         the others are published."""
         async with self._calling(self._publish_timeout) as connection:
@@ -462,11 +462,9 @@ class NatsBroker:
             await self._send(connection, [request for request in requests if request is not None], refusals)
         refusals.raise_for_good()
         if refusals.full:
-            left = [
-                message for message, request in zip(messages, requests, strict=True) if id(request) in refusals.full
-            ]
-            raise NotTaken(refusals.told, left, self._name)
-        return self._name
+            full = refusals.full
+            raise NotTaken(refusals.told, [None if id(request) in full else self._name for request in requests])
+        return [self._name] * len(messages)
 
     async def bury(self, letters: Sequence[Letter]) -> None:
         async with self._calling(self._publish_timeout) as connection:

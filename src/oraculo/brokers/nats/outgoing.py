@@ -44,7 +44,7 @@ class Refusals:
     def raise_any(self) -> None:
         self.raise_for_good()
         if self.full:
-            raise NotTaken(self.told, (), "")
+            raise NotTaken(self.told)
 
 
 def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | None:

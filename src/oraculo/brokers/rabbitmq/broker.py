@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from typing import Any
 
 from pika import BasicProperties
@@ -51,6 +52,7 @@ HIGHEST_PRIORITY = 9
 MOST_PREFETCH = 65_535  # what AMQP can say
 MOST_STUCK = 100  # queues of which it is told
 STUCK_TOLD = 20.0  # seconds that a queue is told of that did not work: who wants it to tries again sooner
+WORKED_LATELY = 20.0  # seconds; longer than the engine is silent between two canaries
 FAILED_MOVE_PAUSE = 1.0  # seconds until a message comes again that could not be moved
 _BY_PRIORITY = {
     priority: encoded(BasicProperties(delivery_mode=PERSISTENT, priority=priority or None))
@@ -258,6 +260,7 @@ class _StuckQueues:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, float]] = {}  # what was seen, and until when it is told; the latest last
+        self._worked_at = -inf  # the last time that any did
 
     def note(self, queues: Iterable[str], why: str) -> None:
         for queue in queues:
@@ -267,6 +270,7 @@ class _StuckQueues:
             del self._found[next(iter(self._found))]
 
     def works(self, queues: Iterable[str]) -> None:
+        self._worked_at = time.monotonic()
         if self._found:
             for queue in queues:
                 self._found.pop(queue, None)
@@ -277,6 +281,12 @@ class _StuckQueues:
     def told(self) -> tuple[tuple[str, str], ...]:
         now = time.monotonic()
         return tuple((queue, why) for queue, (why, until) in self._found.items() if now < until)
+
+    def all_of_them(self) -> str | None:
+        """Why the server is of no use, though it answers: of late some queue did not work, and no other did."""
+        if time.monotonic() - self._worked_at < WORKED_LATELY or not (told := self.told()):
+            return None
+        return told[-1][1]
 
 
 class RabbitMQBroker:
@@ -336,19 +346,24 @@ class RabbitMQBroker:
             await self._queues.declare(queues)
 
     def links(self) -> Sequence[Link]:
-        trouble = (self._publishing.blocked or self._trouble) if self._is_started else CLOSED
+        trouble = (
+            (self._publishing.blocked or self._trouble or self._stuck.all_of_them()) if self._is_started else CLOSED
+        )
         return [Link(self.name, trouble, stuck=self._stuck.told())]
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         parcels = [self._parcel(message) for message in messages]
         try:
             async with self._watched():
-                await self._send_or_tell_full(parcels)
+                await self._send_or_tell_why(parcels)
         except NotConfirmed as error:
             refused = set(map(id, error.parcels))
-            left = [message for message, parcel in zip(messages, parcels, strict=True) if id(parcel) in refused]
-            raise NotTaken(str(error), left, self.name) from error
-        return self.name
+            vias = [None if id(parcel) in refused else self.name for parcel in parcels]
+            down = {
+                message.queue for message, parcel in zip(messages, parcels, strict=True) if parcel.queue in error.down
+            }
+            raise NotTaken(str(error), vias, down) from error
+        return [self.name] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> RabbitMQConsumer:
         if prefetch < 1:
@@ -382,16 +397,18 @@ class RabbitMQBroker:
             async with self._watched():
                 return await self._quarantine.redrive(queue, ids)
         except NotConfirmed as error:
-            raise NotTaken(str(error), (), self.name) from error
+            raise NotTaken(str(error)) from error
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
         async with self._watched():
             return await self._quarantine.discard(queue, ids)
 
     async def check(self) -> str:
-        """Asks the server something on both connections."""
+        """Asks the server something on both connections: without its majority a node answers, and does no work."""
         async with self._watched():
             await _all(self._queues.ping(), self._publisher.ping())
+            if why := self._stuck.all_of_them():
+                raise BrokerUnavailable(why)
         return f"RabbitMQ {self._working.version} at {self._working.place}"
 
     async def close(self) -> None:
@@ -438,37 +455,53 @@ class RabbitMQBroker:
             self._publisher.give_up("it did not confirm in time")
             told = f"RabbitMQ did not confirm {len(parcels)} messages in {self._publish_timeout} s"
             raise BrokerUnavailable(told) from None
+        except NotConfirmed as error:
+            refused = {parcel.queue for parcel in error.parcels}
+            if len(refused) < len(queues):
+                self._stuck.works(queues - refused)
+            raise
         self._stuck.works(queues)
 
-    async def _send_or_tell_full(self, parcels: Sequence[Parcel]) -> None:
-        """Raises NotConfirmed for what full queues did not take. A nack has no reason: a queue whose members are down
-        makes it too, and then the broker is as good as away."""
+    async def _send_or_tell_why(self, parcels: Sequence[Parcel]) -> None:
+        """Raises NotConfirmed for what was not taken. A nack has no reason: a full queue makes it, and one whose
+        members are down. One that shows no message is tried once more, for it may have been emptied since, and if that
+        does not help it is down."""
         try:
             await self._send(parcels)
         except NotConfirmed as error:
             quiet = await self._quiet(parcels, error)
-            full = [parcel for parcel in error.parcels if parcel.queue not in quiet]
-            if quiet:  # or emptied since: once more will tell
-                full += await self._refused_again([parcel for parcel in error.parcels if parcel.queue in quiet])
-            if full:
-                raise NotConfirmed(full, len(parcels)) from error
+            refused = [parcel for parcel in error.parcels if parcel.queue not in quiet]
+            down = set[str]()
+            if quiet:
+                again, down = await self._refused_again([parcel for parcel in error.parcels if parcel.queue in quiet])
+                refused += again
+            if refused:
+                raise NotConfirmed(refused, len(parcels), down) from error
 
-    async def _refused_again(self, parcels: Sequence[Parcel]) -> Sequence[Parcel]:
+    async def _refused_again(self, parcels: Sequence[Parcel]) -> tuple[Sequence[Parcel], set[str]]:
+        """And which of their queues are down. It raises nothing: the others of the call are confirmed."""
         try:
             await self._send(parcels)
         except NotConfirmed as error:
-            if await self._quiet(parcels, error):
-                self._stuck.note({parcel.queue for parcel in error.parcels}, str(error))
-                raise BrokerUnavailable(str(error)) from error
-            return error.parcels
-        return ()
+            down = await self._quiet(parcels, error)
+            self._stuck.note(down, str(error))
+            return error.parcels, down
+        except BrokerUnavailable:
+            return parcels, {parcel.queue for parcel in parcels}
+        return (), set()
 
     async def _quiet(self, parcels: Sequence[Parcel], error: NotConfirmed) -> set[str]:
         """Of the queues that refused something, those that took nothing else and show no message."""
         refused = set(map(id, error.parcels))
         taking = {parcel.queue for parcel in parcels if id(parcel) not in refused}
-        depths = {queue: await self._queues.depth(queue) for queue in {p.queue for p in error.parcels} - taking}
-        return {queue for queue, depth in depths.items() if depth is None or not depth.messages}
+        return {queue for queue in {parcel.queue for parcel in error.parcels} - taking if await self._is_quiet(queue)}
+
+    async def _is_quiet(self, queue: str) -> bool:
+        try:
+            depth = await self._queues.depth(queue)
+        except BrokerUnavailable:
+            return True
+        return depth is None or not depth.messages
 
     async def _send_watched(self, parcels: Sequence[Parcel]) -> None:
         async with self._watched():

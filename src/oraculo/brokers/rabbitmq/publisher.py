@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 from weakref import WeakSet
@@ -21,14 +21,15 @@ VANISHED_PAUSE = 0.3
 
 
 class NotConfirmed(BrokerUnavailable):
-    """The server said no to some; all others are confirmed."""
+    """The server said no to some; all others are confirmed. `down`: of their queues, those that do not work."""
 
-    def __init__(self, parcels: Sequence[Parcel], of: int) -> None:
+    def __init__(self, parcels: Sequence[Parcel], of: int, down: Collection[str] = ()) -> None:
         queues = ", ".join(sorted({parcel.queue for parcel in parcels})[:5])
         super().__init__(
             f"RabbitMQ did not take {len(parcels)} of {of} messages, for {queues}: is it full, or without its majority?"
         )
         self.parcels = parcels
+        self.down = down
 
 
 class _Batch:

@@ -99,18 +99,18 @@ class RedisStreamsBroker:
         names = [name for queue in queues for name in (source_name(queue), dlq_name(queue))]
         await self._server.make_groups(list(dict.fromkeys(names)))
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         server = self._server
         server.require_open()
         if not messages:
-            return self._name
+            return []
         added = [self._addition(message) for message in messages]
         new = list({command[1]: None for command in added if command[1] not in server.known})
         replies = await server.call([*(group_command(str(name)) for name in new), *added], repeatable=False)
         if ReplyError in set(map(type, replies)):
             self._raise_worst(replies)
         server.know(map(str, new))
-        return self._name
+        return [self._name] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:
         if prefetch < 1:

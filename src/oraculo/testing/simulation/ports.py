@@ -7,7 +7,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.errors import BrokerUnavailable, StoreUnavailable
-from oraculo.ports.broker import Capabilities, Consumer, DeadLetter, Delivery, Link, Outgoing, QueueState
+from oraculo.ports.broker import Capabilities, Consumer, DeadLetter, Delivery, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.simulation.hosts import Host
@@ -39,7 +39,7 @@ class HostBroker:
     def links(self) -> Sequence[Link]:
         return [Link(self.name, None, self._trouble.world.memory_losses - self._losses_before)]
 
-    async def publish(self, messages: Sequence[Outgoing]) -> str:
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         trouble = self._trouble
         trouble.step(self._host)
         if trouble.happens("refuse"):
@@ -49,9 +49,17 @@ class HostBroker:
             messages = messages[: trouble.choose(len(messages) + 1)]
             await self._deliver(messages)
             raise BrokerUnavailable("hung in the simulation")
-        await self._deliver(messages)
+        full = self._full(messages) if trouble.happens("not_taken") else ()
+        await self._deliver([message for message in messages if message.queue not in full])
         trouble.step(self._host)
-        return self.name
+        if full:
+            vias = [None if message.queue in full else self.name for message in messages]
+            raise NotTaken("not taken in the simulation", vias)
+        return [self.name] * len(messages)
+
+    def _full(self, messages: Sequence[Outgoing]) -> list[str]:
+        queues = dict.fromkeys(message.queue for message in messages)
+        return [queue for queue in queues if self._trouble.choose(2)]
 
     async def _deliver(self, messages: Sequence[Outgoing]) -> None:
         trouble = self._trouble
