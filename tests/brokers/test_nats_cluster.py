@@ -1,6 +1,7 @@
 """NATS as a cluster of three servers that keep three copies of each queue (`?replicas=3`)."""
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import BareNats, eventually, plain_client, ready, running
 from tests.end_to_end.cluster import Cluster
+from tests.servers.fleet import Fleet
 from tests.servers.process import free_port
 from tests.waiting import until
 
@@ -93,3 +95,28 @@ async def test_a_run_of_a_thousand_tasks_survives_the_server_that_it_went_by(
             await cluster.check(run_id, TASKS)
         finally:
             await asyncio.to_thread(servers[0].start)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+async def test_a_cluster_without_its_majority_is_left_for_another_broker(
+    servers: list[BareNats], fleet: Fleet, tmp_path: Path
+) -> None:
+    """The server that engine and worker are at still answers, and takes and gives nothing."""
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    async with Cluster(tmp_path, f"nats://{hosts}?replicas=3,{fleet.url('redis')}", is_held=True) as cluster:
+        run_id = await cluster.submit(TASKS)
+        await cluster.reached(run_id, TASKS // 4)
+        for server in servers[1:]:
+            await asyncio.to_thread(server.kill)
+        killed = time.monotonic()
+        try:
+            for _ in range(3):
+                another = await cluster.submit(1, payload={})
+                assert (await cluster.ended(another))["status"] == "concluida"
+            print(f"new runs go on after {time.monotonic() - killed:.1f} s")
+            await cluster.check(run_id, TASKS)
+            print(f"the run was over after {time.monotonic() - killed:.1f} s")
+        finally:
+            for server in servers[1:]:
+                await asyncio.to_thread(server.start)

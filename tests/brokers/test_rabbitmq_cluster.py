@@ -1,6 +1,7 @@
 """RabbitMQ as a cluster of three nodes."""
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from oraculo.ports.broker import Broker, Outgoing
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers.rabbitmq_stage import forget, fresh_name, running
 from tests.end_to_end.cluster import Cluster
+from tests.servers.fleet import Fleet
 from tests.servers.rabbitmq_cluster import Node, RabbitMQCluster
 from tests.waiting import until
 
@@ -104,6 +106,24 @@ async def test_a_run_of_a_thousand_tasks_survives(victims: int, nodes: list[Node
             await until(lambda: _is_told(cluster, run_id), within=30, saying="what it waits for")
             await asyncio.to_thread(nodes[0].start)
         await cluster.check(run_id, TASKS)
+
+
+async def test_a_cluster_without_its_majority_is_left_for_another_broker(
+    nodes: list[Node], fleet: Fleet, tmp_path: Path
+) -> None:
+    """It answers, and takes and gives nothing: what it had is sent again over the next, and so are new runs."""
+    async with Cluster(tmp_path, f"{_all_of(nodes[::-1])},{fleet.url('redis')}", is_held=True) as cluster:
+        run_id = await cluster.submit(TASKS)
+        await cluster.reached(run_id, TASKS // 4)
+        for node in nodes[:2]:
+            await asyncio.to_thread(node.kill)
+        killed = time.monotonic()
+        for _ in range(3):
+            another = await cluster.submit(1, payload={})
+            assert (await cluster.ended(another))["status"] == "concluida"
+        print(f"new runs go on after {time.monotonic() - killed:.1f} s")
+        await cluster.check(run_id, TASKS)
+        print(f"the run was over after {time.monotonic() - killed:.1f} s")
 
 
 async def _is_told(cluster: Cluster, run_id: str) -> bool:

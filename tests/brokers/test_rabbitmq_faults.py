@@ -305,6 +305,31 @@ class TestFull:
             assert trouble(broker) == ""
         await _turn(server, queue, "restart")
 
+    async def test_a_queue_that_says_nothing_holds_up_no_other(self, fleet: Fleet) -> None:
+        """A channel that published to it before gets no answer at all once it is down."""
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        queue, other = fresh_name(), fresh_name()
+        async with running(server.url, publish_timeout=1.0) as broker:
+            await broker.publish([*messages(queue, 1), *messages(other, 1)])
+            await _turn(server, queue, "stop")
+            connection, session = broker._publishing.raw, broker._publisher._session
+            outcome, beside = await asyncio.gather(
+                broker.publish([*messages(queue, 2), *messages(other, 2)]),
+                broker.publish(messages(other, 500)),
+                return_exceptions=True,
+            )
+            assert isinstance(outcome, NotTaken)
+            assert outcome.vias == [None, None, "rabbitmq", "rabbitmq"]
+            assert outcome.down == {queue}
+            assert beside == ["rabbitmq"] * 500
+            assert broker._publishing.raw is connection  # and nobody else's consumers or publishes were lost
+            assert session is not None
+            assert not session.channel.is_open
+            assert [name for name, _ in broker.links()[0].stuck] == [queue]
+            assert trouble(broker) == ""
+            assert (await state(broker, other)).ready == 1 + 2 + 500
+        await _turn(server, queue, "restart")
+
     async def test_a_queue_that_is_down_is_told_of_until_it_works_though_the_server_answers(self, fleet: Fleet) -> None:
         server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
         queue, other = fresh_name(), fresh_name()

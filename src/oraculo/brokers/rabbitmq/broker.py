@@ -38,7 +38,7 @@ from oraculo.brokers.rabbitmq.letters import (
     encoded,
     redeliveries_of,
 )
-from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Publisher
+from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Overdue, Publisher
 from oraculo.brokers.rabbitmq.queues import Queues, dlq_name, is_dlq
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import dlq_of
@@ -52,6 +52,7 @@ HIGHEST_PRIORITY = 9
 MOST_PREFETCH = 65_535  # what AMQP can say
 MOST_STUCK = 100  # queues of which it is told
 STUCK_TOLD = 20.0  # seconds that a queue is told of that did not work: who wants it to tries again sooner
+ANSWER_PATIENCE = 1.0  # seconds in which a server that did not confirm may say that it is there
 WORKED_LATELY = 20.0  # seconds; longer than the engine is silent between two canaries
 FAILED_MOVE_PAUSE = 1.0  # seconds until a message comes again that could not be moved
 _BY_PRIORITY = {
@@ -444,37 +445,52 @@ class RabbitMQBroker:
             self._trouble = trouble
 
     async def _send(self, parcels: Sequence[Parcel]) -> None:
-        """Makes the queues that were never seen, and publishes. A server that does not confirm in time is given up, so
-        that nothing piles up for it; the next call connects anew."""
+        """Makes the queues that were never seen, and publishes. A server that does not confirm in time, nor answer, is
+        given up, so that nothing piles up for it; the next call connects anew."""
         queues = {parcel.queue for parcel in parcels}
+        until = asyncio.get_running_loop().time() + self._publish_timeout
         try:
-            async with asyncio.timeout(self._publish_timeout):
+            async with asyncio.timeout_at(until):
                 await self._queues.ensure(queues)
-                await self._publisher.publish(parcels)
+            await self._publisher.publish(parcels, until)
         except TimeoutError:
-            self._publisher.give_up("it did not confirm in time")
-            told = f"RabbitMQ did not confirm {len(parcels)} messages in {self._publish_timeout} s"
-            raise BrokerUnavailable(told) from None
+            raise self._gave_up(parcels) from None
         except NotConfirmed as error:
-            refused = {parcel.queue for parcel in error.parcels}
-            if len(refused) < len(queues):
-                self._stuck.works(queues - refused)
+            if isinstance(error, Overdue) and not await self._answers():
+                raise self._gave_up(parcels) from error
+            self._stuck.note(error.down, str(error))
+            if working := queues - {parcel.queue for parcel in error.parcels}:
+                self._stuck.works(working)
             raise
         self._stuck.works(queues)
+
+    def _gave_up(self, parcels: Sequence[Parcel]) -> BrokerUnavailable:
+        self._publisher.give_up("it did not confirm in time")
+        return BrokerUnavailable(f"RabbitMQ did not confirm {len(parcels)} messages in {self._publish_timeout} s")
+
+    async def _answers(self) -> bool:
+        """Whether the server that did not confirm is there at all."""
+        try:
+            async with asyncio.timeout(ANSWER_PATIENCE):
+                await self._publisher.ping()
+        except (BrokerError, TimeoutError):
+            return False
+        return True
 
     async def _send_or_tell_why(self, parcels: Sequence[Parcel]) -> None:
         """Raises NotConfirmed for what was not taken. A nack has no reason: a full queue makes it, and one whose
         members are down. One that shows no message is tried once more, for it may have been emptied since, and if that
-        does not help it is down."""
+        does not help it is down; and so is one that says nothing while the server answers."""
         try:
             await self._send(parcels)
         except NotConfirmed as error:
             quiet = await self._quiet(parcels, error)
             refused = [parcel for parcel in error.parcels if parcel.queue not in quiet]
-            down = set[str]()
+            down = set(error.down)
             if quiet:
-                again, down = await self._refused_again([parcel for parcel in error.parcels if parcel.queue in quiet])
+                again, found = await self._refused_again([parcel for parcel in error.parcels if parcel.queue in quiet])
                 refused += again
+                down |= found
             if refused:
                 raise NotConfirmed(refused, len(parcels), down) from error
 
@@ -485,16 +501,16 @@ class RabbitMQBroker:
         except NotConfirmed as error:
             down = await self._quiet(parcels, error)
             self._stuck.note(down, str(error))
-            return error.parcels, down
+            return error.parcels, down | set(error.down)
         except BrokerUnavailable:
             return parcels, {parcel.queue for parcel in parcels}
         return (), set()
 
     async def _quiet(self, parcels: Sequence[Parcel], error: NotConfirmed) -> set[str]:
-        """Of the queues that refused something, those that took nothing else and show no message."""
+        """Of the queues that said no to something, those that took nothing else and show no message."""
         refused = set(map(id, error.parcels))
-        taking = {parcel.queue for parcel in parcels if id(parcel) not in refused}
-        return {queue for queue in {parcel.queue for parcel in error.parcels} - taking if await self._is_quiet(queue)}
+        known = {parcel.queue for parcel in parcels if id(parcel) not in refused} | set(error.down)
+        return {queue for queue in {parcel.queue for parcel in error.parcels} - known if await self._is_quiet(queue)}
 
     async def _is_quiet(self, queue: str) -> bool:
         try:

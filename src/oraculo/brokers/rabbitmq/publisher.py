@@ -32,6 +32,14 @@ class NotConfirmed(BrokerUnavailable):
         self.down = down
 
 
+class Overdue(NotConfirmed):
+    """It said nothing of those for the queues in `down`; it may have taken them."""
+
+
+class _TooLate(Exception):
+    pass
+
+
 class _Batch:
     """What one call published: how many confirms are missing, and what the server could not route or did not take."""
 
@@ -47,7 +55,7 @@ class _Batch:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def refuse(self, tag: int) -> None:
-        self.refused.append(self.parcels[tag - self._first])
+        self.refused.append(self.parcel(tag))
 
     def confirm(self, count: int) -> None:
         """Or were refused: it is known what became of them."""
@@ -55,9 +63,12 @@ class _Batch:
         if self.missing == 0 and not self.done.done():
             self.done.set_result(None)
 
-    def fail(self, error: BrokerError) -> None:
+    def fail(self, error: BrokerError | _TooLate) -> None:
         if not self.done.done():
             self.done.set_exception(error)
+
+    def parcel(self, tag: int) -> Parcel:
+        return self.parcels[tag - self._first]
 
     def claims(self, queue: str, body: bytes) -> bool:
         """Whether a returned message is one of these; of two that are equal it does not matter which it is. A batch
@@ -102,6 +113,12 @@ class _Session:
         self._batches[batch] = None
         self.channel.raw.connection.emit(packed)
         return batch
+
+    def give_up(self, batch: _Batch) -> list[Parcel]:
+        """Nobody waits for it any more. Returns what is not known to be taken or refused."""
+        tags = [tag for tag, waiting in self._unconfirmed.items() if waiting is batch]
+        self._batches.pop(batch, None)
+        return [self._unconfirmed.pop(tag).parcel(tag) for tag in tags]
 
     def fail(self, reason: str) -> None:
         """Whoever waits is told; what was sent may still be taken."""
@@ -155,26 +172,45 @@ class Publisher:
         self._routed: dict[str, None] = {}  # queues that were there once
         self._has_forgotten = False  # some of these: then any that is missing may have been there
 
-    async def publish(self, parcels: Sequence[Parcel]) -> None:
-        """Returns once every one is confirmed. The caller bounds the time. Raises NotConfirmed, BrokerUnavailable or
-        BrokerError."""
+    async def publish(self, parcels: Sequence[Parcel], until: float | None = None) -> None:
+        """Returns once every one is confirmed. Raises NotConfirmed, BrokerUnavailable or BrokerError; `until`, the
+        loop's time: Overdue when that has passed, or TimeoutError when they could not be sent so soon."""
         count, refused = len(parcels), list[Parcel]()
         while parcels:
-            session = await self._ready()
+            async with asyncio.timeout_at(until):
+                session = await self._ready()
             batch = session.send(parcels)
-            await batch.done
-            if batch.refused:
+            overdue = await self._overdue(session, batch, until)
+            if batch.refused or overdue:
                 self._retire(session)
             refused += batch.refused
+            if overdue:
+                left = [*refused, *batch.returned, *overdue]
+                raise Overdue(left, count, {parcel.queue for parcel in (*batch.returned, *overdue)})
             parcels = batch.returned
-            missing = {parcel.queue for parcel in parcels}
-            if missing and (self._has_forgotten or not missing.isdisjoint(self._routed)):
-                await asyncio.sleep(VANISHED_PAUSE)
-            if missing:
-                await self._declare(missing)
+            if missing := {parcel.queue for parcel in parcels}:
+                async with asyncio.timeout_at(until):
+                    await self._make_again(missing)
             self._remember({parcel.queue for parcel in batch.parcels})
         if refused:
             raise NotConfirmed(refused, count)
+
+    async def _overdue(self, session: _Session, batch: _Batch, until: float | None) -> list[Parcel]:
+        """Waits until it is known what became of each. Returns those of which it is not when the time is over."""
+        timer = None if until is None else asyncio.get_running_loop().call_at(until, batch.fail, _TooLate())
+        try:
+            await batch.done
+        except _TooLate:
+            return session.give_up(batch)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return []
+
+    async def _make_again(self, missing: set[str]) -> None:
+        if self._has_forgotten or not missing.isdisjoint(self._routed):
+            await asyncio.sleep(VANISHED_PAUSE)
+        await self._declare(missing)
 
     def give_up(self, reason: str) -> None:
         """The server does not confirm: whoever waits is told, and the next to publish connects anew."""
