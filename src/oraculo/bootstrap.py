@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _SQLITE = "sqlite:///"
 
+_CANARY_GRACE = 5.0  # seconds between two canaries, above the silence that leads to each
+
 # The extras that bring each adapter's client.
 _BROKER_EXTRAS = {
     "amqp": "rabbitmq",
@@ -121,7 +123,7 @@ def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock) -> 
             case "rabbitmq":
                 from oraculo.brokers.rabbitmq import RabbitMQBroker
 
-                return RabbitMQBroker(url, **options)
+                return RabbitMQBroker(url, **options, proof_within=settings.silence + _CANARY_GRACE)
             case "redis":
                 from oraculo.brokers.redis_streams import RedisStreamsBroker
 

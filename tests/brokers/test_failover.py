@@ -300,7 +300,8 @@ class Full(Named):
         vias = [None if message.queue in ("full", "down") else self.name for message in messages]
         await super().publish([message for message, via in zip(messages, vias, strict=True) if via is not None])
         if None in vias:
-            raise NotTaken(f"{self.name} has no room", vias, {"down"})
+            down = {place for place, message in enumerate(messages) if message.queue == "down"}
+            raise NotTaken(f"{self.name} has no room", vias, down)
         return [self.name] * len(messages)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
@@ -353,9 +354,69 @@ async def test_what_is_for_a_queue_that_is_down_goes_to_the_next_and_the_rest_st
     await both.close()
 
 
+class Stuck(Full):
+    """It says of itself that `down` is."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.asked: list[str] = []
+
+    def links(self) -> Sequence[Link]:
+        return [Link(self.name, self.away, stuck=(("down", "no majority"),))]
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        self.asked += [message.queue for message in messages]
+        return await super().publish(messages)
+
+
+async def test_a_queue_that_is_known_to_be_down_is_asked_last() -> None:
+    first, second = Stuck("first"), Named("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    letter = Outgoing("down", b"4", reason="r")  # which goes to another queue
+    with pytest.raises(NotTaken) as caught:
+        await both.publish([*DOWN, letter, Outgoing("full", b"5")])
+    assert caught.value.vias == ["first", "second", "first", "second", "second", None]
+    assert first.asked == ["q", "q", "down", "full"]
+    await second.leave()
+    for _ in range(2):  # the other breaks in the attempt, and is out then
+        first.asked.clear()
+        with pytest.raises(NotTaken) as caught:
+            await both.publish(DOWN[1:])
+        assert caught.value.vias == [None, "first", None]
+        assert caught.value.down == {0, 2}
+        assert first.asked == ["q", "down", "down"]
+    with pytest.raises(NotTaken):
+        await both.publish([DOWN[1]])
+    await both.close()
+
+
 class Never(Named):
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         raise BrokerError("never")
+
+
+class Picky(Named):
+    """Takes all but what is too large, and says that there was such a one."""
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        small = [message for message in messages if len(message.body) < 10]
+        await super().publish(small)
+        if len(small) < len(messages):
+            raise BrokerError("too large")
+        return [self.name] * len(messages)
+
+
+async def test_beside_one_that_the_next_broker_will_never_take_the_others_are_known_to_be_taken() -> None:
+    """Or they would be sent again and again."""
+    first, second = Full("first"), Picky("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    with pytest.raises(NotTaken, match="first has no room; too large") as caught:
+        await both.publish([*DOWN, Outgoing("down", bytes(10))])
+    assert caught.value.vias == ["first", "second", "first", "second", None]
+    assert caught.value.down == {4}
+    await both.close()
 
 
 @pytest.mark.parametrize("next_one", [Full, Never, None], ids=["is down there too", "is refused there", "none works"])
@@ -369,6 +430,7 @@ async def test_what_is_known_to_be_taken_is_told_though_no_broker_takes_the_rest
     with pytest.raises(NotTaken, match="first has no room") as caught:
         await both.publish(DOWN)
     assert caught.value.vias == ["first", None, "first", None]
+    assert caught.value.down == {1, 3}
     assert await depths(first, "q", "down") == {"q": 2}
     await both.close()
 

@@ -9,9 +9,9 @@ import pytest
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.errors import BrokerError
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.testing.broker_suite import BrokerSuite
-from tests.brokers.rabbitmq_stage import forget, fresh_name, running
+from tests.brokers.rabbitmq_stage import forget, fresh_name, plain_channel, running
 from tests.end_to_end.cluster import Cluster
 from tests.servers.fleet import Fleet
 from tests.servers.rabbitmq_cluster import Node, RabbitMQCluster
@@ -92,6 +92,32 @@ async def test_a_consumer_goes_on_when_another_node_that_led_its_queue_is_killed
         await until(lambda: _takes(broker, queue, b"after"), within=30, saying="it to be taken")
         async with asyncio.timeout(30):
             assert {delivery.body for delivery in await consumer.take(10)} == {b"after"}
+
+
+async def test_a_queue_without_its_majority_costs_the_others_one_repeat_at_most(nodes: list[Node]) -> None:
+    """A channel that does not know it waits for it, and says nothing of what is behind. It is the survivor that led it:
+    else the channel would be refused at once."""
+    survivor, lone, silent = nodes[2], fresh_name(), fresh_name()
+    with plain_channel(survivor.url) as channel:
+        channel.queue_declare(lone, durable=True)  # a classic one, on that node alone
+    async with running(survivor.url, publish_timeout=2.0) as founder:
+        await founder.declare([lone, silent])
+    for node in nodes[:2]:
+        await asyncio.to_thread(node.kill)
+    batch = [Outgoing(lone, b"0"), Outgoing(silent, b"1"), Outgoing(lone, b"2")]
+    async with running(survivor.url, publish_timeout=2.0) as broker:
+        for _ in range(3):
+            with pytest.raises(NotTaken) as caught:
+                await broker.publish(batch)
+            assert caught.value.vias == ["rabbitmq", None, "rabbitmq"]
+            assert caught.value.down == {1}
+        await broker.publish([Outgoing(lone, b"3")])
+        assert [name for name, _ in broker.links()[0].stuck] == [silent]
+        await broker.check()
+        with plain_channel(survivor.url) as channel:
+            depth = channel.queue_declare(lone, passive=True).method.message_count
+        print(f"{depth} messages for 7")
+        assert 7 <= depth <= 9
 
 
 @pytest.mark.parametrize("victims", [1, 2], ids=["one node, and two are left", "two nodes, and no majority is left"])

@@ -277,7 +277,7 @@ class TestFull:
             with pytest.raises(NotTaken, match=f"did not take 2 of 5 messages, for {queue}") as caught:
                 await broker.publish([large, *messages(elsewhere, 3), large])
             assert caught.value.vias == [None, "rabbitmq", "rabbitmq", "rabbitmq", None]
-            assert caught.value.down == {queue}  # as far as one can see
+            assert caught.value.down == {0, 4}  # as far as one can see
         assert trouble(broker) == ""
         assert [name for name, _ in broker.links()[0].stuck] == [queue]
         await broker.check()
@@ -292,11 +292,11 @@ class TestFull:
         async with running(server.url) as before:
             await before.publish(messages(queue, 3))
         await _turn(server, queue, "stop")
-        async with running(server.url) as broker:
+        async with running(server.url, proof_within=0) as broker:
             with pytest.raises(NotTaken, match=f"for {queue}") as caught:
                 await broker.publish(messages(queue, 2))
             assert caught.value.vias == [None, None]
-            assert caught.value.down == {queue}
+            assert caught.value.down == {0, 1}
             assert queue in trouble(broker)
             with pytest.raises(BrokerUnavailable, match=queue):
                 await broker.check()
@@ -304,6 +304,25 @@ class TestFull:
             await broker.check()
             assert trouble(broker) == ""
         await _turn(server, queue, "restart")
+
+    async def test_a_server_whose_queues_are_heard_is_of_use_though_one_is_down(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        heard = fresh_name()
+        async with running(url, proof_within=0) as other:
+            consumer = await other.consume(heard, prefetch=1)
+            with plain_channel(url) as channel:
+                channel.queue_declare(
+                    queue, durable=True, arguments={"x-max-length": 0, "x-overflow": "reject-publish"}
+                )
+            with pytest.raises(NotTaken):
+                await other.publish(messages(queue, 1))
+            with pytest.raises(BrokerUnavailable, match=queue):
+                await other.check()
+            await broker.publish(messages(heard, 1))
+            await consumer.ack(await take(consumer, 1))
+            await other.check()
+        forget(url, [heard])
 
     async def test_a_queue_that_says_nothing_holds_up_no_other(self, fleet: Fleet) -> None:
         """A channel that published to it before gets no answer at all once it is down."""
@@ -320,7 +339,7 @@ class TestFull:
             )
             assert isinstance(outcome, NotTaken)
             assert outcome.vias == [None, None, "rabbitmq", "rabbitmq"]
-            assert outcome.down == {queue}
+            assert outcome.down == {0, 1}
             assert beside == ["rabbitmq"] * 500
             assert broker._publishing.raw is connection  # and nobody else's consumers or publishes were lost
             assert session is not None

@@ -201,6 +201,38 @@ async def test_a_quarantine_that_is_full_does_not_hold_up_the_commands() -> None
         oraculo.engine.settings = msgspec.structs.replace(settings, engine=EngineSettings(stop_grace=0.1))
 
 
+async def test_a_queue_that_takes_its_time_to_refuse_holds_up_no_other_but_once() -> None:
+    class Slow(MemoryBroker):
+        def __init__(self) -> None:
+            super().__init__(clock=SystemClock())
+            self.gate = asyncio.Event()
+            self.tried = asyncio.Event()
+
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+            vias = [None if message.queue == "executador_x" else self.name for message in messages]
+            await super().publish([message for message, via in zip(messages, vias, strict=True) if via])
+            if None in vias:
+                self.tried.set()
+                await self.gate.wait()
+                raise NotTaken("no answer", vias)
+            return [self.name] * len(messages)
+
+    broker = Slow()
+    async with Harness(recording_app(Journal(), ("escavador_a",)), broker=broker) as oraculo:
+        waiting = await oraculo.submit({"destinos": ["executador_x"], "timeout": 60})
+        await broker.tried.wait()
+        broker.gate.set()  # the first time it holds up what is behind it
+        await until(lambda: oraculo.engine.refusing_queues, saying="that it is known")
+        broker.gate.clear()
+        broker.tried.clear()
+        await broker.tried.wait()  # by the sweep
+        for _ in range(3):
+            assert (await oraculo.run({"destinos": ["escavador_a"], "timeout": 5}))["status"] == "concluida"
+        assert "; queue executador_x cannot be used (no answer)" in await oraculo.operations.explain(waiting)
+        broker.gate.set()
+        await oraculo.operations.cancel(waiting)
+
+
 async def test_a_dead_letter_that_its_full_quarantine_takes_at_last_is_told_once() -> None:
     class Full(MemoryBroker):
         refusals = 0

@@ -6,7 +6,7 @@ kept across brokers; nothing is lost, and nothing waits for a broker that is gon
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 from weakref import WeakSet
@@ -79,10 +79,15 @@ class _Outcome:
     def __init__(self, messages: Sequence[Outgoing]) -> None:
         self._messages = messages
         self._vias: list[str | None] = [None] * len(messages)
-        self._refusals: list[NotTaken] = []
+        self._down: set[int] = set()
+        self._told: list[str] = []
 
     def messages_at(self, places: Sequence[int]) -> list[Outgoing]:
         return [self._messages[place] for place in places]
+
+    def is_for(self, place: int, queues: Collection[str]) -> bool:
+        message = self._messages[place]
+        return message.reason is None and message.queue in queues
 
     def took(self, places: Sequence[int], vias: Sequence[str | None]) -> None:
         for place, via in zip(places, vias, strict=True):
@@ -91,16 +96,73 @@ class _Outcome:
     def took_some(self, places: Sequence[int], refusal: NotTaken) -> list[int]:
         """Returns those that another broker may take: a limit that its owner set is not gone round."""
         self.took(places, refusal.vias)
-        self._refusals.append(refusal)
-        return [n for n in places if self._vias[n] is None and self._messages[n].queue in refusal.down]
+        self.refused(refusal)
+        left = [places[number] for number in sorted(refusal.down)]
+        self._down |= set(left)
+        return left
+
+    def refused(self, error: BrokerError) -> None:
+        self._told.append(str(error))
 
     def vias(self) -> Sequence[str]:
         """Raises NotTaken when one is missing."""
         vias = [via for via in self._vias if via is not None]
         if len(vias) == len(self._vias):
             return vias
-        down = {queue for refusal in self._refusals for queue in refusal.down}
-        raise NotTaken("; ".join(map(str, self._refusals)), self._vias, down)
+        down = {place for place in self._down if self._vias[place] is None}
+        raise NotTaken("; ".join(dict.fromkeys(self._told)), self._vias, down)
+
+
+class _Group:
+    """Messages of one call that prefer the same broker, offered to one broker after the other."""
+
+    def __init__(self, outcome: _Outcome, places: Sequence[int]) -> None:
+        self._outcome = outcome
+        self.left = list(places)  # those that another broker may take
+        self.is_known = False  # what became of each
+        self.refusal: BrokerError | None = None
+
+    def known_to_be_down_at(self, branch: _Branch) -> Collection[int]:
+        queues = {queue for queue, _ in branch.link().stuck}
+        return {place for place in self.left if self._outcome.is_for(place, queues)} if queues else ()
+
+    async def offer(self, branch: _Branch, places: Sequence[int]) -> None:
+        if not places:
+            return
+        try:
+            left = await self._offered(branch, places)
+        except BrokerUnavailable:
+            return
+        except BrokerError as error:
+            if len(places) > 1 and not self.is_known:
+                raise  # which of them it does not want will be found out one by one
+            self.refusal = error
+            left = await self._offered_singly(branch, places) if self.is_known else places
+        else:
+            self.is_known = True
+        gone = set(places).difference(left)
+        self.left = [place for place in self.left if place not in gone]
+
+    async def _offered(self, branch: _Branch, places: Sequence[int]) -> Sequence[int]:
+        """Returns those that it did not take and another may."""
+        try:
+            self._outcome.took(places, await branch.attempt(branch.broker.publish(self._outcome.messages_at(places))))
+        except NotTaken as error:
+            return self._outcome.took_some(places, error)
+        return ()
+
+    async def _offered_singly(self, branch: _Branch, places: Sequence[int]) -> Sequence[int]:
+        """One of them it will never take; the others are taken already, or will be."""
+        left: list[int] = []
+        for number, place in enumerate(places):
+            try:
+                left += await self._offered(branch, [place])
+            except BrokerUnavailable:
+                return [*left, *places[number:]]
+            except BrokerError as error:
+                self._outcome.refused(error)
+                left.append(place)
+        return left
 
 
 class FailoverBroker:
@@ -237,24 +299,17 @@ class FailoverBroker:
         return outcome.vias()
 
     async def _publish(self, outcome: "_Outcome", places: Sequence[int], preferred: str | None) -> None:
-        """What one broker does not take because the queue is down there goes to the next."""
-        is_known, refusal = False, None  # what became of each
+        """What one broker does not take because the queue is down there goes to the next, and while it is known to be
+        so at once: a broker may take its time to say it again. It is asked when no other takes them."""
+        group, passed_over = _Group(outcome, places), list[tuple[_Branch, Collection[int]]]()
         for branch in sorted(self._up(), key=lambda branch: branch.name != preferred):
-            try:
-                outcome.took(places, await branch.attempt(branch.broker.publish(outcome.messages_at(places))))
-                return
-            except NotTaken as error:
-                is_known, places = True, outcome.took_some(places, error)
-                if not places:
-                    return
-            except BrokerUnavailable:
-                continue
-            except BrokerError as error:
-                if len(places) > 1 and not is_known:
-                    raise  # which of them it does not want will be found out one by one
-                refusal = error
-        if not is_known:
-            raise refusal or self._none_works()
+            if down := group.known_to_be_down_at(branch):
+                passed_over.append((branch, down))
+            await group.offer(branch, [place for place in group.left if place not in down])
+        for branch, down in passed_over:
+            await group.offer(branch, [place for place in group.left if place in down and branch.is_up])
+        if group.left and not group.is_known:
+            raise group.refusal or self._none_works()
 
     async def consume(self, queue: str, *, prefetch: int) -> "FailoverConsumer":
         if not self._probes:

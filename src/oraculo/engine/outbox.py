@@ -12,6 +12,7 @@ from oraculo.core.naming import QueueNames
 from oraculo.core.reference import Reference
 from oraculo.core.run import Changes, Run, Task
 from oraculo.core.timestamps import to_iso
+from oraculo.core.troubled import TroubledQueues
 from oraculo.engine.inputs import Inbox, Note, Resend
 from oraculo.engine.peers import Peers
 from oraculo.engine.publishing import Key, Line
@@ -27,6 +28,7 @@ _NONE: Mapping[str, bytes] = MappingProxyType({})
 _MOST_SEEN = 50_000
 _COURTESY = 2.0  # seconds that each engine that comes before has
 _MOST_READING = 200  # commands that wait for large results
+_REFUSING_TOLD = 60.0  # seconds since a queue did not take something: longer than until it is tried again
 
 
 class Outbox:
@@ -50,9 +52,13 @@ class Outbox:
         self._names = names
         self._clock = clock
         self._telemetry = telemetry
-        # Apart, so that a quarantine that is full does not hold up the commands.
-        self._commands = Line(broker, clock, telemetry, self._confirmed, self._refused)
-        self._dead_letters = Line(broker, clock, telemetry, self._confirmed, self._refused)
+        self._refusing = TroubledQueues(_REFUSING_TOLD)
+        # Apart, so that neither a queue that did not take something of late, which may take its time to say no again,
+        # nor a quarantine that is full holds up the commands.
+        self._commands, self._doubtful, self._dead_letters = (
+            Line(broker, clock, telemetry, self._confirmed, self._refused, refusing)
+            for refusing in (self._refusing, self._refusing, TroubledQueues(_REFUSING_TOLD))
+        )
         self._in_flight: set[Key] = set()  # from the decision until the note of it is committed
         self._dying: dict[Key, DeadLettered] = {}  # told when it is in quarantine: a full one is tried again and again
         self._reading: dict[Key, asyncio.Task[None]] = {}  # the large results that a command hands on
@@ -74,10 +80,9 @@ class Outbox:
     def _add(self, run: Run, number: int, attempt: int, now_iso: str, dead: str | None) -> None:
         key = (run.id, number, attempt, dead is not None)
         task = run.tasks[number]
-        line = self._commands if dead is None else self._dead_letters
         if key in self._in_flight:
             return
-        if line.load >= 1:
+        if self._line_of(run, number, dead).load >= 1:
             self._spilled = True
             return
         if task.attempt != attempt or not task.unsent:  # overtaken within the same batch
@@ -102,10 +107,18 @@ class Outbox:
             dead = f"failed for good at attempt {task.attempt}: {dead}"
             self._dying[key] = DeadLettered(run.plan.steps[number].queue, dead, run.id)
         expires_at = None if dead is not None else deadline_of(run, task)
-        line = self._commands if dead is None else self._dead_letters
         self._in_flight.add(key)
         own = None if dead is not None else _message_key(run, task)
-        line.add(key, Outgoing(queue, body, run.head.priority, dead, expires_at, key=own))
+        self._line_of(run, number, dead).add(key, Outgoing(queue, body, run.head.priority, dead, expires_at, key=own))
+
+    def _line_of(self, run: Run, number: int, dead: str | None) -> Line:
+        if dead is not None:
+            return self._dead_letters
+        if self._refusing:
+            queue = self._names.physical(run.plan.steps[number].queue)
+            if self._refusing.has(queue, asyncio.get_running_loop().time()):
+                return self._doubtful
+        return self._commands
 
     async def _read_and_line_up(
         self, key: Key, run: Run, references: Mapping[str, Reference], dead: str | None
@@ -120,8 +133,7 @@ class Outbox:
                 self._note_lost(key, error)
                 return
         task = run.tasks[key[1]]
-        line = self._commands if dead is None else self._dead_letters
-        if line.load >= 1:  # it filled up while the results were read
+        if self._line_of(run, key[1], dead).load >= 1:  # it filled up while the results were read
             self._spilled = True
             return
         if task.attempt == key[2] and task.unsent:  # else it was overtaken while the results were read
@@ -149,14 +161,18 @@ class Outbox:
     # -- publishing -----------------------------------------------------------------------------------------------
 
     @property
+    def _lines(self) -> tuple[Line, ...]:
+        return self._commands, self._doubtful, self._dead_letters
+
+    @property
     def refusing(self) -> Mapping[str, str]:
         """Queues that do not take commands now, and why."""
-        return self._commands.refusing
+        return self._refusing.told(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as lines:  # one that fails stops the other: both are taken up again
-            lines.create_task(self._commands.run())
-            lines.create_task(self._dead_letters.run())
+        async with asyncio.TaskGroup() as lines:  # one that fails stops the others: all are taken up again
+            for line in self._lines:
+                lines.create_task(line.run())
 
     def _confirmed(self, keys: Sequence[Key], vias: Sequence[str]) -> None:
         now = self._clock.now()
@@ -177,8 +193,8 @@ class Outbox:
         """Returns when everything that was handed over is confirmed."""
         while self._reading:
             await asyncio.wait(list(self._reading.values()))
-        await self._commands.flushed()
-        await self._dead_letters.flushed()
+        for line in self._lines:
+            await line.flushed()
 
     async def abandon(self) -> None:
         """Stops reading for commands, which stay unsent."""
@@ -235,7 +251,7 @@ class Outbox:
         return any((one.run_id, one.task, one.attempt, dead) in self._in_flight for dead in (False, True))
 
     def _is_full(self) -> bool:
-        """Dead letters do not count: a quarantine that is full does not hold up the commands."""
+        """Only by what is sent now: neither a quarantine that is full nor queues in doubt hold up the commands."""
         return self._commands.load >= 0.5 or len(self._reading) >= _MOST_READING
 
 

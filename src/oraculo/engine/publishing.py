@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from oraculo.core.troubled import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.ports.clock import Clock
@@ -12,7 +13,6 @@ from oraculo.ports.telemetry import CommandsPublished, PublishFailed, Telemetry
 PUBLISHED_TOGETHER = 500
 MAX_WAITING = 50_000
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-_MOST_REFUSING = 100  # queues of which it is told
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
@@ -23,20 +23,26 @@ Refused = Callable[[Sequence[Key]], None]
 
 class Line:
     """`confirmed` and `refused` are told of what became of each message: a broker that is away is waited for, one that
-    says no to a message does not hold up the others."""
+    says no to a message does not hold up the others. `refusing`: where queues are noted that did not take something."""
 
     def __init__(
-        self, broker: Broker, clock: Clock, telemetry: Telemetry, confirmed: Confirmed, refused: Refused
+        self,
+        broker: Broker,
+        clock: Clock,
+        telemetry: Telemetry,
+        confirmed: Confirmed,
+        refused: Refused,
+        refusing: TroubledQueues,
     ) -> None:
         self._broker = broker
         self._clock = clock
         self._telemetry = telemetry
         self._confirmed = confirmed
         self._refused = refused
+        self._refusing = refusing
         self._waiting: deque[Entry] = deque()
         self._bytes = 0
         self.is_failing = False  # the broker did not take the last batch
-        self.refusing: dict[str, str] = {}  # queues that did not take the last that was for them, and why
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -91,8 +97,7 @@ class Line:
                 pause = min(pause * 2, _LONGEST_PAUSE)
             else:
                 self.is_failing = False
-                if self.refusing:
-                    self._note_refusing(batch, vias, "")
+                self._refusing.works(message.queue for _, message in batch)
                 self._tell_confirmed([key for key, _ in batch], vias, started)
                 return
 
@@ -102,19 +107,15 @@ class Line:
 
     def _tell_apart(self, batch: Sequence[Entry], error: NotTaken, started: float) -> None:
         """A queue that is full holds up no other: what it did not take is for the sweep."""
-        self._note_refusing(batch, error.vias, str(error))
+        taking = {message.queue: via for (_, message), via in zip(batch, error.vias, strict=True)}  # as of the last
+        self._refusing.works(queue for queue, via in taking.items() if via is not None)
+        left = [queue for queue, via in taking.items() if via is None]
+        self._refusing.note(left, str(error), asyncio.get_running_loop().time())
         outcomes = list(zip((key for key, _ in batch), error.vias, strict=True))
         self._refused([key for key, via in outcomes if via is None])
         if taken := [(key, via) for key, via in outcomes if via is not None]:
             keys, vias = zip(*taken, strict=True)
             self._tell_confirmed(keys, vias, started)
-
-    def _note_refusing(self, batch: Sequence[Entry], vias: Sequence[str | None], why: str) -> None:
-        for (_, message), via in zip(batch, vias, strict=True):
-            if via is not None:
-                self.refusing.pop(message.queue, None)
-            elif message.queue in self.refusing or len(self.refusing) < _MOST_REFUSING:
-                self.refusing[message.queue] = why
 
     async def _set_apart(self, batch: Sequence[Entry]) -> None:
         if len(batch) == 1:

@@ -46,10 +46,11 @@ class NotTaken(BrokerUnavailable):
     """The broker works, and did not take some messages: a queue is full, say. It may take them later.
 
     `vias`: for each message of the call, the link that took it, or None. Empty where there is no such call.
-    `down`: of the queues that refused, those that do not work at all; the others are full, by a limit of their owner's.
+    `down`: the places among them of those whose queue does not work at all; the others' are full, by a limit of their
+    owner's.
     """
 
-    def __init__(self, told: str, vias: Sequence[str | None] = (), down: Collection[str] = ()) -> None:
+    def __init__(self, told: str, vias: Sequence[str | None] = (), down: Collection[int] = ()) -> None:
         super().__init__(told)
         self.vias = vias
         self.down = down

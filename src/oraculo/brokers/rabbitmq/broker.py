@@ -16,11 +16,9 @@ set): the consumer is lost, and what it held comes again. There is no lease to e
 """
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from math import inf
 from typing import Any
 
 from pika import BasicProperties
@@ -38,8 +36,9 @@ from oraculo.brokers.rabbitmq.letters import (
     encoded,
     redeliveries_of,
 )
-from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Overdue, Publisher
+from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Publisher
 from oraculo.brokers.rabbitmq.queues import Queues, dlq_name, is_dlq
+from oraculo.brokers.rabbitmq.sending import Sender, StuckQueues
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -50,10 +49,6 @@ PORT = 5672
 TLS_PORT = 5671
 HIGHEST_PRIORITY = 9
 MOST_PREFETCH = 65_535  # what AMQP can say
-MOST_STUCK = 100  # queues of which it is told
-STUCK_TOLD = 20.0  # seconds that a queue is told of that did not work: who wants it to tries again sooner
-ANSWER_PATIENCE = 1.0  # seconds in which a server that did not confirm may say that it is there
-WORKED_LATELY = 20.0  # seconds; longer than the engine is silent between two canaries
 FAILED_MOVE_PAUSE = 1.0  # seconds until a message comes again that could not be moved
 _BY_PRIORITY = {
     priority: encoded(BasicProperties(delivery_mode=PERSISTENT, priority=priority or None))
@@ -77,8 +72,10 @@ class RabbitMQConsumer:
         clock: Clock,
         delivery_limit: int,
         on_end: "Callable[[RabbitMQConsumer], None]",
+        on_heard: Callable[[], None],
     ) -> None:
         self.queue = queue
+        self._on_heard = on_heard
         self._on_end = on_end
         self._channel = channel
         self._queues = queues
@@ -116,6 +113,7 @@ class RabbitMQConsumer:
                 raise BrokerUnavailable(f"the subscription to {self.queue} is lost: {self._fault}")
             self._arrived.clear()
             await self._arrived.wait()
+        self._on_heard()
         if len(self._waiting) <= limit:
             taken = list(self._waiting)
             self._waiting.clear()
@@ -255,41 +253,6 @@ class RabbitMQConsumer:
             await self.dead_letter(delivery, reason)
 
 
-class _StuckQueues:
-    """Queues that take or give nothing, as those of a cluster without its majority, while the server answers otherwise.
-    Each is told of for a while, unless it works: it may never be tried again."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[str, float]] = {}  # what was seen, and until when it is told; the latest last
-        self._worked_at = -inf  # the last time that any did
-
-    def note(self, queues: Iterable[str], why: str) -> None:
-        for queue in queues:
-            self._found.pop(queue, None)
-            self._found[queue] = why, time.monotonic() + STUCK_TOLD
-        while len(self._found) > MOST_STUCK:
-            del self._found[next(iter(self._found))]
-
-    def works(self, queues: Iterable[str]) -> None:
-        self._worked_at = time.monotonic()
-        if self._found:
-            for queue in queues:
-                self._found.pop(queue, None)
-
-    def clear(self) -> None:
-        self._found.clear()
-
-    def told(self) -> tuple[tuple[str, str], ...]:
-        now = time.monotonic()
-        return tuple((queue, why) for queue, (why, until) in self._found.items() if now < until)
-
-    def all_of_them(self) -> str | None:
-        """Why the server is of no use, though it answers: of late some queue did not work, and no other did."""
-        if time.monotonic() - self._worked_at < WORKED_LATELY or not (told := self.told()):
-            return None
-        return told[-1][1]
-
-
 class RabbitMQBroker:
     """The broker behind `amqp://user:password@host:port/vhost`; `amqps://` for TLS. Of several hosts, which are the
     nodes of one cluster, it is connected to one that answers.
@@ -297,6 +260,8 @@ class RabbitMQBroker:
     `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
     `connect_timeout`, `publish_timeout`, `call_timeout`: seconds after which an attempt to connect, a publish or
     anything else that the server is asked counts as failed.
+    `proof_within`: seconds in which some queue is published to or heard, if any works: longer than the engine is silent
+    between two canaries.
     """
 
     def __init__(
@@ -309,23 +274,24 @@ class RabbitMQBroker:
         connect_timeout: float = 3.0,
         publish_timeout: float = 5.0,
         call_timeout: float = 5.0,
+        proof_within: float = 20.0,
     ) -> None:
         port = TLS_PORT if url.startswith("amqps:") else PORT
         self._address = read_address(url, port=port, is_cluster=True)
         self._name = name
         self._clock = clock or SystemClock()
         self._delivery_limit = delivery_limit
-        self._publish_timeout = publish_timeout
         times = {"connect_timeout": connect_timeout, "call_timeout": call_timeout}
         self._working = Connection(self._address, f"{name} working", self._note, **times)
         self._publishing = Connection(self._address, f"{name} publishing", self._note, **times)
         self._queues = Queues(self._working, delivery_limit, call_timeout)
         self._publisher = Publisher(self._publishing, self._queues.remake)
-        self._quarantine = Quarantine(self._working, self._queues, self._send)
+        self._stuck = StuckQueues(proof_within)
+        self._sender = Sender(self._publisher, self._queues, publish_timeout, self._stuck)
+        self._quarantine = Quarantine(self._working, self._queues, self._sender.send)
         self._consumers: set[RabbitMQConsumer] = set()
         self._is_started = False
         self._trouble: str | None = None
-        self._stuck = _StuckQueues()
 
     @property
     def name(self) -> str:
@@ -356,13 +322,11 @@ class RabbitMQBroker:
         parcels = [self._parcel(message) for message in messages]
         try:
             async with self._watched():
-                await self._send_or_tell_why(parcels)
+                await self._sender.send(parcels)
         except NotConfirmed as error:
             refused = set(map(id, error.parcels))
             vias = [None if id(parcel) in refused else self.name for parcel in parcels]
-            down = {
-                message.queue for message, parcel in zip(messages, parcels, strict=True) if parcel.queue in error.down
-            }
+            down = {n for n, parcel in enumerate(parcels) if vias[n] is None and parcel.queue in error.down}
             raise NotTaken(str(error), vias, down) from error
         return [self.name] * len(messages)
 
@@ -444,84 +408,9 @@ class RabbitMQBroker:
         if self._is_started and trouble != BLOCKED:  # the server itself says when that is over
             self._trouble = trouble
 
-    async def _send(self, parcels: Sequence[Parcel]) -> None:
-        """Makes the queues that were never seen, and publishes. A server that does not confirm in time, nor answer, is
-        given up, so that nothing piles up for it; the next call connects anew."""
-        queues = {parcel.queue for parcel in parcels}
-        until = asyncio.get_running_loop().time() + self._publish_timeout
-        try:
-            async with asyncio.timeout_at(until):
-                await self._queues.ensure(queues)
-            await self._publisher.publish(parcels, until)
-        except TimeoutError:
-            raise self._gave_up(parcels) from None
-        except NotConfirmed as error:
-            if isinstance(error, Overdue) and not await self._answers():
-                raise self._gave_up(parcels) from error
-            self._stuck.note(error.down, str(error))
-            if working := queues - {parcel.queue for parcel in error.parcels}:
-                self._stuck.works(working)
-            raise
-        self._stuck.works(queues)
-
-    def _gave_up(self, parcels: Sequence[Parcel]) -> BrokerUnavailable:
-        self._publisher.give_up("it did not confirm in time")
-        return BrokerUnavailable(f"RabbitMQ did not confirm {len(parcels)} messages in {self._publish_timeout} s")
-
-    async def _answers(self) -> bool:
-        """Whether the server that did not confirm is there at all."""
-        try:
-            async with asyncio.timeout(ANSWER_PATIENCE):
-                await self._publisher.ping()
-        except (BrokerError, TimeoutError):
-            return False
-        return True
-
-    async def _send_or_tell_why(self, parcels: Sequence[Parcel]) -> None:
-        """Raises NotConfirmed for what was not taken. A nack has no reason: a full queue makes it, and one whose
-        members are down. One that shows no message is tried once more, for it may have been emptied since, and if that
-        does not help it is down; and so is one that says nothing while the server answers."""
-        try:
-            await self._send(parcels)
-        except NotConfirmed as error:
-            quiet = await self._quiet(parcels, error)
-            refused = [parcel for parcel in error.parcels if parcel.queue not in quiet]
-            down = set(error.down)
-            if quiet:
-                again, found = await self._refused_again([parcel for parcel in error.parcels if parcel.queue in quiet])
-                refused += again
-                down |= found
-            if refused:
-                raise NotConfirmed(refused, len(parcels), down) from error
-
-    async def _refused_again(self, parcels: Sequence[Parcel]) -> tuple[Sequence[Parcel], set[str]]:
-        """And which of their queues are down. It raises nothing: the others of the call are confirmed."""
-        try:
-            await self._send(parcels)
-        except NotConfirmed as error:
-            down = await self._quiet(parcels, error)
-            self._stuck.note(down, str(error))
-            return error.parcels, down | set(error.down)
-        except BrokerUnavailable:
-            return parcels, {parcel.queue for parcel in parcels}
-        return (), set()
-
-    async def _quiet(self, parcels: Sequence[Parcel], error: NotConfirmed) -> set[str]:
-        """Of the queues that said no to something, those that took nothing else and show no message."""
-        refused = set(map(id, error.parcels))
-        known = {parcel.queue for parcel in parcels if id(parcel) not in refused} | set(error.down)
-        return {queue for queue in {parcel.queue for parcel in error.parcels} - known if await self._is_quiet(queue)}
-
-    async def _is_quiet(self, queue: str) -> bool:
-        try:
-            depth = await self._queues.depth(queue)
-        except BrokerUnavailable:
-            return True
-        return depth is None or not depth.messages
-
     async def _send_watched(self, parcels: Sequence[Parcel]) -> None:
         async with self._watched():
-            await self._send(parcels)
+            await self._sender.send(parcels)
 
     def _parcel(self, message: Outgoing) -> Parcel:
         properties = _BY_PRIORITY.get(message.priority)
@@ -542,6 +431,7 @@ class RabbitMQBroker:
             clock=self._clock,
             delivery_limit=self._delivery_limit,
             on_end=self._consumers.discard,
+            on_heard=self._stuck.works,
         )
         self._consumers.add(consumer)
         try:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 from weakref import WeakSet
@@ -18,10 +19,13 @@ _PRECONDITION_FAILED = 406  # on a channel that only publishes: a message is too
 # cancel those who consumed the old one, and give the messages of the new one to them, where they are lost to everybody
 # until that channel closes. The cancellation took 0.03 s.
 VANISHED_PAUSE = 0.3
+PING_PATIENCE = 1.0  # seconds, before its time is over, in which a server that does not confirm may answer otherwise
 
 
 class NotConfirmed(BrokerUnavailable):
     """The server said no to some; all others are confirmed. `down`: of their queues, those that do not work."""
+
+    silent: Collection[str] = ()
 
     def __init__(self, parcels: Sequence[Parcel], of: int, down: Collection[str] = ()) -> None:
         queues = ", ".join(sorted({parcel.queue for parcel in parcels})[:5])
@@ -33,7 +37,16 @@ class NotConfirmed(BrokerUnavailable):
 
 
 class Overdue(NotConfirmed):
-    """It said nothing of those for the queues in `down`; it may have taken them."""
+    """Of those for the queues in `silent` it said nothing; it may have taken them. `is_blocked`: nor did it say
+    anything else on their channel, so that only one of these queues may be the cause. `is_gone`: nor on another."""
+
+    def __init__(
+        self, parcels: Sequence[Parcel], of: int, silent: Collection[str], *, is_blocked: bool, is_gone: bool
+    ) -> None:
+        super().__init__(parcels, of)
+        self.silent = silent
+        self.is_blocked = is_blocked
+        self.is_gone = is_gone
 
 
 class _TooLate(Exception):
@@ -125,6 +138,9 @@ class _Session:
         for batch in self._batches:
             batch.fail(BrokerUnavailable(reason))
 
+    async def ping(self) -> None:
+        await self.channel.call("basic_qos", prefetch_count=0)
+
     def retire(self) -> None:
         """Nothing more is sent on it: it closes once it is known what became of the rest."""
         self._is_retired = True
@@ -159,6 +175,50 @@ class _Session:
             batch.fail(fault if is_told else BrokerUnavailable("RabbitMQ closed the channel; publish again"))
 
 
+class _Doubt:
+    """Ends a batch when its time is over, and finds out shortly before whether its channel, and the server, answer."""
+
+    def __init__(self, connection: Connection, session: _Session, batch: _Batch, until: float) -> None:
+        self._connection = connection
+        self._session = session
+        self._batch = batch
+        self._until = until
+        self._asking: asyncio.Task[None] | None = None
+        self._channel_answers = self._server_answers = False
+        self._timer = asyncio.get_running_loop().call_at(until - PING_PATIENCE, self._ask)
+
+    def _ask(self) -> None:
+        self._timer = asyncio.get_running_loop().call_at(self._until, self._batch.fail, _TooLate())
+        self._asking = asyncio.create_task(self._ask_both(), name="is RabbitMQ there")
+
+    async def _ask_both(self) -> None:
+        await asyncio.gather(self._ask_channel(), self._ask_server())
+
+    async def _ask_channel(self) -> None:
+        with suppress(BrokerError):
+            await self._session.ping()
+            self._channel_answers = True
+
+    async def _ask_server(self) -> None:
+        with suppress(BrokerError):
+            (await self._connection.channel()).abandon()
+            self._server_answers = True
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def told(self, refused: Sequence[Parcel], unknown: Sequence[Parcel], count: int) -> Overdue:
+        return Overdue(
+            [*refused, *unknown],
+            count,
+            {parcel.queue for parcel in unknown},
+            is_blocked=not self._channel_answers,
+            is_gone=not (self._channel_answers or self._server_answers),
+        )
+
+
 class Publisher:
     """Publishes on one channel. `declare` makes a queue that vanished; what was meant for it is published again."""
 
@@ -172,21 +232,29 @@ class Publisher:
         self._routed: dict[str, None] = {}  # queues that were there once
         self._has_forgotten = False  # some of these: then any that is missing may have been there
 
-    async def publish(self, parcels: Sequence[Parcel], until: float | None = None) -> None:
+    async def publish(self, parcels: Sequence[Parcel], until: float | None = None, *, alone: bool = False) -> None:
         """Returns once every one is confirmed. Raises NotConfirmed, BrokerUnavailable or BrokerError; `until`, the
-        loop's time: Overdue when that has passed, or TimeoutError when they could not be sent so soon."""
+        loop's time: Overdue when that has passed, or TimeoutError when they could not be sent so soon. `alone`: on a
+        channel of its own."""
         count, refused = len(parcels), list[Parcel]()
         while parcels:
             async with asyncio.timeout_at(until):
-                session = await self._ready()
+                session = await (self._new_session() if alone else self._ready())
             batch = session.send(parcels)
-            overdue = await self._overdue(session, batch, until)
-            if batch.refused or overdue:
+            doubt = None if until is None else _Doubt(self._connection, session, batch, until)
+            try:
+                await batch.done
+            except _TooLate:
+                unknown = [*session.give_up(batch), *batch.returned]
+                self._retire(session)
+                assert doubt is not None
+                raise doubt.told([*refused, *batch.refused], unknown, count) from None
+            finally:
+                if doubt is not None:
+                    doubt.end()
+            if alone or batch.refused:
                 self._retire(session)
             refused += batch.refused
-            if overdue:
-                left = [*refused, *batch.returned, *overdue]
-                raise Overdue(left, count, {parcel.queue for parcel in (*batch.returned, *overdue)})
             parcels = batch.returned
             if missing := {parcel.queue for parcel in parcels}:
                 async with asyncio.timeout_at(until):
@@ -194,18 +262,6 @@ class Publisher:
             self._remember({parcel.queue for parcel in batch.parcels})
         if refused:
             raise NotConfirmed(refused, count)
-
-    async def _overdue(self, session: _Session, batch: _Batch, until: float | None) -> list[Parcel]:
-        """Waits until it is known what became of each. Returns those of which it is not when the time is over."""
-        timer = None if until is None else asyncio.get_running_loop().call_at(until, batch.fail, _TooLate())
-        try:
-            await batch.done
-        except _TooLate:
-            return session.give_up(batch)
-        finally:
-            if timer is not None:
-                timer.cancel()
-        return []
 
     async def _make_again(self, missing: set[str]) -> None:
         if self._has_forgotten or not missing.isdisjoint(self._routed):
@@ -219,7 +275,7 @@ class Publisher:
 
     async def ping(self) -> None:
         """A round trip on the channel that publishes."""
-        await (await self._ready()).channel.call("basic_qos", prefetch_count=0)
+        await (await self._ready()).ping()
 
     def _remember(self, queues: set[str]) -> None:
         self._routed.update(dict.fromkeys(queues))
@@ -251,6 +307,7 @@ class Publisher:
         leader was lost is refused there until that node is back (seen on 3.10), though the queue has a new leader."""
         if self._session is session:
             self._session = None
+        if session not in self._retired:
             self._retired.add(session)
             session.retire()
 

@@ -1,0 +1,185 @@
+"""How messages get into queues, and what can be known of those that did not.
+
+A nack has no reason: a full queue makes it, and one whose members are down. One that shows no message is tried once
+more, for it may have been emptied since, and if that does not help it is down. A queue may also say nothing: without
+its majority, to a channel that knew it before; a channel that did not waits for it, and with it all that is behind.
+So whatever is in doubt is tried again on a channel of its own, and what is for a queue that did not work of late is
+sent on one to begin with: it holds up no other.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+
+from pika.exceptions import AMQPError
+
+from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Overdue, Publisher
+from oraculo.brokers.rabbitmq.queues import Queues
+from oraculo.brokers.rabbitmq.wire import Parcel
+from oraculo.core.troubled import TroubledQueues
+from oraculo.errors import BrokerError, BrokerUnavailable
+
+STUCK_TOLD = 30.0  # seconds that a queue is told of that did not work: who wants it to tries again sooner
+AGAIN_PATIENCE = 2.0  # seconds for what is tried once more: it was waited for already
+DEPTHS_PATIENCE = 5.0  # seconds for a look at all queues of a call that refused something
+
+Refused = tuple[Sequence[Parcel], set[str]]  # what was not taken, and which of their queues are down
+
+
+class StuckQueues:
+    """Queues that take or give nothing, as those of a cluster without its majority, while the server answers otherwise.
+
+    `proof_within`: seconds in which some queue works, if any does.
+    """
+
+    def __init__(self, proof_within: float) -> None:
+        self._proof_within = proof_within
+        self._found = TroubledQueues(STUCK_TOLD)
+        self._failing_since: float | None = None  # the first that did not work since one did
+
+    def note(self, queues: Iterable[str], why: str) -> None:
+        now = time.monotonic()
+        self._found.note(queues, why, now)
+        if self._failing_since is None and self._found:
+            self._failing_since = now
+
+    def works(self, queues: Iterable[str] = ()) -> None:
+        """Without queues: some does."""
+        self._failing_since = None
+        self._found.works(queues)
+
+    def clear(self) -> None:
+        self._failing_since = None
+        self._found.clear()
+
+    def among(self, queues: Iterable[str]) -> set[str]:
+        if not self._found:
+            return set()
+        now = time.monotonic()
+        return {queue for queue in queues if self._found.has(queue, now)}
+
+    def told(self) -> tuple[tuple[str, str], ...]:
+        return tuple(self._found.told(time.monotonic()).items()) if self._found else ()
+
+    def all_of_them(self) -> str | None:
+        """Why the server is of no use, though it answers."""
+        if self._failing_since is None or time.monotonic() - self._failing_since < self._proof_within:
+            return None
+        told = self.told()
+        return told[-1][1] if told else None
+
+
+class Sender:
+    def __init__(self, publisher: Publisher, queues: Queues, publish_timeout: float, stuck: StuckQueues) -> None:
+        self._publisher = publisher
+        self._queues = queues
+        self._publish_timeout = publish_timeout
+        self._stuck = stuck
+
+    async def send(self, parcels: Sequence[Parcel]) -> None:
+        """Makes the queues that were never seen, and publishes. Raises NotConfirmed for what was not taken, which says
+        what is down; BrokerUnavailable when nothing is known."""
+        stuck = self._stuck.among({parcel.queue for parcel in parcels})
+        well = [parcel for parcel in parcels if parcel.queue not in stuck] if stuck else parcels
+        refused, down = await self._send_together(well) if well else ([], set())
+        if stuck:
+            left, also_down = await self._send_apart(_by_queue(parcels, stuck), must_tell=not well)
+            refused, down = [*refused, *left], down | also_down
+        if refused:
+            raise NotConfirmed(refused, len(parcels), down)
+
+    async def _send_together(self, parcels: Sequence[Parcel]) -> Refused:
+        try:
+            await self._publish(parcels, self._publish_timeout)
+        except NotConfirmed as error:
+            silent = set(error.silent)
+            is_blocked = isinstance(error, Overdue) and error.is_blocked  # then nothing is known of any one queue
+            down = set[str]() if is_blocked else silent
+            self._stuck.note(down, str(error))
+            doubtful = await self._quiet(parcels, error) | (silent - down)
+            left = [parcel for parcel in error.parcels if parcel.queue not in doubtful]
+            again, also_down = await self._send_apart(_by_queue(error.parcels, doubtful), once_more=True)
+            return [*left, *again], down | also_down
+        return [], set()
+
+    async def _send_apart(
+        self, groups: dict[str, list[Parcel]], *, must_tell: bool = False, once_more: bool = False
+    ) -> Refused:
+        """Each queue's on a channel of its own. What went wrong is only told when nothing else is known: the others of
+        the call may be confirmed."""
+        patience = min(self._publish_timeout, AGAIN_PATIENCE) if once_more else self._publish_timeout
+        calls = (self._send_alone(queue, parcels, patience) for queue, parcels in groups.items())
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if must_tell and failures and len(failures) == len(groups):
+            raise failures[0]
+        left, down = list[Parcel](), set[str]()
+        for (queue, parcels), outcome in zip(groups.items(), outcomes, strict=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, BrokerError | AMQPError | OSError):
+                raise outcome
+            refused, is_down = (parcels, True) if isinstance(outcome, BaseException) else outcome
+            left += refused
+            down |= {queue} if is_down else set()
+        return left, down
+
+    async def _send_alone(
+        self, queue: str, parcels: Sequence[Parcel], patience: float
+    ) -> tuple[Sequence[Parcel], bool]:
+        """What the queue did not take, and whether it is down."""
+        try:
+            await self._publish(parcels, patience, alone=True)
+        except NotConfirmed as error:
+            took_some = len(error.parcels) < len(parcels)
+            is_down = bool(error.silent) or (not took_some and await self._is_quiet(queue))
+            if is_down:
+                self._stuck.note([queue], str(error))
+            return error.parcels, is_down
+        return [], False
+
+    async def _publish(self, parcels: Sequence[Parcel], patience: float, *, alone: bool = False) -> None:
+        """A server that does not confirm in time, nor answer, is given up, so that nothing piles up for it; the next
+        call connects anew."""
+        queues = {parcel.queue for parcel in parcels}
+        until = asyncio.get_running_loop().time() + patience
+        try:
+            async with asyncio.timeout_at(until):
+                await self._queues.ensure(queues)
+            await self._publisher.publish(parcels, until, alone=alone)
+        except TimeoutError:
+            raise self._gave_up(parcels, patience) from None
+        except NotConfirmed as error:
+            if isinstance(error, Overdue) and error.is_gone:
+                raise self._gave_up(parcels, patience) from error
+            refused = set(map(id, error.parcels))
+            if taking := {parcel.queue for parcel in parcels if id(parcel) not in refused}:
+                self._stuck.works(taking - set(error.silent))
+            raise
+        self._stuck.works(queues)
+
+    def _gave_up(self, parcels: Sequence[Parcel], patience: float) -> BrokerUnavailable:
+        self._publisher.give_up("it did not confirm in time")
+        return BrokerUnavailable(f"RabbitMQ did not confirm {len(parcels)} messages in {patience} s")
+
+    async def _quiet(self, parcels: Sequence[Parcel], error: NotConfirmed) -> set[str]:
+        """Of the queues that said no to something, those that took nothing else and show no message."""
+        refused = set(map(id, error.parcels))
+        known = {parcel.queue for parcel in parcels if id(parcel) not in refused} | set(error.silent)
+        doubtful = {parcel.queue for parcel in error.parcels} - known
+        looks = await asyncio.gather(*map(self._is_quiet, doubtful))
+        return {queue for queue, is_quiet in zip(doubtful, looks, strict=True) if is_quiet}
+
+    async def _is_quiet(self, queue: str) -> bool:
+        try:
+            async with asyncio.timeout(DEPTHS_PATIENCE):
+                depth = await self._queues.depth(queue)
+        except (BrokerError, AMQPError, OSError, TimeoutError):
+            return True
+        return depth is None or not depth.messages
+
+
+def _by_queue(parcels: Iterable[Parcel], queues: set[str]) -> dict[str, list[Parcel]]:
+    groups: dict[str, list[Parcel]] = {}
+    for parcel in parcels:
+        if parcel.queue in queues:
+            groups.setdefault(parcel.queue, []).append(parcel)
+    return groups
