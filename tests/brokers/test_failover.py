@@ -78,8 +78,9 @@ class TestFailoverWithTheFirstGone(BrokerSuite):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PROBE_PAUSE", "LONGEST_PROBE_PAUSE", "PULSE", "RESUBSCRIBE_PAUSE"):
+    for name in ("broker.PROBE_PAUSE", "broker.LONGEST_PROBE_PAUSE", "broker.PULSE", "consumer.FAILED_PAUSE"):
         monkeypatch.setattr(f"oraculo.brokers.failover.{name}", 0.02)
+    monkeypatch.setattr("oraculo.brokers.failover.consumer.RESUBSCRIBE_PAUSE", 0.02)
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ async def test_queues_that_were_declared_while_a_broker_was_away_are_there_when_
 
 async def test_a_broker_that_hangs_is_found_out_by_its_pulse(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     both, first, _ = two
-    monkeypatch.setattr("oraculo.brokers.failover.PROBE_PATIENCE", 0.05)
+    monkeypatch.setattr("oraculo.brokers.failover.broker.PROBE_PATIENCE", 0.05)
     frozen = asyncio.Event()
 
     async def hang() -> str:
@@ -480,7 +481,7 @@ async def test_a_check_is_content_with_one_and_does_not_wait_for_a_frozen_one(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both, first, _ = two
-    monkeypatch.setattr("oraculo.brokers.failover.CHECK_PATIENCE", 0.05)
+    monkeypatch.setattr("oraculo.brokers.failover.broker.CHECK_PATIENCE", 0.05)
     monkeypatch.setattr(first, "check", asyncio.Event().wait)
     async with asyncio.timeout(2):
         assert "memory" in await both.check()

@@ -33,8 +33,9 @@ QUICK = Settings(engine=EngineSettings(poll=0.02), runs=RunSettings(backoff=0.01
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "GRACE", 0.05)
-    for name in ("PROBE_PAUSE", "LONGEST_PROBE_PAUSE", "PULSE", "RESUBSCRIBE_PAUSE"):
+    for name in ("broker.PROBE_PAUSE", "broker.LONGEST_PROBE_PAUSE", "broker.PULSE", "consumer.FAILED_PAUSE"):
         monkeypatch.setattr(f"oraculo.brokers.failover.{name}", 0.02)
+    monkeypatch.setattr("oraculo.brokers.failover.consumer.RESUBSCRIBE_PAUSE", 0.02)
 
 
 class Told:

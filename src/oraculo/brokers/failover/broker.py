@@ -1,0 +1,254 @@
+"""Several brokers behind the port of one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from typing import TypeVar
+from weakref import WeakSet
+
+from oraculo.brokers.failover.branch import Branch
+from oraculo.brokers.failover.consumer import FailoverConsumer
+from oraculo.brokers.failover.offers import Group, Outcome
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
+
+PROBE_PAUSE = 1.0  # seconds between two looks at a broker that is down
+LONGEST_PROBE_PAUSE = 5.0
+PULSE = 3.0  # seconds between two looks at one that is up: a frozen one says nothing by itself
+PROBE_PATIENCE = 4.0  # seconds after which a broker that does not answer a probe counts as down
+CHECK_PATIENCE = 1.5  # seconds for each of them when somebody asks whether all is well
+_SEPARATOR = ":"  # between a broker's name and the id of a dead letter in it
+
+T = TypeVar("T")
+
+
+class FailoverBroker:
+    """`brokers` in order of preference, each with a name of its own."""
+
+    def __init__(self, brokers: Sequence[Broker]) -> None:
+        self._branches = [Branch(broker) for broker in brokers]
+        self._declared: dict[str, None] = {}
+        self._probes: list[asyncio.Task[None]] = []
+        self._turn = asyncio.Lock()  # of starting and closing
+        self._consumers: WeakSet[FailoverConsumer] = WeakSet()
+
+    @property
+    def name(self) -> str:
+        return ", ".join(branch.name for branch in self._branches)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What every one of them can do: nobody knows beforehand which of them it will be."""
+        each = [branch.broker.capabilities for branch in self._branches]
+        return Capabilities(
+            durable=all(one.durable for one in each),
+            shared=all(one.shared for one in each),
+            priorities=all(one.priorities for one in each),
+            counts_consumers=all(one.counts_consumers for one in each),
+            drops_repeats=all(one.drops_repeats for one in each),
+        )
+
+    def links(self) -> Sequence[Link]:
+        return [branch.link() for branch in self._branches]
+
+    # -- the brokers ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Content with one of them; the others are tried again and again."""
+        async with self._turn:
+            if self._probes:
+                return
+            await asyncio.gather(*(self._start(branch) for branch in self._branches))
+            if not any(branch.is_up for branch in self._branches):
+                await asyncio.gather(*(branch.broker.close() for branch in self._branches))
+                raise self._none_works()
+            self._probes = [asyncio.create_task(self._keep_probing(branch)) for branch in self._branches]
+
+    async def _start(self, branch: Branch) -> None:
+        """One whose settings are wrong, so that it says no, is as bad as one that is away: the others serve."""
+        try:
+            async with asyncio.timeout(PROBE_PATIENCE):
+                await branch.broker.start()
+            branch.recover()
+        except (BrokerError, TimeoutError) as error:
+            branch.fail(_told(error))
+
+    async def _keep_probing(self, branch: Branch) -> None:
+        pause = PROBE_PAUSE
+        while True:
+            await asyncio.sleep(PULSE if branch.is_up else pause)
+            pause = PROBE_PAUSE if await self._is_well(branch) else min(pause * 2, LONGEST_PROBE_PAUSE)
+
+    async def _is_well(self, branch: Branch) -> bool:
+        try:
+            async with asyncio.timeout(PROBE_PATIENCE):
+                await branch.broker.start()
+                await branch.broker.check()
+                if not branch.is_up:
+                    await branch.broker.declare(list(self._declared))
+        except (BrokerError, TimeoutError) as error:
+            branch.fail(_told(error))
+            return False
+        branch.recover()
+        return True
+
+    async def close(self) -> None:
+        async with self._turn:
+            probes, self._probes = self._probes, []
+            for probe in probes:
+                probe.cancel()
+            await asyncio.gather(*probes, return_exceptions=True)
+            await asyncio.gather(*(consumer.close() for consumer in self._consumers))
+            self._consumers.clear()
+            await asyncio.gather(*(branch.broker.close() for branch in self._branches))
+            for branch in self._branches:
+                branch.fail("closed")
+
+    async def check(self) -> str:
+        """Content with one that answers, and soon: a frozen one is the probes' business."""
+        versions = await asyncio.gather(*(self._version(branch) for branch in self._up()))
+        if not any(versions):
+            raise self._none_works()
+        return "; ".join(filter(None, versions))
+
+    async def _version(self, branch: Branch) -> str | None:
+        with suppress(BrokerError, TimeoutError):
+            async with asyncio.timeout(CHECK_PATIENCE):
+                return await branch.attempt(branch.broker.check())
+        return None
+
+    def _up(self) -> list[Branch]:
+        return [branch for branch in self._branches if branch.is_up]
+
+    def _none_works(self) -> BrokerUnavailable:
+        told = "; ".join(f"{branch.name}: {branch.trouble}" for branch in self._branches)
+        return BrokerUnavailable(f"no broker works: {told}")
+
+    async def _with_each(self, call: Callable[[Broker], Awaitable[T]]) -> list[tuple[Branch, T]]:
+        """What each of those that work answers; one that says no does not keep the others. Raises when none answers."""
+        answers: list[tuple[Branch, T]] = []
+        refusal: BrokerError | None = None
+        for branch in self._up():
+            try:
+                answers.append((branch, await branch.attempt(call(branch.broker))))
+            except NotTaken as error:
+                refusal = error
+            except BrokerUnavailable:
+                continue
+            except BrokerError as error:
+                refusal = error
+        if not answers:
+            raise refusal or self._none_works()
+        return answers
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        self._declared |= dict.fromkeys(queues)
+        await self._with_each(lambda broker: broker.declare(queues))
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        """An answer goes back by the broker that brought its command, while that one works: whoever waits for it can be
+        reached there."""
+        outcome = Outcome(messages)
+        for preferred, places in _by_preference(messages).items():
+            await self._publish(outcome, places, preferred)
+        return outcome.vias()
+
+    async def _publish(self, outcome: Outcome, places: Sequence[int], preferred: str | None) -> None:
+        """What one broker does not take because the queue is down there goes to the next, and while it is known to be
+        so at once: a broker may take its time to say it again. It is asked when no other takes them."""
+        group, passed_over = Group(outcome, places), list[tuple[Branch, Collection[int]]]()
+        for branch in sorted(self._up(), key=lambda branch: branch.name != preferred):
+            if down := group.known_to_be_down_at(branch):
+                passed_over.append((branch, down))
+            await group.offer(branch, [place for place in group.left if place not in down])
+        for branch, down in passed_over:
+            await group.offer(branch, [place for place in group.left if place in down and branch.is_up])
+        if group.left and not group.is_known:
+            raise group.refusal or self._none_works()
+
+    async def consume(self, queue: str, *, prefetch: int) -> FailoverConsumer:
+        if not self._probes:
+            raise BrokerUnavailable("the brokers are closed: call start() first")
+        self._declared[queue] = None
+        consumer = FailoverConsumer(self._branches, queue, prefetch)
+        await consumer.open()
+        self._consumers.add(consumer)
+        return consumer
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        found: dict[str, QueueState] = {}
+        for _, states in await self._with_each(lambda broker: broker.queues(names)):
+            for state in states:
+                found[state.queue] = _sum(found[state.queue], state) if state.queue in found else state
+        return list(found.values())
+
+    async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
+        """Those of the first broker, then those of the next: an id names its broker."""
+        first, place = self._place(after)
+        letters: list[DeadLetter] = []
+        for branch in self._branches[first:]:
+            if branch.is_up and len(letters) < limit:
+                found = await branch.attempt(branch.broker.dead_letters(queue, limit=limit - len(letters), after=place))
+                letters += [_renamed(letter, branch.name) for letter in found]
+            place = None
+        return letters
+
+    def _place(self, after: str | None) -> tuple[int, str | None]:
+        if after is None:
+            return 0, None
+        name, separator, letter_id = after.partition(_SEPARATOR)
+        for number, branch in enumerate(self._branches):
+            if separator and branch.name == name:
+                return number, letter_id
+        raise BrokerError(f"after: not the id of a dead letter: {after[:80]!r}")
+
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
+        if ids is None:
+            return sum(count for _, count in await self._with_each(lambda broker: broker.redrive(queue)))
+        return await self._for_owners(ids, lambda broker, own: broker.redrive(queue, own))
+
+    async def discard(self, queue: str, ids: Sequence[str]) -> int:
+        return await self._for_owners(ids, lambda broker, own: broker.discard(queue, own))
+
+    async def _for_owners(self, ids: Sequence[str], call: Callable[[Broker, list[str]], Awaitable[int]]) -> int:
+        count = 0
+        for branch in self._branches:
+            mine = branch.name + _SEPARATOR
+            own = [letter_id.removeprefix(mine) for letter_id in ids if letter_id.startswith(mine)]
+            if own:
+                count += await branch.attempt(call(branch.broker, own))
+        return count
+
+
+def _told(error: BrokerError | TimeoutError) -> object:
+    return "no answer to a probe" if isinstance(error, TimeoutError) else error
+
+
+def _by_preference(messages: Sequence[Outgoing]) -> dict[str | None, list[int]]:
+    """The numbers of the messages that prefer the same broker."""
+    groups: dict[str | None, list[int]] = {}
+    for number, message in enumerate(messages):
+        groups.setdefault(message.prefer, []).append(number)
+    return groups
+
+
+def _sum(one: QueueState, other: QueueState) -> QueueState:
+    """Consumers are not added up: each of ours listens to every broker."""
+    return QueueState(
+        one.queue,
+        one.ready + other.ready,
+        one.unacked + other.unacked,
+        one.dead_letters + other.dead_letters,
+        max((count for count in (one.consumers, other.consumers) if count is not None), default=None),
+        one.delayed + other.delayed,
+    )
+
+
+def _renamed(letter: DeadLetter, broker: str) -> DeadLetter:
+    return DeadLetter(
+        f"{broker}{_SEPARATOR}{letter.id}", letter.queue, letter.body, letter.reason, letter.at, letter.redeliveries
+    )

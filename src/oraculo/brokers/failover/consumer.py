@@ -1,0 +1,177 @@
+"""One consumer over several brokers."""
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
+
+from oraculo.brokers.failover.branch import Branch
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Consumer, Delivery
+
+FAILED_PAUSE = 1.0  # seconds until a broker is asked again that did not let us subscribe
+RESUBSCRIBE_PAUSE = 0.2
+
+
+class FailoverConsumer:
+    """One subscription to a queue on every broker; what one of them had not settled when it was lost is that broker's,
+    and settling it does nothing."""
+
+    def __init__(self, branches: Sequence[Branch], queue: str, prefetch: int) -> None:
+        self._branches = branches
+        self._queue = queue
+        self._prefetch = prefetch
+        self._feeds: list[asyncio.Task[None]] = []
+        self._inner: dict[Branch, Consumer] = {}
+        self._waiting: list[Delivery] = []  # taken from a broker and not yet asked for
+        self._out: dict[int | str, tuple[Consumer, Delivery]] = {}  # by our token: whose it is
+        self._tokens = 0
+        self._changed = asyncio.Condition()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Subscribes where it can at once, so that a caller knows it is heard; the rest follows."""
+        subscribed = [await self._subscribe(branch) for branch in self._branches if branch.is_up]
+        if not any(subscribed):
+            raise BrokerUnavailable(f"no broker works that could be asked for {self._queue}")  # nothing was opened
+        self._feeds = [asyncio.create_task(self._feed(branch)) for branch in self._branches]
+
+    async def _subscribe(self, branch: Branch) -> bool:
+        """One that says no is told as deaf on this queue, and asked again and again."""
+        try:
+            consuming = branch.broker.consume(self._queue, prefetch=self._prefetch)
+            self._inner[branch] = await branch.attempt(consuming)
+        except BrokerUnavailable:
+            return False
+        except BrokerError:
+            branch.unheard[self._queue] = None
+            return False
+        branch.unheard.pop(self._queue, None)
+        return True
+
+    async def _feed(self, branch: Branch) -> None:
+        """Brings what arrives on one broker, and subscribes again whenever it was lost and is back."""
+        while not self._closed:
+            consumer = self._inner.get(branch)
+            if consumer is None:
+                await branch.usable.wait()
+                if not await self._subscribe(branch):
+                    await asyncio.sleep(FAILED_PAUSE)
+                continue
+            try:
+                await self._bring(branch, consumer)
+            except Exception:  # noqa: BLE001 - whatever an adapter raises, a feed that ends would end in silence
+                # No reason to give up the whole broker: it may be this consumer alone. A publish or a probe will tell.
+                await self._drop(branch, consumer)
+                await asyncio.sleep(RESUBSCRIBE_PAUSE)
+            else:
+                await self._drop(branch, consumer)
+
+    async def _bring(self, branch: Branch, consumer: Consumer) -> None:
+        while not self._closed:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._closed or self._room > 0)
+            if self._closed or not (deliveries := await consumer.take(max(1, self._room))):
+                return
+            async with self._changed:
+                self._waiting += [self._adopt(branch.name, consumer, delivery) for delivery in deliveries]
+                self._changed.notify_all()
+
+    @property
+    def _room(self) -> int:
+        return self._prefetch - len(self._out)
+
+    def _adopt(self, via: str, consumer: Consumer, delivery: Delivery) -> Delivery:
+        """Under a token of ours: two brokers, or two lives of one consumer, may give the same."""
+        self._tokens += 1
+        self._out[self._tokens] = (consumer, delivery)
+        return Delivery(delivery.queue, delivery.body, self._tokens, delivery.redeliveries, via)
+
+    async def _drop(self, branch: Branch, consumer: Consumer) -> None:
+        """A consumer that is lost takes with it what was not settled: the broker will deliver it again."""
+        self._inner.pop(branch, None)
+        with suppress(BrokerError):
+            await consumer.close()
+        async with self._changed:
+            lost = {token for token, (owner, _) in self._out.items() if owner is consumer}
+            for token in lost:
+                del self._out[token]
+            self._waiting = [delivery for delivery in self._waiting if delivery.token not in lost]
+            self._changed.notify_all()
+
+    async def take(self, limit: int) -> Sequence[Delivery]:
+        if limit < 1:
+            raise BrokerError(f"limit: must be at least 1, got {limit}")
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._closed or (self._waiting and self._handed < self._prefetch))
+            if self._closed:
+                return []
+            count = min(limit, self._prefetch - self._handed)
+            taken, self._waiting = self._waiting[:count], self._waiting[count:]
+            return taken
+
+    @property
+    def _handed(self) -> int:
+        return len(self._out) - len(self._waiting)
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        for consumer, own in _by_owner(self._settle(delivery) for delivery in deliveries):
+            await self._settle_with(consumer, consumer.ack(own))
+        await self._made_room()
+
+    async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
+        if (owned := self._settle(delivery)) is not None:
+            await self._settle_with(owned[0], owned[0].retry(owned[1], delay, reason))
+        await self._made_room()
+
+    async def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        if (owned := self._settle(delivery)) is not None:
+            await self._settle_with(owned[0], owned[0].dead_letter(owned[1], reason))
+        await self._made_room()
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        """And what waits here, which nobody else knows of."""
+        held = dict.fromkeys(delivery.token for delivery in (*deliveries, *self._waiting))
+        for consumer, own in _by_owner(self._out.get(token) for token in held):
+            with suppress(BrokerUnavailable):
+                await consumer.extend(own)
+
+    async def _settle_with(self, consumer: Consumer, settling: Awaitable[None]) -> None:
+        """A broker that cannot be told will deliver it again. Its consumer is closed, and made again by its feed, so
+        that what could not be settled does not fill its prefetch."""
+        try:
+            await settling
+        except BrokerUnavailable:
+            with suppress(BrokerError):
+                await consumer.close()
+
+    def _settle(self, delivery: Delivery) -> tuple[Consumer, Delivery] | None:
+        return self._out.pop(delivery.token, None)
+
+    async def _made_room(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        async with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for feed in self._feeds:
+            feed.cancel()
+        await asyncio.gather(*self._feeds, return_exceptions=True)
+        consumers = list(self._inner.values())
+        await asyncio.gather(*(consumer.close() for consumer in consumers), return_exceptions=True)
+        self._inner.clear()
+        self._out.clear()
+        self._waiting.clear()
+
+
+def _by_owner(
+    owned: Iterable[tuple[Consumer, Delivery] | None],
+) -> Iterable[tuple[Consumer, list[Delivery]]]:
+    groups: dict[int, tuple[Consumer, list[Delivery]]] = {}
+    for one in owned:
+        if one is not None:
+            groups.setdefault(id(one[0]), (one[0], []))[1].append(one[1])
+    return groups.values()
