@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SQLITE = "sqlite:///"
 
-_CANARY_GRACE = 5.0  # seconds between two canaries, above the silence that leads to each
+_CANARY_GRACE = 5.0  # seconds that a canary may be late
 
 # The extras that bring each adapter's client.
 _BROKER_EXTRAS = {
@@ -78,7 +78,7 @@ def make_broker(
 ) -> Broker:
     """One for each URL, watched over, and behind one face when there are several. `own_queues`: those that nobody but
     the caller reads. Raises InvalidSettings."""
-    adapters = [broker for _, broker in make_adapters(settings, clock)]
+    adapters = [broker for _, broker in make_adapters(settings, clock, sends_canaries=bool(own_queues))]
     if not adapters[0].capabilities.shared:
         return adapters[0]
     telemetry = telemetry or Hub(LogSubscriber())
@@ -89,13 +89,14 @@ def make_broker(
     return watched[0] if len(watched) == 1 else FailoverBroker(watched)
 
 
-def make_adapters(settings: Settings, clock: Clock) -> list[tuple[str, Broker]]:
+def make_adapters(settings: Settings, clock: Clock, *, sends_canaries: bool = False) -> list[tuple[str, Broker]]:
     """Each broker by itself, with its URL, for whoever wants to know how each is doing. Raises InvalidSettings."""
     urls, names = settings.broker.urls, _broker_names(settings.broker.urls)
     if len(urls) > 1 and "memory" in map(_scheme, urls):
         fault = "has memory:// in a list of brokers; it lives in one process, and takes over from no other"
         raise InvalidSettings(Fault("ORACULO_BROKER_URL", fault))
-    return [(url, _make_adapter(url, name, settings, clock)) for url, name in zip(urls, names, strict=True)]
+    silence = settings.broker.silence + _CANARY_GRACE if sends_canaries else None
+    return [(url, _make_adapter(url, name, settings, clock, silence)) for url, name in zip(urls, names, strict=True)]
 
 
 def _broker_names(urls: Sequence[str]) -> list[str]:
@@ -103,8 +104,9 @@ def _broker_names(urls: Sequence[str]) -> list[str]:
     return told_apart([_BROKER_EXTRAS.get(_scheme(url), _scheme(url)) for url in urls])
 
 
-def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock) -> Broker:
-    """The client is imported here, so that nobody needs one that is not used."""
+def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock, silence: float | None) -> Broker:
+    """The client is imported here, so that nobody needs one that is not used. `silence`: how long there may be no proof
+    that it works; None: for as long as nobody uses it."""
     scheme, settings = _scheme(url), all_settings.broker
     queues = QueueNames(settings.prefix)
     options: dict[str, Any] = {
@@ -123,7 +125,7 @@ def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock) -> 
             case "rabbitmq":
                 from oraculo.brokers.rabbitmq import RabbitMQBroker
 
-                return RabbitMQBroker(url, **options, proof_within=settings.silence + _CANARY_GRACE)
+                return RabbitMQBroker(url, **options, proof_within=silence)
             case "redis":
                 from oraculo.brokers.redis_streams import RedisStreamsBroker
 

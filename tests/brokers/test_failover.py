@@ -392,6 +392,32 @@ async def test_a_queue_that_is_known_to_be_down_is_asked_last() -> None:
     await both.close()
 
 
+async def test_it_says_why_when_a_queue_is_down_at_one_and_the_others_are_lost() -> None:
+    first, second = Stuck("first"), Named("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    await first.leave()
+    await second.leave()
+    with pytest.raises(BrokerUnavailable, match="pulled out"):
+        await both.publish([Outgoing("down", b"1")])
+    await both.close()
+
+
+async def test_of_two_groups_what_the_first_took_is_told_though_none_takes_the_second() -> None:
+    class OnlyOnce(Named):
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+            vias = await super().publish(messages)
+            await self.leave()
+            return vias
+
+    both = FailoverBroker([OnlyOnce("first")])
+    await both.start()
+    with pytest.raises(NotTaken, match="pulled out") as caught:
+        await both.publish([Outgoing("q", b"1"), Outgoing("q", b"2", prefer="second")])
+    assert caught.value.vias == ["first", None]
+    await both.close()
+
+
 class Never(Named):
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         raise BrokerError("never")

@@ -97,7 +97,7 @@ async def test_a_consumer_goes_on_when_another_node_that_led_its_queue_is_killed
 async def test_a_queue_without_its_majority_costs_the_others_one_repeat_at_most(nodes: list[Node]) -> None:
     """A channel that does not know it waits for it, and says nothing of what is behind. It is the survivor that led it:
     else the channel would be refused at once."""
-    survivor, lone, silent = nodes[2], fresh_name(), fresh_name()
+    survivor, lone, silent, unmade = nodes[2], fresh_name(), fresh_name(), fresh_name()
     with plain_channel(survivor.url) as channel:
         channel.queue_declare(lone, durable=True)  # a classic one, on that node alone
     async with running(survivor.url, publish_timeout=2.0) as founder:
@@ -114,10 +114,13 @@ async def test_a_queue_without_its_majority_costs_the_others_one_repeat_at_most(
         await broker.publish([Outgoing(lone, b"3")])
         assert [name for name, _ in broker.links()[0].stuck] == [silent]
         await broker.check()
+        with pytest.raises(NotTaken) as caught:
+            await broker.publish([Outgoing(unmade, b""), Outgoing(lone, b"4")])  # a minority makes no queue
+        assert caught.value.vias == [None, "rabbitmq"]
         with plain_channel(survivor.url) as channel:
             depth = channel.queue_declare(lone, passive=True).method.message_count
-        print(f"{depth} messages for 7")
-        assert 7 <= depth <= 9
+        print(f"{depth} messages for 8")
+        assert 8 <= depth <= 10
 
 
 @pytest.mark.parametrize("victims", [1, 2], ids=["one node, and two are left", "two nodes, and no majority is left"])

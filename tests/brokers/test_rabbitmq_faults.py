@@ -4,7 +4,8 @@ import asyncio
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import cast
 
 import pytest
@@ -349,6 +350,67 @@ class TestFull:
             assert (await state(broker, other)).ready == 1 + 2 + 500
         await _turn(server, queue, "restart")
 
+    @pytest.mark.parametrize("is_known", [True, False], ids=["to a channel that knew it", "to any"])
+    async def test_a_queue_that_says_nothing_is_sent_no_more_until_it_has(self, fleet: Fleet, is_known: bool) -> None:
+        """It would have a copy of each try when it works again; and each would keep a channel on the server."""
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        queue, other = fresh_name(), fresh_name()
+        async with running(server.url) as founder:
+            await founder.declare([queue, other])
+        async with running(server.url, publish_timeout=0.5) as broker:
+            if is_known:
+                await broker.publish(messages(queue, 1))
+            async with _suspended(server, queue):
+                for _ in range(10):
+                    with pytest.raises(NotTaken) as caught:
+                        await broker.publish([*messages(other, 1), *messages(queue, 1)])
+                    assert caught.value.vias == ["rabbitmq", None]
+                    assert caught.value.down == {1}
+                await broker.check()
+                open_now = [session for session in broker._publisher._sessions if session.channel.is_open]
+                assert len(open_now) <= 2
+            await published(broker, messages(queue, 1))
+            assert (await state(broker, queue)).ready <= is_known + 2 + 1  # two tries, and the last
+            assert (await state(broker, other)).ready <= 10 + 1
+            assert broker.links()[0].stuck == ()
+
+    async def test_a_publish_that_is_cancelled_keeps_no_channel(self, fleet: Fleet) -> None:
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        queue = fresh_name()
+        async with running(server.url) as broker:
+            await broker.publish(messages(queue, 1))
+            async with _suspended(server, queue):
+                broker._stuck.note([queue], "as if it were known")
+                for _ in range(5):
+                    publishing = asyncio.create_task(broker.publish(messages(queue, 1)))
+                    assert not (await asyncio.wait([publishing], timeout=0.2))[0]
+                    publishing.cancel()
+                    await asyncio.gather(publishing, return_exceptions=True)
+                open_now = [session for session in broker._publisher._sessions if session.channel.is_open]
+                assert len(open_now) <= 1
+
+    async def test_a_server_that_blocks_publishers_says_so_for_a_queue_in_doubt_too(self, fleet: Fleet) -> None:
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        queue = fresh_name()
+        async with running(server.url, publish_timeout=1.0) as broker:
+            await broker.publish(messages(queue, 1))
+            broker._stuck.note([queue], "as if it were known")
+            await asyncio.to_thread(server.control, "set_vm_memory_high_watermark", "0.0000001")
+            try:
+                async with asyncio.timeout(20):
+                    while trouble(broker) != BLOCKED:
+                        with suppress(BrokerUnavailable):
+                            await broker.publish(messages(queue, 1))
+                        await asyncio.sleep(0.05)
+                connection = broker._publishing.raw
+                for _ in range(3):
+                    with pytest.raises(BrokerUnavailable, match=BLOCKED):
+                        await broker.publish(messages(queue, 1))
+                assert broker._publishing.raw is connection
+            finally:
+                await asyncio.to_thread(server.control, "set_vm_memory_high_watermark", "0.4")
+            await published(broker, messages(queue, 1))
+
     async def test_a_queue_that_is_down_is_told_of_until_it_works_though_the_server_answers(self, fleet: Fleet) -> None:
         server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
         queue, other = fresh_name(), fresh_name()
@@ -366,6 +428,18 @@ class TestFull:
             await published(broker, messages(queue, 1))
             assert broker.links()[0].stuck == ()
             forget(server.url, [queue, other])
+
+
+@asynccontextmanager
+async def _suspended(server: RabbitMQ, queue: str) -> AsyncIterator[None]:
+    """Its one member hears nothing, as if it had no majority."""
+    name = f'rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)'
+    found = f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), {{N, _}} = amqqueue:get_pid(Q)"
+    await asyncio.to_thread(server.control, "eval", f"{found}, sys:suspend(N).")
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.control, "eval", f"{found}, sys:resume(N).")
 
 
 async def _turn(server: RabbitMQ, queue: str, verb: str) -> None:

@@ -14,6 +14,7 @@ from oraculo.ports.broker import Broker, Delivery, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import ConsumerRebuilt, Record
 from oraculo.testing.broker_suite import BrokerSuite
+from oraculo.testing.simulation.virtual_time import VirtualClock, VirtualLoop
 from tests.waiting import until
 
 
@@ -207,3 +208,38 @@ async def test_a_consumer_that_nobody_listens_to_is_not_called_deaf() -> None:
         assert not told.records
         assert memory.made == 1
         assert [delivery.body for delivery in await consumer.take(10)] == [b"waits"]
+
+
+def test_a_canary_comes_when_the_silence_has_lasted_whenever_it_began() -> None:
+    """Not at the end of a whole such time behind the one in which something was heard: others count on it."""
+    loop = VirtualLoop()
+    canaries: list[float] = []
+
+    class Noting(MemoryBroker):
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+            canaries.extend(loop.time() for message in messages if message.body == CANARY)
+            return await super().publish(messages)
+
+    async def watch() -> None:
+        memory = Noting(VirtualClock(loop))
+        broker = VigilantBroker(memory, VirtualClock(loop), Told(), own_queues=["q"], silence=15.0)
+        await broker.start()
+        consumer = await broker.consume("q", prefetch=5)
+
+        async def keep_taking() -> None:
+            while deliveries := await consumer.take(5):
+                await consumer.ack(deliveries)
+
+        taking = asyncio.create_task(keep_taking())
+        for moment in (1.0, 14.0, 16.0):
+            await asyncio.sleep(moment - loop.time())
+            await memory.publish([Outgoing("q", b"something")])
+        await asyncio.sleep(50.0 - loop.time())
+        await broker.close()
+        await taking
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(watch())
+    assert len(canaries) == 2
+    assert 31.0 <= canaries[0] <= 33.0
+    assert 46.0 <= canaries[1] <= 50.0

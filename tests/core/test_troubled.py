@@ -17,6 +17,6 @@ def test_a_queue_is_told_of_for_a_while_unless_it_works() -> None:
 
 def test_of_many_the_latest_are_told() -> None:
     queues = TroubledQueues(10)
-    queues.note((f"q{number}" for number in range(150)), "down", 0)
+    queues.note((f"q{number}" for number in range(1050)), "down", 0)
     queues.note(["q60"], "down again", 0)
-    assert [*queues.told(1)] == [*(f"q{number}" for number in range(50, 150) if number != 60), "q60"]
+    assert [*queues.told(1)] == [*(f"q{number}" for number in range(50, 1050) if number != 60), "q60"]

@@ -24,6 +24,7 @@ CANARY = (
 )
 PATIENCE = 5.0  # seconds in which a canary, or what waits in the queue, must have been heard
 UNPROVEN_ROUNDS = 4
+_LOOKS = 10  # at most, in the time that a consumer may be silent, at one that has no room
 _KEPT = 300.0  # seconds that a canary which nobody takes may stay
 
 
@@ -156,6 +157,7 @@ class VigilantConsumer:
         self._out = 0  # handed out and not settled
         self._heard = asyncio.Event()
         self._takers = 0
+        self._waits_since = 0.0  # by the loop's time: somebody, for a message, without a break
         self._was_away = False  # nobody waited in `take` for a moment: then silence proves nothing
         self._is_deaf = False
         self._watching = asyncio.create_task(self._watch(), name=f"vigil over {queue}")
@@ -167,6 +169,7 @@ class VigilantConsumer:
                 raise BrokerUnavailable(f"the consumer of {self.queue} heard nothing and is made again")
             if deliveries:
                 self._heard.set()
+                self._waits_since = asyncio.get_running_loop().time()
                 self._vigil.heard(self)
             canaries = [delivery for delivery in deliveries if delivery.body == CANARY]
             if not canaries:
@@ -178,6 +181,8 @@ class VigilantConsumer:
                 return rest
 
     async def _wait_for(self, limit: int) -> Sequence[Delivery]:
+        if not self._takers:
+            self._waits_since = asyncio.get_running_loop().time()
         self._takers += 1
         try:
             return await self._inner.take(limit)
@@ -218,12 +223,14 @@ class VigilantConsumer:
     async def silent_for(self, seconds: float) -> bool:
         """Returns after that long without a message, while somebody waited for one and there was room for it. Whether
         it had heard something before."""
-        had_heard = False
+        had_heard, loop = False, asyncio.get_running_loop()
+        began = loop.time()
+        self.listen()
         while True:
-            self.listen()
-            await asyncio.sleep(seconds)
-            if not self.has_heard and self.has_listened and self._out < self._prefetch:
+            waited = loop.time() - max(self._waits_since, began) if self._takers else 0.0
+            if waited >= seconds and self._out < self._prefetch:
                 return had_heard
+            await asyncio.sleep(max(seconds - waited, seconds / _LOOKS))
             had_heard = had_heard or self.has_heard
 
     def listen(self) -> None:

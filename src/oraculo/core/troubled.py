@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-_MOST = 100  # that are remembered
+_MOST = 1000  # that are remembered
 
 
 class TroubledQueues:

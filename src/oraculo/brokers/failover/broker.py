@@ -152,7 +152,12 @@ class FailoverBroker:
         reached there."""
         outcome = Outcome(messages)
         for preferred, places in _by_preference(messages).items():
-            await self._publish(outcome, places, preferred)
+            try:
+                await self._publish(outcome, places, preferred)
+            except BrokerUnavailable as error:
+                if not outcome.has_any:
+                    raise
+                outcome.refused(error)  # what others of the call were taken is not to be sent again
         return outcome.vias()
 
     async def _publish(self, outcome: Outcome, places: Sequence[int], preferred: str | None) -> None:

@@ -35,6 +35,10 @@ class Outcome:
         self._down |= set(left)
         return left
 
+    @property
+    def has_any(self) -> bool:
+        return any(via is not None for via in self._vias)
+
     def refused(self, error: BrokerError) -> None:
         self._told.append(str(error))
 
@@ -65,7 +69,8 @@ class Group:
             return
         try:
             left = await self._offered(branch, places)
-        except BrokerUnavailable:
+        except BrokerUnavailable as error:
+            self._outcome.refused(error)
             return
         except BrokerError as error:
             if len(places) > 1 and not self.is_known:

@@ -260,8 +260,8 @@ class RabbitMQBroker:
     `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
     `connect_timeout`, `publish_timeout`, `call_timeout`: seconds after which an attempt to connect, a publish or
     anything else that the server is asked counts as failed.
-    `proof_within`: seconds in which some queue is published to or heard, if any works: longer than the engine is silent
-    between two canaries.
+    `proof_within`: seconds in which some queue is published to or heard, if any works: longer than an engine is silent
+    between two canaries. None where nobody sends such.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class RabbitMQBroker:
         connect_timeout: float = 3.0,
         publish_timeout: float = 5.0,
         call_timeout: float = 5.0,
-        proof_within: float = 20.0,
+        proof_within: float | None = None,
     ) -> None:
         port = TLS_PORT if url.startswith("amqps:") else PORT
         self._address = read_address(url, port=port, is_cluster=True)
@@ -392,8 +392,9 @@ class RabbitMQBroker:
             raise BrokerUnavailable(CLOSED)
         try:
             yield
-        except NotConfirmed:  # by a server that works
-            self._trouble = None
+        except NotConfirmed:  # by a server that works, unless it was lost meanwhile
+            if (raw := self._publishing.raw) is not None and raw.is_open:
+                self._trouble = None
             raise
         except BrokerUnavailable as error:
             self._note(str(error))

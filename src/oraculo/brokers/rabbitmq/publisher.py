@@ -38,15 +38,12 @@ class NotConfirmed(BrokerUnavailable):
 
 class Overdue(NotConfirmed):
     """Of those for the queues in `silent` it said nothing; it may have taken them. `is_blocked`: nor did it say
-    anything else on their channel, so that only one of these queues may be the cause. `is_gone`: nor on another."""
+    anything else on their channel, so that only one of these queues may be the cause. `is_gone`: nor on another.
+    `unheard`: what was sent alone and may still be heard of."""
 
-    def __init__(
-        self, parcels: Sequence[Parcel], of: int, silent: Collection[str], *, is_blocked: bool, is_gone: bool
-    ) -> None:
-        super().__init__(parcels, of)
-        self.silent = silent
-        self.is_blocked = is_blocked
-        self.is_gone = is_gone
+    is_blocked = False
+    is_gone = False
+    unheard: "Unheard | None" = None
 
 
 class _TooLate(Exception):
@@ -127,11 +124,14 @@ class _Session:
         self.channel.raw.connection.emit(packed)
         return batch
 
-    def give_up(self, batch: _Batch) -> list[Parcel]:
-        """Nobody waits for it any more. Returns what is not known to be taken or refused."""
-        tags = [tag for tag, waiting in self._unconfirmed.items() if waiting is batch]
+    def unconfirmed(self, batch: _Batch) -> list[Parcel]:
+        """What is not known to be taken or refused."""
+        return [batch.parcel(tag) for tag, waiting in self._unconfirmed.items() if waiting is batch]
+
+    def give_up(self, batch: _Batch) -> None:
+        """Nobody waits for it any more."""
+        self._unconfirmed = {tag: waiting for tag, waiting in self._unconfirmed.items() if waiting is not batch}
         self._batches.pop(batch, None)
-        return [self._unconfirmed.pop(tag).parcel(tag) for tag in tags]
 
     def fail(self, reason: str) -> None:
         """Whoever waits is told; what was sent may still be taken."""
@@ -185,7 +185,8 @@ class _Doubt:
         self._until = until
         self._asking: asyncio.Task[None] | None = None
         self._channel_answers = self._server_answers = False
-        self._timer = asyncio.get_running_loop().call_at(until - PING_PATIENCE, self._ask)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(until - min(PING_PATIENCE, (until - loop.time()) / 2), self._ask)
 
     def _ask(self) -> None:
         self._timer = asyncio.get_running_loop().call_at(self._until, self._batch.fail, _TooLate())
@@ -210,13 +211,26 @@ class _Doubt:
             self._asking.cancel()
 
     def told(self, refused: Sequence[Parcel], unknown: Sequence[Parcel], count: int) -> Overdue:
-        return Overdue(
-            [*refused, *unknown],
-            count,
-            {parcel.queue for parcel in unknown},
-            is_blocked=not self._channel_answers,
-            is_gone=not (self._channel_answers or self._server_answers),
-        )
+        overdue = Overdue([*refused, *unknown], count)
+        overdue.silent = {parcel.queue for parcel in unknown}
+        overdue.is_blocked = not self._channel_answers
+        overdue.is_gone = not (self._channel_answers or self._server_answers)
+        return overdue
+
+
+class Unheard:
+    """A batch of which it is not known what became, on a channel of its own."""
+
+    def __init__(self, session: _Session, batch: _Batch) -> None:
+        self._session = session
+        self._batch = batch
+
+    @property
+    def is_open(self) -> bool:
+        return self._batch.missing > 0 and self._session.channel.is_open
+
+    def give_up(self) -> None:
+        self._session.channel.abandon()
 
 
 class Publisher:
@@ -227,7 +241,7 @@ class Publisher:
         self._connection.on_blocked = self._on_blocked
         self._declare = declare
         self._session: _Session | None = None
-        self._retired: WeakSet[_Session] = WeakSet()
+        self._sessions: WeakSet[_Session] = WeakSet()
         self._opening = asyncio.Lock()
         self._routed: dict[str, None] = {}  # queues that were there once
         self._has_forgotten = False  # some of these: then any that is missing may have been there
@@ -239,20 +253,10 @@ class Publisher:
         count, refused = len(parcels), list[Parcel]()
         while parcels:
             async with asyncio.timeout_at(until):
-                session = await (self._new_session() if alone else self._ready())
+                session = await self._ready(alone=alone)
             batch = session.send(parcels)
-            doubt = None if until is None else _Doubt(self._connection, session, batch, until)
-            try:
-                await batch.done
-            except _TooLate:
-                unknown = [*session.give_up(batch), *batch.returned]
-                self._retire(session)
-                assert doubt is not None
-                raise doubt.told([*refused, *batch.refused], unknown, count) from None
-            finally:
-                if doubt is not None:
-                    doubt.end()
-            if alone or batch.refused:
+            await self._confirmed(session, batch, refused, count, until, alone=alone)
+            if batch.refused:
                 self._retire(session)
             refused += batch.refused
             parcels = batch.returned
@@ -263,6 +267,33 @@ class Publisher:
         if refused:
             raise NotConfirmed(refused, count)
 
+    async def _confirmed(
+        self, session: _Session, batch: _Batch, refused: list[Parcel], count: int, until: float | None, *, alone: bool
+    ) -> None:
+        """Or refused, or returned. Raises Overdue, with what was `refused` before."""
+        doubt = None if until is None else _Doubt(self._connection, session, batch, until)
+        try:
+            await batch.done
+        except _TooLate:
+            assert doubt is not None
+            unknown = session.unconfirmed(batch)
+            overdue = doubt.told([*refused, *batch.refused, *batch.returned], unknown, count)
+            if alone:
+                overdue.unheard = Unheard(session, batch)
+            else:
+                session.give_up(batch)
+                self._retire(session)
+            raise overdue from None
+        except BaseException:
+            if alone:
+                session.give_up(batch)
+            raise
+        finally:
+            if doubt is not None:
+                doubt.end()
+            if alone:
+                self._retire(session)
+
     async def _make_again(self, missing: set[str]) -> None:
         if self._has_forgotten or not missing.isdisjoint(self._routed):
             await asyncio.sleep(VANISHED_PAUSE)
@@ -270,8 +301,9 @@ class Publisher:
 
     def give_up(self, reason: str) -> None:
         """The server does not confirm: whoever waits is told, and the next to publish connects anew."""
-        self._session = None
-        self._connection.abort(reason)
+        if not self._connection.blocked:  # then it is known why, and it will confirm what it has
+            self._session = None
+            self._connection.abort(reason)
 
     async def ping(self) -> None:
         """A round trip on the channel that publishes."""
@@ -283,10 +315,12 @@ class Publisher:
             del self._routed[next(iter(self._routed))]
             self._has_forgotten = True
 
-    async def _ready(self) -> _Session:
+    async def _ready(self, *, alone: bool = False) -> _Session:
         if self._connection.blocked:
             await asyncio.sleep(0)  # who tries again at once must let the loop hear that it is over
             raise BrokerUnavailable(self._connection.blocked)
+        if alone:
+            return await self._new_session()
         if self._session is None or not self._session.channel.is_open:
             async with self._opening:
                 if self._session is None or not self._session.channel.is_open:
@@ -300,22 +334,21 @@ class Publisher:
         except BaseException:
             channel.abandon()  # nobody else knows of it
             raise
-        return _Session(channel)
+        session = _Session(channel)
+        self._sessions.add(session)
+        return session
 
     def _retire(self, session: _Session) -> None:
         """The next to publish has a new channel. One that published to a quorum queue for the first time while its
         leader was lost is refused there until that node is back (seen on 3.10), though the queue has a new leader."""
         if self._session is session:
             self._session = None
-        if session not in self._retired:
-            self._retired.add(session)
-            session.retire()
+        session.retire()
 
     def _on_blocked(self, reason: str) -> None:
         """Nobody waits for it to end: that may take hours. What was sent may still be taken then."""
-        for session in (self._session, *self._retired):
-            if session is not None:
-                session.fail(reason)
+        for session in list(self._sessions):
+            session.fail(reason)
 
 
 def _unused(_: object) -> None:

@@ -62,11 +62,14 @@ class Queues:
         """Whether it counts deliveries: a quorum queue that we made, or would have made in the same way."""
         return self._made.get(name, False)
 
+    def unmade(self, names: Iterable[str]) -> list[str]:
+        """Those that were not seen yet."""
+        return [name for name in names if name not in self._made and name not in self._delays]
+
     async def ensure(self, names: Iterable[str]) -> None:
         """Makes those that were not seen yet."""
-        for name in names:
-            if name not in self._made and name not in self._delays:
-                await self.declare([name])
+        for name in self.unmade(names):
+            await self.declare([name])
 
     async def declare(self, names: Iterable[str]) -> None:
         """Makes each, and its dead-letter queue before it, so that no dead letter finds it missing."""

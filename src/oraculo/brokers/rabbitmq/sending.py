@@ -13,12 +13,14 @@ from collections.abc import Iterable, Sequence
 
 from pika.exceptions import AMQPError
 
-from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Overdue, Publisher
+from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Overdue, Publisher, Unheard
 from oraculo.brokers.rabbitmq.queues import Queues
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.troubled import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
 
+UNHEARD_FOR = 30.0  # seconds until something is sent again to a queue that said nothing, though it says nothing yet
+MOST_UNHEARD = 500  # each is a channel, of which a connection has 2,047 unless the server says otherwise
 STUCK_TOLD = 30.0  # seconds that a queue is told of that did not work: who wants it to tries again sooner
 AGAIN_PATIENCE = 2.0  # seconds for what is tried once more: it was waited for already
 DEPTHS_PATIENCE = 5.0  # seconds for a look at all queues of a call that refused something
@@ -29,16 +31,18 @@ Refused = tuple[Sequence[Parcel], set[str]]  # what was not taken, and which of 
 class StuckQueues:
     """Queues that take or give nothing, as those of a cluster without its majority, while the server answers otherwise.
 
-    `proof_within`: seconds in which some queue works, if any does.
+    `proof_within`: seconds in which some queue works, if any does. None: nobody sees to it that one is tried.
     """
 
-    def __init__(self, proof_within: float) -> None:
+    def __init__(self, proof_within: float | None) -> None:
         self._proof_within = proof_within
         self._found = TroubledQueues(STUCK_TOLD)
         self._failing_since: float | None = None  # the first that did not work since one did
 
     def note(self, queues: Iterable[str], why: str) -> None:
         now = time.monotonic()
+        if not self._found.told(now):
+            self._failing_since = None
         self._found.note(queues, why, now)
         if self._failing_since is None and self._found:
             self._failing_since = now
@@ -63,7 +67,9 @@ class StuckQueues:
 
     def all_of_them(self) -> str | None:
         """Why the server is of no use, though it answers."""
-        if self._failing_since is None or time.monotonic() - self._failing_since < self._proof_within:
+        if self._proof_within is None or self._failing_since is None:
+            return None
+        if time.monotonic() - self._failing_since < self._proof_within:
             return None
         told = self.told()
         return told[-1][1] if told else None
@@ -75,11 +81,15 @@ class Sender:
         self._queues = queues
         self._publish_timeout = publish_timeout
         self._stuck = stuck
+        self._unheard: dict[str, tuple[Unheard, float]] = {}  # the last that was sent alone, and until when it counts
 
     async def send(self, parcels: Sequence[Parcel]) -> None:
         """Makes the queues that were never seen, and publishes. Raises NotConfirmed for what was not taken, which says
         what is down; BrokerUnavailable when nothing is known."""
-        stuck = self._stuck.among({parcel.queue for parcel in parcels})
+        queues = {parcel.queue for parcel in parcels}
+        stuck = self._stuck.among(queues)
+        if unmade := self._queues.unmade(queues - stuck):
+            stuck |= await self._not_made(unmade, queues)
         well = [parcel for parcel in parcels if parcel.queue not in stuck] if stuck else parcels
         refused, down = await self._send_together(well) if well else ([], set())
         if stuck:
@@ -87,6 +97,24 @@ class Sender:
             refused, down = [*refused, *left], down | also_down
         if refused:
             raise NotConfirmed(refused, len(parcels), down)
+
+    async def _not_made(self, unmade: Iterable[str], queues: set[str]) -> set[str]:
+        """Makes them. Returns those that could not be made, unless it is all there is: then it raises why."""
+        left = dict[str, BrokerUnavailable]()
+        until = asyncio.get_running_loop().time() + self._publish_timeout
+        for queue in unmade:
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._queues.ensure([queue])
+            except TimeoutError:
+                left[queue] = BrokerUnavailable(f"RabbitMQ did not make {queue} in {self._publish_timeout} s")
+            except BrokerUnavailable as error:
+                left[queue] = error
+        if left and len(left) == len(queues):
+            raise next(iter(left.values()))
+        for queue, why in left.items():
+            self._stuck.note([queue], str(why))
+        return set(left)
 
     async def _send_together(self, parcels: Sequence[Parcel]) -> Refused:
         try:
@@ -126,9 +154,15 @@ class Sender:
         self, queue: str, parcels: Sequence[Parcel], patience: float
     ) -> tuple[Sequence[Parcel], bool]:
         """What the queue did not take, and whether it is down."""
+        if self._awaits_word_from(queue):
+            self._stuck.note([queue], f"{queue} has not confirmed what was sent to it")
+            return parcels, True
         try:
+            await self._queues.ensure([queue])
             await self._publish(parcels, patience, alone=True)
         except NotConfirmed as error:
+            if isinstance(error, Overdue) and error.unheard is not None:
+                self._await_word_from(queue, error.unheard)
             took_some = len(error.parcels) < len(parcels)
             is_down = bool(error.silent) or (not took_some and await self._is_quiet(queue))
             if is_down:
@@ -136,14 +170,25 @@ class Sender:
             return error.parcels, is_down
         return [], False
 
+    def _awaits_word_from(self, queue: str) -> bool:
+        """While a queue has said nothing of the last that was sent alone, it is sent no more for a while: it would have
+        every one of them when it works again."""
+        unheard, until = self._unheard.get(queue, (None, 0.0))
+        return unheard is not None and unheard.is_open and time.monotonic() < until
+
+    def _await_word_from(self, queue: str, unheard: Unheard) -> None:
+        if queue in self._unheard:
+            self._unheard.pop(queue)[0].give_up()
+        self._unheard[queue] = unheard, time.monotonic() + UNHEARD_FOR
+        while len(self._unheard) > MOST_UNHEARD:
+            self._unheard.pop(next(iter(self._unheard)))[0].give_up()
+
     async def _publish(self, parcels: Sequence[Parcel], patience: float, *, alone: bool = False) -> None:
         """A server that does not confirm in time, nor answer, is given up, so that nothing piles up for it; the next
         call connects anew."""
         queues = {parcel.queue for parcel in parcels}
         until = asyncio.get_running_loop().time() + patience
         try:
-            async with asyncio.timeout_at(until):
-                await self._queues.ensure(queues)
             await self._publisher.publish(parcels, until, alone=alone)
         except TimeoutError:
             raise self._gave_up(parcels, patience) from None
@@ -173,7 +218,7 @@ class Sender:
             async with asyncio.timeout(DEPTHS_PATIENCE):
                 depth = await self._queues.depth(queue)
         except (BrokerError, AMQPError, OSError, TimeoutError):
-            return True
+            return False  # nothing is known of it: a limit may be its owner's
         return depth is None or not depth.messages
 
 
