@@ -117,6 +117,10 @@ async def test_a_queue_without_its_majority_costs_the_others_one_repeat_at_most(
         with pytest.raises(NotTaken) as caught:
             await broker.publish([Outgoing(unmade, b""), Outgoing(lone, b"4")])  # a minority makes no queue
         assert caught.value.vias == [None, "rabbitmq"]
+        for name in (unmade, fresh_name()):
+            with pytest.raises(NotTaken) as caught:
+                await broker.publish([Outgoing(name, b"")])
+            assert caught.value.down == {0}
         with plain_channel(survivor.url) as channel:
             depth = channel.queue_declare(lone, passive=True).method.message_count
         print(f"{depth} messages for 8")

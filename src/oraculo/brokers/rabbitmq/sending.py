@@ -23,6 +23,7 @@ UNHEARD_FOR = 30.0  # seconds until something is sent again to a queue that said
 MOST_UNHEARD = 500  # each is a channel, of which a connection has 2,047 unless the server says otherwise
 STUCK_TOLD = 30.0  # seconds that a queue is told of that did not work: who wants it to tries again sooner
 AGAIN_PATIENCE = 2.0  # seconds for what is tried once more: it was waited for already
+ANSWER_PATIENCE = 1.0  # seconds in which a server that could not make a queue may say that it is there
 DEPTHS_PATIENCE = 5.0  # seconds for a look at all queues of a call that refused something
 
 Refused = tuple[Sequence[Parcel], set[str]]  # what was not taken, and which of their queues are down
@@ -88,33 +89,39 @@ class Sender:
         what is down; BrokerUnavailable when nothing is known."""
         queues = {parcel.queue for parcel in parcels}
         stuck = self._stuck.among(queues)
-        if unmade := self._queues.unmade(queues - stuck):
-            stuck |= await self._not_made(unmade, queues)
-        well = [parcel for parcel in parcels if parcel.queue not in stuck] if stuck else parcels
-        refused, down = await self._send_together(well) if well else ([], set())
+        unmade = self._queues.unmade(queues - stuck)
+        down = await self._not_made(unmade, queues) if unmade else set[str]()
+        refused = [parcel for parcel in parcels if parcel.queue in down]
+        apart = stuck | down
+        well = [parcel for parcel in parcels if parcel.queue not in apart] if apart else parcels
+        if well:
+            left, also_down = await self._send_together(well)
+            refused, down = [*refused, *left], down | also_down
         if stuck:
-            left, also_down = await self._send_apart(_by_queue(parcels, stuck), must_tell=not well)
+            left, also_down = await self._send_apart(_by_queue(parcels, stuck), must_tell=stuck == queues)
             refused, down = [*refused, *left], down | also_down
         if refused:
             raise NotConfirmed(refused, len(parcels), down)
 
     async def _not_made(self, unmade: Iterable[str], queues: set[str]) -> set[str]:
-        """Makes them. Returns those that could not be made, unless it is all there is: then it raises why."""
-        left = dict[str, BrokerUnavailable]()
+        """Makes them. Returns those that could not be made; raises why when nothing else is known of the server."""
         until = asyncio.get_running_loop().time() + self._publish_timeout
-        for queue in unmade:
-            try:
-                async with asyncio.timeout_at(until):
-                    await self._queues.ensure([queue])
-            except TimeoutError:
-                left[queue] = BrokerUnavailable(f"RabbitMQ did not make {queue} in {self._publish_timeout} s")
-            except BrokerUnavailable as error:
-                left[queue] = error
-        if left and len(left) == len(queues):
-            raise next(iter(left.values()))
-        for queue, why in left.items():
-            self._stuck.note([queue], str(why))
-        return set(left)
+        faults = {queue: fault for queue in unmade if (fault := await self._fault_of_making(queue, until))}
+        if len(faults) == len(queues) and not await self._answers():
+            raise next(iter(faults.values()))
+        for queue, fault in faults.items():
+            self._stuck.note([queue], str(fault))
+        return set(faults)
+
+    async def _fault_of_making(self, queue: str, until: float) -> BrokerUnavailable | None:
+        try:
+            async with asyncio.timeout_at(until):
+                await self._queues.ensure([queue])
+        except TimeoutError:
+            return BrokerUnavailable(f"RabbitMQ did not make {queue} in time")
+        except BrokerUnavailable as error:
+            return error
+        return None
 
     async def _send_together(self, parcels: Sequence[Parcel]) -> Refused:
         try:
@@ -157,8 +164,9 @@ class Sender:
         if self._awaits_word_from(queue):
             self._stuck.note([queue], f"{queue} has not confirmed what was sent to it")
             return parcels, True
+        if await self._not_made(self._queues.unmade([queue]), {queue}):
+            return parcels, True
         try:
-            await self._queues.ensure([queue])
             await self._publish(parcels, patience, alone=True)
         except NotConfirmed as error:
             if isinstance(error, Overdue) and error.unheard is not None:
@@ -204,6 +212,14 @@ class Sender:
     def _gave_up(self, parcels: Sequence[Parcel], patience: float) -> BrokerUnavailable:
         self._publisher.give_up("it did not confirm in time")
         return BrokerUnavailable(f"RabbitMQ did not confirm {len(parcels)} messages in {patience} s")
+
+    async def _answers(self) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_PATIENCE):
+                await self._publisher.ping()
+        except (BrokerError, TimeoutError):
+            return False
+        return True
 
     async def _quiet(self, parcels: Sequence[Parcel], error: NotConfirmed) -> set[str]:
         """Of the queues that said no to something, those that took nothing else and show no message."""
