@@ -76,7 +76,8 @@ class Group:
             if len(places) > 1 and not self.is_known:
                 raise  # which of them it does not want will be found out one by one
             self.refusal = error
-            left = await self._offered_singly(branch, places) if self.is_known else places
+            self._outcome.refused(error)
+            left = await self._offered_singly(branch, places) if len(places) > 1 else places
         else:
             self.is_known = True
         gone = set(places).difference(left)

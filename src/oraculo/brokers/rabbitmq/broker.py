@@ -313,9 +313,9 @@ class RabbitMQBroker:
             await self._queues.declare(queues)
 
     def links(self) -> Sequence[Link]:
-        trouble = (
-            (self._publishing.blocked or self._trouble or self._stuck.all_of_them()) if self._is_started else CLOSED
-        )
+        if not self._is_started:
+            return [Link(self.name, CLOSED)]
+        trouble = self._publishing.blocked or self._trouble or self._stuck.all_of_them()
         return [Link(self.name, trouble, stuck=self._stuck.told())]
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:

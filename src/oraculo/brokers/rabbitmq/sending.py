@@ -90,18 +90,23 @@ class Sender:
         queues = {parcel.queue for parcel in parcels}
         stuck = self._stuck.among(queues)
         unmade = self._queues.unmade(queues - stuck)
-        down = await self._not_made(unmade, queues) if unmade else set[str]()
-        refused = [parcel for parcel in parcels if parcel.queue in down]
-        apart = stuck | down
-        well = [parcel for parcel in parcels if parcel.queue not in apart] if apart else parcels
+        not_made = await self._not_made(unmade, queues) if unmade else set[str]()
+        if stuck or not_made:
+            refused, down = await self._send_by_state(parcels, stuck, not_made)
+        else:
+            refused, down = await self._send_together(parcels)
+        if refused:
+            raise NotConfirmed(refused, len(parcels), down)
+
+    async def _send_by_state(self, parcels: Sequence[Parcel], stuck: set[str], not_made: set[str]) -> Refused:
+        refused, down = [parcel for parcel in parcels if parcel.queue in not_made], set(not_made)
+        well = [parcel for parcel in parcels if parcel.queue not in stuck and parcel.queue not in not_made]
         if well:
             left, also_down = await self._send_together(well)
             refused, down = [*refused, *left], down | also_down
-        if stuck:
-            left, also_down = await self._send_apart(_by_queue(parcels, stuck), must_tell=stuck == queues)
-            refused, down = [*refused, *left], down | also_down
-        if refused:
-            raise NotConfirmed(refused, len(parcels), down)
+        must_tell = not well and not not_made
+        left, also_down = await self._send_apart(_by_queue(parcels, stuck), must_tell=must_tell)
+        return [*refused, *left], down | also_down
 
     async def _not_made(self, unmade: Iterable[str], queues: set[str]) -> set[str]:
         """Makes them. Returns those that could not be made; raises why when nothing else is known of the server."""
