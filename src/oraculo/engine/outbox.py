@@ -15,7 +15,8 @@ from oraculo.core.timestamps import to_iso
 from oraculo.core.troubled import TroubledQueues
 from oraculo.engine.inputs import Inbox, Note, Resend
 from oraculo.engine.peers import Peers
-from oraculo.engine.publishing import Key, Line
+from oraculo.engine.publishing import Entry, Key, Line
+from oraculo.engine.rations import Rations
 from oraculo.engine.results import LargeResults
 from oraculo.errors import ObjectLost, ObjectsError
 from oraculo.ports.broker import Broker, Outgoing
@@ -53,16 +54,18 @@ class Outbox:
         self._clock = clock
         self._telemetry = telemetry
         self._refusing = TroubledQueues(_REFUSING_TOLD)
+        self._refusing_letters = TroubledQueues(_REFUSING_TOLD)
         # Apart, so that neither a queue that did not take something of late, which may take its time to say no again,
         # nor a quarantine that is full holds up the commands.
         self._commands, self._doubtful, self._dead_letters = (
             Line(broker, clock, telemetry, self._confirmed, self._refused, refusing)
-            for refusing in (self._refusing, self._refusing, TroubledQueues(_REFUSING_TOLD))
+            for refusing in (self._refusing, self._refusing, self._refusing_letters)
         )
         self._in_flight: set[Key] = set()  # from the decision until the note of it is committed
         self._dying: dict[Key, DeadLettered] = {}  # told when it is in quarantine: a full one is tried again and again
         self._reading: dict[Key, asyncio.Task[None]] = {}  # the large results that a command hands on
         self._spilled = False  # there was no room: the sweep finds what was left out
+        self._rations = Rations()
         self._seen_unsent: dict[Unsent, float] = {}  # and since when, by the loop's time: clocks may be set back
 
     # -- what the intake hands over -----------------------------------------------------------------------------
@@ -183,11 +186,14 @@ class Outbox:
             Note(key[0], Sent(key[1], key[2], key[3], via, now)) for key, via in zip(keys, vias, strict=True)
         )
 
-    def _refused(self, keys: Sequence[Key]) -> None:
+    def _refused(self, entries: Sequence[Entry]) -> None:
         """Left unsent: the sweep tries again, until the task's deadline says that it was never taken."""
-        self._in_flight.difference_update(keys)
-        for key in keys:
+        for key, message in entries:
+            self._in_flight.discard(key)
             self._dying.pop(key, None)
+            run_id, task, attempt, is_dead_letter = key
+            refusing = self._refusing_letters if is_dead_letter else self._refusing
+            self._rations.note(Unsent(run_id, task, attempt), message.queue, refusing)
 
     async def flushed(self) -> None:
         """Returns when everything that was handed over is confirmed."""
@@ -217,6 +223,7 @@ class Outbox:
             return  # others' commands would only be sent twice when the broker is back
         at_once = (at_once or self._spilled) and self._peers.is_alone
         self._spilled = False
+        self._rations.begin()
         seen: dict[Unsent, float] = {}
         after: tuple[str, int] | None = None
         while page := await self._store.unsent(_PAGE, after):
@@ -225,6 +232,8 @@ class Outbox:
             if self._is_full():
                 self._spilled = True
                 break
+        else:
+            self._rations.keep_only(seen)
         self._seen_unsent = seen
 
     async def _resend(self, page: Sequence[Unsent], seen: dict[Unsent, float], at_once: bool) -> None:
@@ -232,7 +241,7 @@ class Outbox:
         loop = asyncio.get_running_loop()
         now = loop.time()
         left = [one for one in page if not self._is_in_flight(one)]
-        lost = [one for one in left if at_once or self._is_ours(one, now)]
+        lost = [one for one in left if (at_once or self._is_ours(one, now)) and self._rations.grants(one, now)]
         if len(seen) < _MOST_SEEN:
             seen.update({one: self._seen_unsent.get(one, now) for one in left})
             # What is refused for a while, as by a full queue, is not for every engine to try at every look.

@@ -18,7 +18,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
 Entry = tuple[Key, Outgoing]
 Confirmed = Callable[[Sequence[Key], Sequence[str]], None]  # the second: which broker took each
-Refused = Callable[[Sequence[Key]], None]
+Refused = Callable[[Sequence[Entry]], None]
 
 
 class Line:
@@ -111,15 +111,15 @@ class Line:
         self._refusing.works(queue for queue, via in taking.items() if via is not None)
         left = [queue for queue, via in taking.items() if via is None]
         self._refusing.note(left, str(error), asyncio.get_running_loop().time())
-        outcomes = list(zip((key for key, _ in batch), error.vias, strict=True))
-        self._refused([key for key, via in outcomes if via is None])
-        if taken := [(key, via) for key, via in outcomes if via is not None]:
+        outcomes = list(zip(batch, error.vias, strict=True))
+        self._refused([entry for entry, via in outcomes if via is None])
+        if taken := [(key, via) for (key, _), via in outcomes if via is not None]:
             keys, vias = zip(*taken, strict=True)
             self._tell_confirmed(keys, vias, started)
 
     async def _set_apart(self, batch: Sequence[Entry]) -> None:
         if len(batch) == 1:
-            self._refused([batch[0][0]])
+            self._refused(batch)
             return
         for entry in batch:
             await self._publish([entry])
