@@ -1,10 +1,12 @@
 """A broker is lost: what it took is sent again, under the same identity."""
 
+import pytest
+
 from oraculo.core import machine
 from oraculo.core.events import BrokerLost, Sent
 from oraculo.core.history import Happened
 from oraculo.core.machine import Verdict
-from tests.core.building import Driver, fan_out
+from tests.core.building import START, Driver, fan_out
 
 
 def sent_by(driver: Driver, name: str, via: str | None) -> None:
@@ -75,6 +77,22 @@ def test_dead_letters_are_sent_again_only_when_the_memory_was_lost() -> None:
     sent_by(driver, "escavador_c", "rabbitmq")
     assert driver.apply(BrokerLost("rabbitmq", dead_letters=True)) is Verdict.APPLIED
     assert (driver.commands, driver.dead_letters) == ([], [(0, 1)]), "the command was sent anew a moment ago"
+
+
+@pytest.mark.parametrize(
+    ("sent", "now", "verdict"),
+    [
+        (9.0, 12.0, Verdict.APPLIED),
+        (10.0, 12.0, Verdict.APPLIED),
+        (11.0, 12.0, Verdict.NOTHING),
+        (13.0, 12.0, Verdict.APPLIED),  # by a clock that was set back since: nobody knows when
+    ],
+)
+def test_what_was_sent_since_the_memory_was_lost_is_left_alone(sent: float, now: float, verdict: Verdict) -> None:
+    driver = fan_out("escavador_a").at(now)
+    driver.apply(Sent(0, 1, via="rabbitmq", at=START + sent))
+    driver.commands.clear()
+    assert driver.apply(BrokerLost("rabbitmq", before=START + 10.0)) is verdict
 
 
 def test_all_that_is_sent_again_is_written_and_counted_in_the_history() -> None:
