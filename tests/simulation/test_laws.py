@@ -11,6 +11,7 @@ from oraculo.testing.simulation.running import run_seed
 
 SEEDS = int(os.environ.get("ORACULO_TEST_SEEDS", "300"))
 SHARDS = 10
+BROKERS_LOST = Faults(lose_memory=0.05, away=0.05)
 
 
 @pytest.mark.timeout(300)
@@ -18,6 +19,13 @@ SHARDS = 10
 def test_no_law_is_broken(shard: int) -> None:
     for seed in range(shard, SEEDS, SHARDS):
         outcome = run_seed(seed)
+        assert outcome.is_clean, f"seed {seed}: {outcome.violations}"
+
+
+def test_no_law_is_broken_when_only_brokers_are_lost() -> None:
+    """Then there are long times in which nothing else excuses what is not sent again."""
+    for seed in range(SEEDS // 4):
+        outcome = run_seed(seed, BROKERS_LOST)
         assert outcome.is_clean, f"seed {seed}: {outcome.violations}"
 
 

@@ -1,19 +1,29 @@
 """The simulation can fail: each bug, planted alone, is caught within a bounded number of seeds."""
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
+from oraculo.brokers.failover.branch import Branch
+from oraculo.brokers.failover.broker import FailoverBroker
+from oraculo.brokers.failover.offers import Outcome
 from oraculo.core import machine
 from oraculo.core.machine import RunTrigger, Verdict
 from oraculo.core.run import Changes, Run, Task
+from oraculo.engine import outbox
 from oraculo.engine.inputs import Arrived, Input, Note
 from oraculo.engine.intake import Batch, Decision, Intake
+from oraculo.engine.links import LinkWatch
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.timers import Timers
+from oraculo.ports.broker import Link
 from oraculo.ports.store import Committed
 from oraculo.testing.simulation.running import run_seed
+from oraculo.testing.simulation.scenario import Scenario, random_scenario
+from tests.simulation.test_laws import BROKERS_LOST
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 MOST_SEEDS = 150
@@ -116,6 +126,46 @@ def cache_not_invalidated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Decision, "must_be_fresh", property(lambda self: False))
 
 
+def lost_commands_not_taken_back(patch: pytest.MonkeyPatch) -> None:
+    async def missed(self: LinkWatch, link: Link) -> None:
+        return
+
+    patch.setattr(LinkWatch, "_missed", missed)
+
+
+def lost_memory_not_noticed(patch: pytest.MonkeyPatch) -> None:
+    async def look(self: LinkWatch, name: str) -> None:
+        return
+
+    patch.setattr(LinkWatch, "_look_after_loss", look)
+
+
+def the_preferred_broker_alone_is_used(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FailoverBroker, "_up", lambda self: [branch for branch in self._branches[:1] if branch.is_up])
+
+
+def a_lost_broker_is_never_asked_again(patch: pytest.MonkeyPatch) -> None:
+    real = FailoverBroker._is_well
+
+    async def is_well(self: FailoverBroker, branch: Branch) -> bool:
+        return branch.is_up and await real(self, branch)
+
+    patch.setattr(FailoverBroker, "_is_well", is_well)
+
+
+def the_wrong_broker_is_noted(patch: pytest.MonkeyPatch) -> None:
+    real = Outcome.took
+
+    def took(self: Outcome, places: Sequence[int], vias: Sequence[str | None]) -> None:
+        real(self, places, [via and "simulated-1" for via in vias])
+
+    patch.setattr(Outcome, "took", took)
+
+
+def another_attempt_taken_for_a_repeat(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(outbox, "_message_key", lambda run, task: f"{run.id}:{task.number}:{task.sent_at}")
+
+
 BUGS: dict[Plant, int] = {
     ack_before_commit: 6,
     no_resend: 4,
@@ -129,9 +179,30 @@ BUGS: dict[Plant, int] = {
     cache_not_invalidated: 8,
 }
 
+BROKER_BUGS: dict[Plant, int] = {
+    lost_commands_not_taken_back: 4,
+    lost_memory_not_noticed: 4,
+    the_preferred_broker_alone_is_used: 7,
+    a_lost_broker_is_never_asked_again: 8,
+    the_wrong_broker_is_noted: 4,
+    another_attempt_taken_for_a_repeat: 4,
+}
+
 
 @pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     caught = next((seed for seed in range(MOST_SEEDS) if not run_seed(seed).is_clean), None)
     assert caught is not None, f"{MOST_SEEDS} seeds did not notice"
+
+
+@pytest.mark.parametrize("plant", BROKER_BUGS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_of_the_fail_over_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    outcomes = (run_seed(seed, BROKERS_LOST, _with_two_brokers(seed)) for seed in range(MOST_SEEDS))
+    assert any(not outcome.is_clean for outcome in outcomes), f"{MOST_SEEDS} seeds did not notice"
+
+
+def _with_two_brokers(seed: int) -> Scenario:
+    scenario = random_scenario(random.Random(f"scenario {seed}"))
+    return msgspec.structs.replace(scenario, brokers=2, durable=True)

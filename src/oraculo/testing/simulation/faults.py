@@ -15,7 +15,10 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     not_taken: float = 0.0  # some queues of a publish are full, and it is told which messages were not taken
     hang: float = 0.0  # a publish hangs for up to 20 s and then fails, some of it done
     lost_ack: float = 0.0  # an ack does not reach the broker
-    lose_memory: float = 0.0  # each second: the broker forgets everything
+    lose_memory: float = 0.0  # each second and broker: it forgets everything
+    away: float = (
+        0.0  # each second and broker: it is gone, or answers nobody, for up to 25 s; of several, some for good
+    )
     engine_crash: float = 0.0  # each call an engine makes: it dies just before or just after
     worker_crash: float = 0.0  # each call a worker makes
     slow_store: float = 0.0  # a call to the store takes up to 2 s
@@ -35,6 +38,7 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             hang=0.01,
             lost_ack=0.02,
             lose_memory=0.005,
+            away=0.005,
             engine_crash=0.006,
             worker_crash=0.004,
             slow_store=0.05,

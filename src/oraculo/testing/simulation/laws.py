@@ -3,7 +3,7 @@
 A law is told what happens, as it happens, and looks at what was committed. It says what is wrong with `broken`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,12 +16,16 @@ from oraculo.core.run import DeliveryStatus, Run, Task, TaskStatus
 from oraculo.errors import InvalidInput
 from oraculo.ports.broker import DeadLetter, Delivery, Outgoing, QueueState
 from oraculo.testing.checkers import check_history, check_state
+from oraculo.testing.simulation.brokers import State
+from oraculo.testing.simulation.hosts import Host
 
 if TYPE_CHECKING:
     from oraculo.testing.simulation.world import World
 
 # How long something may be overdue while nothing goes wrong.
 PATIENCE = 12.0
+
+_Key = tuple[str, int, int]  # run, task, attempt
 
 # What an answer does when it is neither late nor a repeat.
 _EFFECTS = frozenset({Happened.SUCCEEDED, Happened.ATTEMPT_FAILED, Happened.FAILED, Happened.AMENDED})
@@ -41,7 +45,9 @@ class Law:
 
     def accepted(self, run_id: str) -> None: ...
     def committed(self, before: Run | None, after: Run, told: Sequence[HistoryEntry]) -> None: ...
-    def published(self, message: Outgoing) -> None: ...
+    def published(self, message: Outgoing, server: str) -> None: ...
+    def repeat_dropped(self, first: Outgoing, message: Outgoing) -> None: ...
+    def forgot(self, server: str) -> None: ...
     def acked(self, delivery: Delivery) -> None: ...
     def delivered(self, run_id: str, channel: str, aggregate: bytes) -> None: ...
     def second(self) -> None: ...
@@ -97,7 +103,7 @@ class EndedIsFinal(Law):
     def _check_ended(self, run: Run, old: Task, new: Task, told: set[Happened]) -> None:
         if old.status is new.status and old.result == new.result:
             return
-        reopened = Happened.REOPENED in told and run.id in self.world.reopened
+        reopened = Happened.REOPENED in told and self.world.may_reopen(run.id)
         amended = Happened.AMENDED in told and run.plan.on_late is OnLate.AMEND
         if old.status is TaskStatus.SUCCEEDED or not (reopened or amended):
             step = run.plan.steps[old.number].id
@@ -131,9 +137,9 @@ class SentUntilAnswered(Law):
     def __init__(self, world: "World") -> None:
         super().__init__(world)
         self._payloads: dict[tuple[str, str, int], bytes] = {}
-        self._unsent: dict[tuple[str, int, int], float] = {}
+        self._unsent: dict[_Key, float] = {}
 
-    def published(self, message: Outgoing) -> None:
+    def published(self, message: Outgoing, server: str) -> None:
         command = _read(message)
         if command is None or not _is_command(command):
             return
@@ -142,25 +148,74 @@ class SentUntilAnswered(Law):
         if run is None or number is None or run.tasks[number].attempt < (command.tentativa or 0):
             self.broken(f"a command was sent that no commit decided: {message.body!r}")
             return
-        key = (command.correlation_id, command.tarefa or "", command.tentativa or 0)
+        key = _identity(command)
         if self._payloads.setdefault(key, bytes(command.payload)) != bytes(command.payload):
             self.broken(f"two commands of the identity {key} differ")
 
+    def repeat_dropped(self, first: Outgoing, message: Outgoing) -> None:
+        known, command = _read(first), _read(message)
+        if known is None or command is None or _identity(known) != _identity(command):
+            self.broken(f"a command was taken for the repeat of another: {message.body!r}, {first.body!r}")
+
     def second(self) -> None:
         moment = self.world.loop.time()
-        waiting = [
-            (run.id, task.number, task.attempt) for run in self.world.runs.values() for task in run.tasks if task.unsent
-        ]
+        waiting = [_key(run, task) for run in self.world.runs.values() for task in run.tasks if task.unsent]
         self._unsent = {key: self._unsent.get(key, moment) for key in waiting}
         for key, since in self._unsent.items():
             if moment - max(since, self.world.undisturbed_since) > PATIENCE:
                 self.broken(f"the command or dead letter {key} is not sent since {moment - since:.0f} s")
 
 
+class SentAgainWhenLost(Law):
+    """A broker that is away, while another works, or that forgot what it had: its commands are sent again."""
+
+    number, says = 4, "what a broker had taken that is lost is sent again"
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(world)
+        self._taken_by: dict[_Key, str] = {}  # the last broker
+        self._forgotten: dict[_Key, Sequence[Host]] = {}  # and the engines that must have noticed
+        self._lost: dict[_Key, float] = {}
+
+    def published(self, message: Outgoing, server: str) -> None:
+        command = _read(message)
+        run = self.world.runs.get(command.correlation_id) if command is not None and _is_command(command) else None
+        number = run.plan.by_id.get(command.tarefa or "") if run is not None and command is not None else None
+        if run is not None and command is not None and number is not None and message.reason is None:
+            key = (run.id, number, command.tentativa or 0)
+            self._taken_by[key] = server
+            self._forgotten.pop(key, None)
+
+    def forgot(self, server: str) -> None:
+        engines = self.world.engine_hosts()
+        open_keys = {_key(run, task) for run, task in self._sent()}
+        self._forgotten |= {key: engines for key, by in self._taken_by.items() if by == server and key in open_keys}
+
+    def second(self) -> None:
+        moment = self.world.loop.time()
+        lost = [_key(run, task) for run, task in self._sent() if self._is_lost(_key(run, task), task)]
+        self._lost = {key: self._lost.get(key, moment) for key in lost}
+        for key, since in self._lost.items():
+            if moment - max(since, self.world.undisturbed_since) > PATIENCE:
+                self.broken(f"the command {key} was lost {moment - since:.0f} s ago and is not sent again")
+
+    def _sent(self) -> Iterator[tuple[Run, Task]]:
+        """Tasks whose commands are noted as sent, and not answered."""
+        for run in self.world.runs.values():
+            for task in run.tasks:
+                if run.is_open and task.status is TaskStatus.RUNNING and not task.unsent:
+                    yield run, task
+
+    def _is_lost(self, key: "_Key", task: Task) -> bool:
+        if any(host.alive for host in self._forgotten.get(key, ())):
+            return True
+        return any(server.name == task.via and server.state is not State.UP for server in self.world.servers)
+
+
 class DependenciesFirst(Law):
     number, says = 5, "a task is sent only when all that it depends on has succeeded"
 
-    def published(self, message: Outgoing) -> None:
+    def published(self, message: Outgoing, server: str) -> None:
         command = _read(message)
         run = self.world.runs.get(command.correlation_id) if command is not None and _is_command(command) else None
         number = run.plan.by_id.get(command.tarefa or "") if run is not None and command is not None else None
@@ -256,9 +311,9 @@ class NothingIsDropped(Law):
                 self.broken(f"a dead letter of {letter.queue} has no reason: {letter.body!r}")
             if letter.queue == naming.ANSWERS and self._is_a_good_answer(letter):
                 self.broken(f"an answer that fits its task was quarantined ({letter.reason}): {letter.body!r}")
-        for queue, body in self.world.garbage:
-            if not any(letter.queue == queue and letter.body == body for letter in self.world.letters):
-                self.broken(f"garbage on {queue} is not among its dead letters: {body!r}")
+        for one in self.world.garbage:
+            if not any((letter.queue, letter.body) == (one.queue, one.body) for letter in self.world.letters):
+                self.broken(f"garbage on {one.queue} is not among its dead letters: {one.body!r}")
 
     def _is_a_good_answer(self, letter: DeadLetter) -> bool:
         message = _read(letter)
@@ -284,6 +339,7 @@ LAWS: tuple[Callable[["World"], Law], ...] = (
     EveryRunEnds,
     EndedIsFinal,
     SentUntilAnswered,
+    SentAgainWhenLost,
     DependenciesFirst,
     AckedAfterCommit,
     OneAggregate,
@@ -292,11 +348,19 @@ LAWS: tuple[Callable[["World"], Law], ...] = (
 )
 
 
+def _key(run: Run, task: Task) -> _Key:
+    return run.id, task.number, task.attempt
+
+
 def _read(message: Delivery | Outgoing | DeadLetter) -> Message | None:
     try:
         return decode_message(message.body)
     except InvalidInput:
         return None
+
+
+def _identity(command: Message) -> tuple[str, str, int]:
+    return command.correlation_id, command.tarefa or "", command.tentativa or 0
 
 
 def _is_command(message: Message) -> bool:

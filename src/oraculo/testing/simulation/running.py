@@ -11,11 +11,12 @@ from oraculo.core.pipeline import encode_definition, parse_pipeline
 from oraculo.core.run import Run
 from oraculo.errors import OraculoError
 from oraculo.ports.broker import Outgoing
+from oraculo.testing.simulation.brokers import Server
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.hosts import own_tasks
 from oraculo.testing.simulation.scenario import Action, Scenario, random_scenario
 from oraculo.testing.simulation.virtual_time import Stuck, VirtualLoop
-from oraculo.testing.simulation.world import Violation, World
+from oraculo.testing.simulation.world import Garbage, Violation, World
 
 CLIENT_PATIENCE = 40.0
 
@@ -129,12 +130,21 @@ async def _submit(world: World, action: Action) -> None:
 
 
 async def _enqueue(world: World, action: Action) -> None:
-    await world.broker.publish([Outgoing("orquestrador", action.body)])
+    server = await _reachable(world)
+    await server.real.publish([Outgoing("orquestrador", action.body)])
 
 
 async def _garbage(world: World, action: Action) -> None:
-    world.garbage.append((action.queue, action.body))
-    await world.broker.publish([Outgoing(action.queue, action.body)])
+    server = await _reachable(world)
+    world.garbage.append(Garbage(server.name, action.queue, action.body))
+    await server.real.publish([Outgoing(action.queue, action.body)])
+
+
+async def _reachable(world: World) -> Server:
+    while True:
+        if (server := world.some_server()) is not None:
+            return server
+        await asyncio.sleep(0.5)
 
 
 async def _cancel(world: World, action: Action) -> None:
@@ -144,14 +154,14 @@ async def _cancel(world: World, action: Action) -> None:
 
 async def _repeat(world: World, action: Action) -> None:
     if operations := world.operations():
-        world.reopened.add(f"r{action.subject}")
+        world.reopens(f"r{action.subject}")
         await operations.repeat(f"r{action.subject}")
 
 
 async def _redrive(world: World, action: Action) -> None:
     if operations := world.operations():
-        world.reopened.update(world.runs)
-        await operations.redrive(action.queue)
+        async with world.redriving():
+            await operations.redrive(action.queue)
 
 
 async def _discard(world: World, action: Action) -> None:

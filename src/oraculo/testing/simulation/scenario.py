@@ -49,7 +49,9 @@ class Scenario(msgspec.Struct, frozen=True):
     stand_ins: dict[str, StandIn] = {}  # by step; the others behave as `failure_rate` and `latency` say
     engines: int = 1
     workers: int = 2
+    brokers: int = 1  # with several, engines and workers use whichever is there
     durable: bool = True  # the broker keeps its messages when an engine dies
+    drops_repeats: bool = False  # the brokers know a command that they had
     failure_rate: float = 0.15
     latency: float = 0.5
 
@@ -62,7 +64,7 @@ def random_scenario(dice: random.Random) -> Scenario:
     asked = [_request(dice, number, tuple(pipelines)) for number in range(dice.randint(2, 6))]
     actions = [action for number, body in enumerate(asked) for action in _asking(dice, number, body)]
     actions += [_operator(dice, len(asked)) for _ in range(dice.randint(0, 5))]
-    return Scenario(
+    scenario = Scenario(
         pipelines,
         tuple(sorted(actions, key=lambda action: action.at)),
         engines=dice.choice((1, 1, 2, 3)),
@@ -71,6 +73,10 @@ def random_scenario(dice: random.Random) -> Scenario:
         failure_rate=dice.choice((0.0, 0.15, 0.4)),
         latency=dice.choice((0.05, 0.5, 3.0)),
     )
+    if not scenario.durable:  # then it lives inside an engine, and is the only one
+        return scenario
+    brokers, drops_repeats = dice.choice((1, 1, 2, 3)), dice.random() < 0.3
+    return msgspec.structs.replace(scenario, brokers=brokers, drops_repeats=drops_repeats)
 
 
 def _pipeline(dice: random.Random, name: str) -> dict[str, Any]:

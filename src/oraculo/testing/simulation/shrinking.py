@@ -43,6 +43,16 @@ def _smaller(outcome: Outcome) -> Iterator[tuple[Faults, Scenario]]:
         yield faults, msgspec.structs.replace(scenario, engines=scenario.engines - 1)
     if scenario.workers > 1:
         yield faults, msgspec.structs.replace(scenario, workers=scenario.workers - 1)
+    if scenario.brokers > 1:
+        yield faults, msgspec.structs.replace(scenario, brokers=scenario.brokers - 1)
+    if scenario.drops_repeats:
+        yield faults, msgspec.structs.replace(scenario, drops_repeats=False)
+
+
+def _brokers(scenario: Scenario) -> str:
+    kept = "keep" if scenario.durable else "lose"
+    repeats = ", and know a repeat" if scenario.drops_repeats else ""
+    return f"{scenario.brokers} brokers, that {kept} their messages when an engine dies{repeats}"
 
 
 def story(outcome: Outcome) -> str:
@@ -54,8 +64,7 @@ def story(outcome: Outcome) -> str:
         f"seed {outcome.seed} broke law {violation.law} ({violation.says}) after {violation.at:.2f} s:",
         f"  {violation.how}",
         f"faults: {faults}",
-        f"{scenario.engines} engines, {scenario.workers} workers, a broker that "
-        f"{'keeps' if scenario.durable else 'loses'} its messages when an engine dies",
+        f"{scenario.engines} engines, {scenario.workers} workers, {_brokers(scenario)}",
         *(f"pipeline {name}: {msgspec.json.encode(body).decode()}" for name, body in scenario.pipelines.items()),
         "asked:",
         *(f"  {action}" for action in scenario.actions),

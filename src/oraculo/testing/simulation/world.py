@@ -1,14 +1,16 @@
-"""The simulated world: a disk and a broker that stay, processes that come and go, and the laws that watch."""
+"""The simulated world: a disk and brokers that stay, processes that come and go, and the laws that watch."""
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import Any
 
 import msgspec
 
+from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import naming
 from oraculo.core.message import decode_message
@@ -17,16 +19,17 @@ from oraculo.engine.cache import Plans
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine
 from oraculo.errors import InvalidInput, OraculoError
-from oraculo.ports.broker import DeadLetter, Delivery, Outgoing
+from oraculo.ports.broker import Broker, DeadLetter, Delivery, Outgoing, QueueState
 from oraculo.ports.store import Committed, Creation, Outcome
 from oraculo.ports.telemetry import Silent
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
+from oraculo.testing.simulation.brokers import HostBroker, Server, State
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.hosts import Host
 from oraculo.testing.simulation.laws import LAWS, Law
-from oraculo.testing.simulation.ports import HostBroker, HostStore
 from oraculo.testing.simulation.scenario import PLAIN_QUEUE, Scenario
+from oraculo.testing.simulation.stores import HostStore
 from oraculo.testing.simulation.trouble import Trouble
 from oraculo.testing.simulation.virtual_time import SeededEntropy, VirtualClock
 from oraculo.testing.simulation.workers import plain_worker, sdk_app
@@ -37,6 +40,8 @@ SETTINGS = Settings(
     webhook=WebhookSettings(max_attempts=50, backoff=0.5, max_backoff=5.0),
 )
 RESTART_WITHIN = 6.0
+LOST_FOR_GOOD = 0.3  # the share of brokers that do not come back, when there is another
+AWAY_WITHIN = 25.0  # seconds until a broker is back, unless it is away for good
 MOST_REMEMBERED = 400
 
 
@@ -45,6 +50,12 @@ class Violation(msgspec.Struct, frozen=True):
     says: str
     how: str
     at: float
+
+
+class Garbage(msgspec.Struct, frozen=True):
+    server: str
+    queue: str
+    body: bytes
 
 
 class World:
@@ -56,27 +67,31 @@ class World:
         self.entropy = SeededEntropy(random.Random(f"entropy {seed}"))
         self.trouble = Trouble(faults, random.Random(f"trouble {seed}"), self)
         self.disk = SqliteStore(MEMORY, inline=True)
-        self.broker = MemoryBroker(clock=self.clock, lease=30.0)
+        self.servers = [
+            Server(name, self.clock, drops_repeats=scenario.drops_repeats) for name in _server_names(scenario.brokers)
+        ]
         self.violations: list[Violation] = []
         self.told: list[str] = []  # what happened, for a report
         self.runs: dict[str, Run] = {}  # as they were last committed
-        self.reopened: set[str] = set()  # runs that an operator asked to reopen
+        self._reopened: set[str] = set()  # runs that an operator asked to reopen
+        self._redrives = 0  # under way
         self.failures: set[tuple[str, str, int | None]] = set()  # failures that workers told
-        self.garbage: list[tuple[str, bytes]] = []
+        self.garbage: list[Garbage] = []
         self.letters: list[DeadLetter] = []
         self.undisturbed_since = 0.0
-        self.memory_losses = 0
         self.over = asyncio.Event()
         self._plans = Plans()
         self._laws: list[Law] = [law(self) for law in LAWS]
-        self._hosts: dict[str, tuple[Host, Engine | Worker | None, HostBroker]] = {}
+        self._hosts: dict[str, tuple[Host, Engine | Worker | None, list[HostBroker]]] = {}
         self._keeping: set[asyncio.Task[object]] = set()
+        self.lost_for_good: list[Server] = []
 
     # -- processes --------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         await self.disk.start()
-        await self.broker.start()
+        for server in self.servers:
+            await server.real.start()
         for number in range(self.scenario.engines):
             self._boot(f"engine-{number}")
         for number in range(self.scenario.workers):
@@ -85,7 +100,8 @@ class World:
 
     def _boot(self, name: str) -> None:
         host = Host(name)
-        broker = HostBroker(self.broker, host, self.trouble, durable=self.scenario.durable)
+        connections = [HostBroker(server, host, self.trouble, durable=self.scenario.durable) for server in self.servers]
+        broker: Broker = connections[0] if len(connections) == 1 else FailoverBroker(connections)
         service: Engine | Worker | None = None
         if name.startswith("engine"):
             service = self._engine(host, broker)
@@ -95,11 +111,12 @@ class World:
             service = Worker(app, broker, clock=self.clock, entropy=self.entropy)
             host.spawn(service.start())
         else:
-            host.spawn(plain_worker(PLAIN_QUEUE, broker, self))
-        self._hosts[name] = (host, service, broker)
+            for connection in connections:  # it knows nothing of several, so there is one for each
+                host.spawn(plain_worker(PLAIN_QUEUE, connection, self))
+        self._hosts[name] = (host, service, connections)
         self.tell(f"{name} starts")
 
-    def _engine(self, host: Host, broker: HostBroker) -> Engine:
+    def _engine(self, host: Host, broker: Broker) -> Engine:
         return Engine(
             SETTINGS,
             broker,
@@ -124,15 +141,17 @@ class World:
         self.tell(f"{host.name} dies")
         self._disturbed()
         host.die()
-        _, _, broker = self._hosts[host.name]
-        self._keep(self._after_death(host.name, broker))
+        _, _, connections = self._hosts[host.name]
+        self._keep(self._after_death(host.name, connections))
 
-    async def _after_death(self, name: str, broker: HostBroker) -> None:
+    async def _after_death(self, name: str, connections: Sequence[HostBroker]) -> None:
         """The broker notices the broken connection a little later; a supervisor starts it again."""
         await asyncio.sleep(self.dice.random())
-        await broker.close()
+        for connection in connections:
+            await connection.close()
         if name.startswith("engine") and not self.scenario.durable:
-            await self._lose_memory()
+            for server in self.servers:
+                await self._lose_memory(server)
         await asyncio.sleep(self.dice.random() * RESTART_WITHIN)
         self._boot(name)
         self._disturbed()
@@ -147,6 +166,14 @@ class World:
         for host, service, _ in self._hosts.values():
             if host.alive and isinstance(service, Engine) and service.accepting:
                 yield service
+
+    def engine_hosts(self) -> list[Host]:
+        """Of those that take work now."""
+        return [
+            host
+            for host, service, _ in self._hosts.values()
+            if host.alive and isinstance(service, Engine) and service.accepting
+        ]
 
     def operations(self) -> Operations | None:
         """Of some engine that takes work now."""
@@ -200,10 +227,10 @@ class World:
             run_id: self._plans.restore(one) for run_id, one in (await self.disk.load(list(self.runs))).items()
         }
 
-    def published(self, host: Host, message: Outgoing) -> None:
+    def published(self, host: Host, server: str, message: Outgoing) -> None:
         self._note_failure(message)
         for law in self._laws:
-            law.published(message)
+            law.published(message, server)
         if message.queue == "respostas":
             self._reply(message)
 
@@ -237,28 +264,77 @@ class World:
         for law in self._laws:
             law.acked(delivery)
 
+    def reopens(self, run_id: str) -> None:
+        """An operator asks for it."""
+        self._reopened.add(run_id)
+
+    @asynccontextmanager
+    async def redriving(self) -> AsyncIterator[None]:
+        """An operator asks for it: the runs of whatever is in quarantine when its turn comes."""
+        self._redrives += 1
+        try:
+            yield
+        finally:
+            self._redrives -= 1
+            self._reopened.update(self.runs)
+
+    def may_reopen(self, run_id: str) -> bool:
+        return self._redrives > 0 or run_id in self._reopened
+
     def accepted(self, run_id: str) -> None:
         for law in self._laws:
             law.accepted(run_id)
+
+    def repeat_dropped(self, first: Outgoing, message: Outgoing) -> None:
+        for law in self._laws:
+            law.repeat_dropped(first, message)
 
     def dropped(self, message: Outgoing) -> None:
         self.tell(f"a message to {message.queue} is lost")
         self.lost_garbage(message.queue, message.body)
 
     def lost_garbage(self, queue: str, body: bytes) -> None:
-        if (queue, body) in self.garbage:
-            self.garbage.remove((queue, body))
+        lost = next((one for one in self.garbage if (one.queue, one.body) == (queue, body)), None)
+        if lost is not None:
+            self.garbage.remove(lost)
 
-    def deliver_later(self, message: Outgoing, delay: float) -> None:
-        self.loop.call_later(delay, lambda: self._keep(self.broker.publish([message])))
+    def deliver_later(self, broker: MemoryBroker, message: Outgoing, delay: float) -> None:
+        self.loop.call_later(delay, lambda: self._keep(broker.publish([message])))
 
-    async def _lose_memory(self) -> None:
-        self.tell("the broker loses its memory")
-        self.memory_losses += 1
+    # -- brokers ----------------------------------------------------------------------------------------------
+
+    def some_server(self) -> Server | None:
+        """One that a client may use now."""
+        up = [server for server in self.servers if server.state is State.UP]
+        return self.dice.choice(up) if len(up) > 1 else next(iter(up), None)
+
+    async def _lose_memory(self, server: Server) -> None:
+        self.tell(f"{server.name} loses its memory")
         self._disturbed()
-        self.garbage.clear()
-        await self.broker.close()
-        await self.broker.start()
+        self.garbage = [one for one in self.garbage if one.server != server.name]
+        await server.lose_memory()
+        for law in self._laws:
+            law.forgot(server.name)
+
+    async def _leave(self, server: Server) -> None:
+        state = State.FROZEN if self.trouble.choose(3) == 0 else State.GONE
+        self.tell(f"{server.name} is {state.name.lower()}")
+        self._disturbed()
+        await server.leave(state)
+        self._keep(self._return(server, self.trouble.up_to(AWAY_WITHIN)))
+
+    async def _return(self, server: Server, after: float) -> None:
+        await asyncio.sleep(after)
+        if server not in self.lost_for_good and server.state is not State.UP:
+            self.tell(f"{server.name} is back")
+            self._disturbed()
+            server.come_back()
+
+    @property
+    def is_served(self) -> bool:
+        """Whether work can go on: some broker is there, and nobody was just made to wait for another."""
+        frozen = [server for server in self.servers if server.state is State.FROZEN]
+        return any(server.state is State.UP for server in self.servers) and not set(frozen) - set(self.lost_for_good)
 
     # -- time passes ------------------------------------------------------------------------------------------
 
@@ -266,13 +342,16 @@ class World:
         """Second by second: the faults that need no one's action, and the laws that look at the clock."""
         while not self.over.is_set():
             await asyncio.sleep(1.0)
-            if self.trouble.happens("lose_memory"):
-                await self._lose_memory()
+            for server in self.servers:
+                if self.trouble.happens("lose_memory"):
+                    await self._lose_memory(server)
+                if server.state is State.UP and self.trouble.happens("away"):
+                    await self._leave(server)
             if self.trouble.happens("clock_jump"):
                 self.clock.skew += self.trouble.up_to(40.0) - 20.0
                 self.tell(f"the clock is set to {self.clock.skew:+.1f} s")
             self.undisturbed_since = max(self.undisturbed_since, self.trouble.last)
-            if not self.all_up():
+            if not (self.all_up() and self.is_served):
                 self._disturbed()
             for law in self._laws:
                 law.second()
@@ -280,6 +359,7 @@ class World:
     async def settle(self) -> bool:
         """With nothing going wrong any more: waits until all has ended. False when it does not."""
         self.trouble.is_calm = True
+        await self._lose_for_good()
         self.tell("all is calm from here on")
         self._disturbed()
         limit = self.loop.time() + 4 * self.scenario.longest + 40.0
@@ -289,21 +369,43 @@ class World:
                 return True
         return False
 
+    async def _lose_for_good(self) -> None:
+        """All brokers but one, or fewer. Who is away otherwise comes back."""
+        for server in self.servers:
+            others = [one for one in self.servers if one is not server and one not in self.lost_for_good]
+            if others and self.trouble.faults.away and self.dice.random() < LOST_FOR_GOOD:
+                self.lost_for_good.append(server)
+                state = self.dice.choice((State.GONE, State.FROZEN))
+                self.tell(f"{server.name} is {state.name.lower()} for good")
+                await server.leave(state)
+
     async def _is_quiet(self) -> bool:
         if any(run.is_open or run.head.due_at is not None for run in self.runs.values()):
             return False
         if any(task.unsent for run in self.runs.values() for task in run.tasks):
             return False
-        states = await self.broker.queues([naming.ANSWERS, naming.REQUESTS, *self.scenario.queues, PLAIN_QUEUE])
+        states = await self._queues([naming.ANSWERS, naming.REQUESTS, *self.scenario.queues, PLAIN_QUEUE])
         return not any(state.ready or state.unacked for state in states)
+
+    async def _queues(self, names: Sequence[str] | None = None) -> list[QueueState]:
+        """Of the brokers that are left."""
+        return [state for broker in self._left() for state in await broker.queues(names)]
+
+    def _left(self) -> list[MemoryBroker]:
+        return [server.real for server in self.servers if server not in self.lost_for_good]
 
     async def judge(self) -> None:
         """At the end, the laws look at everything."""
         histories = {run_id: await self.disk.history(run_id, limit=100_000) for run_id in self.runs}
-        queues = await self.broker.queues()
+        queues = await self._queues()
         self.letters = [
-            letter for state in queues for letter in await self.broker.dead_letters(state.queue, limit=10_000)
+            letter
+            for broker in self._left()
+            for state in await broker.queues()
+            for letter in await broker.dead_letters(state.queue, limit=10_000)
         ]
+        gone = [server.name for server in self.lost_for_good]
+        self.garbage = [one for one in self.garbage if one.server not in gone]
         for law in self._laws:
             law.at_rest(histories, queues)
 
@@ -316,8 +418,13 @@ class World:
         for task in list(self._keeping):
             task.cancel()
         await asyncio.sleep(0)
-        await self.broker.close()
+        for server in self.servers:
+            await server.real.close()
         await self.disk.close()
+
+
+def _server_names(count: int) -> list[str]:
+    return ["simulated"] if count == 1 else [f"simulated-{number}" for number in range(1, count + 1)]
 
 
 def _step(run: Run, task: int | None) -> str:

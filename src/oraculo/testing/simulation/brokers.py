@@ -1,0 +1,263 @@
+"""Brokers, and each as a process in the simulation sees it: a real one, behind whatever goes wrong."""
+
+import asyncio
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.errors import BrokerUnavailable
+from oraculo.ports.broker import Capabilities, Consumer, DeadLetter, Delivery, Link, NotTaken, Outgoing, QueueState
+from oraculo.ports.clock import Clock
+from oraculo.testing.simulation.hosts import Host
+from oraculo.testing.simulation.trouble import Trouble
+
+LEASE = 30.0
+PATIENCE = 5.0  # seconds for an answer, as `ORACULO_BROKER_PUBLISH_TIMEOUT` has it
+
+
+class State(Enum):
+    UP = auto()
+    GONE = auto()  # nobody is connected, and nobody can be
+    FROZEN = auto()  # it answers nobody, and what it was told it does later
+
+
+class Server:
+    """One broker. It keeps its messages while it is away."""
+
+    def __init__(self, name: str, clock: Clock, *, drops_repeats: bool) -> None:
+        self.name = name
+        self.drops_repeats = drops_repeats
+        self.real = MemoryBroker(clock=clock, lease=LEASE)
+        self.state = State.UP
+        self.losses = 0  # of its memory
+        self._is_up = asyncio.Event()
+        self._is_up.set()
+        self._connections: dict[HostBroker, None] = {}
+        self._taken: dict[str, Outgoing] = {}  # by their keys
+
+    async def leave(self, state: State) -> None:
+        self.state = state
+        self._is_up.clear()
+        if state is State.GONE:
+            for connection in list(self._connections):
+                await connection.cut()
+
+    def come_back(self) -> None:
+        self.state = State.UP
+        self._is_up.set()
+
+    async def lose_memory(self) -> None:
+        self.losses += 1
+        self._taken.clear()
+        await self.real.close()
+        await self.real.start()
+
+    def repeated(self, message: Outgoing) -> Outgoing | None:
+        """What it took already under the same key. It says that it takes it again, and does not."""
+        if message.key is None or not self.drops_repeats:
+            return None
+        first = self._taken.get(message.key)
+        self._taken.setdefault(message.key, message)
+        return first
+
+    def connected(self, connection: "HostBroker") -> None:
+        self._connections[connection] = None
+
+    def disconnected(self, connection: "HostBroker") -> None:
+        self._connections.pop(connection, None)
+
+    async def reached(self) -> None:
+        """Raises BrokerUnavailable when it is away."""
+        if self.state is State.FROZEN:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await self._is_up.wait()
+            except TimeoutError:
+                raise BrokerUnavailable(f"{self.name} does not answer in the simulation") from None
+        if self.state is State.GONE:
+            raise BrokerUnavailable(f"{self.name} is away in the simulation")
+
+    async def thawed(self) -> None:
+        if self.state is State.FROZEN:
+            await self._is_up.wait()
+
+
+class HostBroker:
+    """One host's connection to a broker."""
+
+    def __init__(self, server: Server, host: Host, trouble: Trouble, *, durable: bool) -> None:
+        self.name = server.name
+        self._server = server
+        self._real = server.real
+        self._host = host
+        self._trouble = trouble
+        self._consumers: list[HostConsumer] = []
+        self._losses_before = server.losses  # a process knows only of those it has seen
+        self.capabilities = Capabilities(
+            durable=durable,
+            shared=True,
+            priorities=True,
+            counts_consumers=True,
+            drops_repeats=server.drops_repeats,
+        )
+        server.connected(self)
+
+    async def start(self) -> None:
+        await self._reach()
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        await self._reach()
+        await self._real.declare(queues)
+
+    async def _reach(self) -> None:
+        self._trouble.step(self._host)
+        await self._server.reached()
+
+    def links(self) -> Sequence[Link]:
+        return [Link(self.name, None, self._server.losses - self._losses_before)]
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        trouble = self._trouble
+        await self._reach_to_publish(messages)
+        if trouble.happens("refuse"):
+            raise BrokerUnavailable("refused by the simulation")
+        if trouble.happens("hang"):
+            await trouble.hold_up(20.0)
+            messages = messages[: trouble.choose(len(messages) + 1)]
+            await self._deliver(messages)
+            raise BrokerUnavailable("hung in the simulation")
+        full = self._full(messages) if trouble.happens("not_taken") else ()
+        await self._deliver([message for message in messages if message.queue not in full])
+        trouble.step(self._host)
+        if full:
+            vias = [None if message.queue in full else self.name for message in messages]
+            raise NotTaken("not taken in the simulation", vias)
+        return [self.name] * len(messages)
+
+    async def _reach_to_publish(self, messages: Sequence[Outgoing]) -> None:
+        """What was sent to a broker that does not answer may be taken all the same."""
+        try:
+            await self._reach()
+        except BrokerUnavailable:
+            if self._server.state is State.FROZEN:
+                await self._deliver(messages[: self._trouble.choose(len(messages) + 1)])
+            raise
+
+    def _full(self, messages: Sequence[Outgoing]) -> list[str]:
+        queues = dict.fromkeys(message.queue for message in messages)
+        return [queue for queue in queues if self._trouble.choose(2)]
+
+    async def _deliver(self, messages: Sequence[Outgoing]) -> None:
+        trouble = self._trouble
+        now: list[Outgoing] = []
+        for message in messages:
+            if (first := self._server.repeated(message)) is not None:
+                trouble.world.repeat_dropped(first, message)
+                continue
+            trouble.world.published(self._host, self.name, message)
+            if message.reason is None and trouble.happens("drop"):
+                trouble.world.dropped(message)
+                continue
+            for _ in range(2 if message.reason is None and trouble.happens("duplicate") else 1):
+                if trouble.happens("delay"):
+                    trouble.world.deliver_later(self._real, message, trouble.up_to(5.0))
+                else:
+                    now.append(message)
+        if now:
+            await self._real.publish(now)
+
+    async def consume(self, queue: str, *, prefetch: int) -> "HostConsumer":
+        await self._reach()
+        real = await self._real.consume(queue, prefetch=prefetch)
+        consumer = HostConsumer(real, self._server, self._host, self._trouble)
+        self._consumers.append(consumer)
+        return consumer
+
+    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        await self._reach()
+        return await self._real.queues(names)
+
+    async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
+        await self._reach()
+        return await self._real.dead_letters(queue, limit=limit, after=after)
+
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
+        await self._reach()
+        return await self._real.redrive(queue, ids)
+
+    async def discard(self, queue: str, ids: Sequence[str]) -> int:
+        await self._reach()
+        return await self._real.discard(queue, ids)
+
+    async def check(self) -> str:
+        await self._reach()
+        return "simulated"
+
+    async def cut(self) -> None:
+        """What the host had not settled goes back."""
+        consumers, self._consumers = self._consumers, []
+        for consumer in consumers:
+            await consumer.cut()
+
+    async def close(self) -> None:
+        """Whether the host stopped or died."""
+        self._server.disconnected(self)
+        await self.cut()
+
+
+class HostConsumer:
+    def __init__(self, real: Consumer, server: Server, host: Host, trouble: Trouble) -> None:
+        self._real = real
+        self._server = server
+        self._host = host
+        self._trouble = trouble
+        self._is_cut = False
+
+    async def take(self, limit: int) -> Sequence[Delivery]:
+        deliveries = await self._real.take(limit)
+        await self._server.thawed()
+        self._trouble.step(self._host)
+        self._expect_connection()
+        return deliveries
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        self._trouble.step(self._host)
+        for delivery in deliveries:
+            self._trouble.world.acked(self._host, delivery)
+        if self._trouble.happens("lost_ack"):
+            raise BrokerUnavailable("the ack was lost in the simulation")
+        await self._reach()
+        await self._real.ack(deliveries)
+        self._trouble.step(self._host)
+
+    async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
+        self._trouble.step(self._host)
+        await self._reach()
+        await self._real.retry(delivery, delay, reason)
+
+    async def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        self._trouble.step(self._host)
+        await self._reach()
+        await self._real.dead_letter(delivery, reason)
+        self._trouble.step(self._host)
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        self._trouble.step(self._host)
+        await self._reach()
+        await self._real.extend(deliveries)
+
+    async def _reach(self) -> None:
+        self._expect_connection()
+        await self._server.reached()
+        self._expect_connection()
+
+    def _expect_connection(self) -> None:
+        if self._is_cut:
+            raise BrokerUnavailable(f"the connection to {self._server.name} is cut in the simulation")
+
+    async def cut(self) -> None:
+        self._is_cut = True
+        await self._real.close()
+
+    async def close(self) -> None:
+        await self._real.close()
