@@ -131,7 +131,8 @@ class HostBroker:
         trouble.step(self._host)
         if full:
             vias = [None if message.queue in full else self.name for message in messages]
-            raise NotTaken("not taken in the simulation", vias)
+            left = [place for place, via in enumerate(vias) if via is None]
+            raise NotTaken("not taken in the simulation", vias, left if trouble.choose(2) else ())  # down, or just full
         return [self.name] * len(messages)
 
     async def _reach_to_publish(self, messages: Sequence[Outgoing]) -> None:

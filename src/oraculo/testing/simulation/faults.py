@@ -12,7 +12,7 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     duplicate: float = 0.0  # a message arrives twice
     delay: float = 0.0  # a message arrives up to 5 s later, so that others overtake it
     refuse: float = 0.0  # a publish is refused
-    not_taken: float = 0.0  # some queues of a publish are full, and it is told which messages were not taken
+    not_taken: float = 0.0  # some queues of a publish are full, or down, and it is told which messages were not taken
     hang: float = 0.0  # a publish hangs for up to 20 s and then fails, some of it done
     lost_ack: float = 0.0  # an ack does not reach the broker
     lose_memory: float = 0.0  # each second and broker: it forgets everything
