@@ -201,6 +201,15 @@ class TestAccess:
                 assert again.redeliveries == 1
                 assert str(server.port) in await broker.check()
 
+    async def test_a_user_without_transactions_publishes_too(self) -> None:
+        with Valkey() as server, redis.Redis(port=server.port) as plain:
+            plain.acl_setuser("worker", enabled=True, passwords=["+pass"], keys=["*"], commands=["+@all", "-multi"])
+            async with started(f"redis://worker:pass@127.0.0.1:{server.port}") as broker:
+                for _ in range(2):
+                    await broker.publish(messages("q", 3))
+                assert plain.xlen("q") == 6
+                assert plain.info("commandstats")["cmdstat_multi"]["rejected_calls"] == 1  # it is not asked for again
+
     async def test_the_database_is_that_of_the_path(self, server: Server) -> None:
         queue = fresh_name()
         with redis.Redis(port=server.port, db=3) as plain:

@@ -318,6 +318,17 @@ class TestSharing:
             found = await state(broker, queue)
             assert (found.ready, found.unacked) == (0, 0)
 
+    async def test_who_waits_has_all_of_a_small_batch_at_once(self, url: str, queue: str) -> None:
+        other = fresh_name()
+        async with started(url) as broker:
+            consumer = await broker.consume(queue, prefetch=10)
+            for _ in range(5):  # with luck they come together once
+                taking = await waiting(consumer)
+                await broker.publish([Outgoing(other, b"7"), *messages(queue, 3)])
+                taken = await taking
+                assert bodies(taken) == [0, 1, 2]
+                await consumer.ack(taken)
+
     async def test_one_batch_reaches_many_queues(self, url: str, plain: Any) -> None:
         names = [fresh_name() for _ in range(300)]
         async with started(url) as broker:

@@ -226,8 +226,8 @@ class Outbox:
         done: defaultdict[Subscription, list[Delivery]] = defaultdict(list)
         for reply in batch:
             done[reply.receipt.subscription].append(reply.receipt.delivery)
-        for subscription, deliveries in done.items():
-            await subscription.ack(deliveries)
+        # Together: a broker may write all of them to its disk at once.
+        await asyncio.gather(*(subscription.ack(deliveries) for subscription, deliveries in done.items()))
 
     async def _renew(self, jobs: list[Job]) -> None:
         for job in jobs:

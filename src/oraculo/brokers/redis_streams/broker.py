@@ -48,6 +48,7 @@ HEARD_WITHIN = 10.0  # seconds in which a consumer that holds nothing shows itse
 FORGOTTEN_AFTER = 10  # leases without a sign, after which the name of a consumer that holds nothing is deleted
 COUNTED_TOGETHER = 200  # queues that are asked for in one go
 SCANNED_TOGETHER = 1_000
+ADDED_TOGETHER = 100  # messages of one step: nobody else is served meanwhile
 
 
 class RedisStreamsBroker:
@@ -79,6 +80,7 @@ class RedisStreamsBroker:
         self._server = Server(address, connect_timeout, publish_timeout)
         self._orphans = Orphans(self._server, self._terms)
         self._consumers: set[RedisConsumer] = set()
+        self._may_transact = True  # unless this server says no
 
     @property
     def name(self) -> str:
@@ -106,7 +108,8 @@ class RedisStreamsBroker:
             return []
         added = [self._addition(message) for message in messages]
         new = list({command[1]: None for command in added if command[1] not in server.known})
-        replies = await server.call([*(group_command(str(name)) for name in new), *added], repeatable=False)
+        commands = [*(group_command(str(name)) for name in new), *self._together(added)]
+        replies = self._outcomes(await server.call(commands, repeatable=False), len(new), len(added))
         if ReplyError in set(map(type, replies)):
             self._raise_worst(replies)
         server.know(map(str, new))
@@ -192,6 +195,24 @@ class RedisStreamsBroker:
             return ("XADD", message.queue, "*", "body", message.body)
         dlq, why, at = dlq_name(message.queue), text(message.reason), self._terms.now()
         return ("XADD", dlq, "*", "body", message.body, "reason", why, "at", at, "redeliveries", 0)
+
+    def _together(self, added: list[Command]) -> list[Command]:
+        """In one step, where a queue gets several: who waits for it has them all at once. Else it would be given the
+        first alone, and an engine would commit what is decided on that before it hears of the others."""
+        is_worth_it = len({command[1] for command in added}) < len(added) <= ADDED_TOGETHER
+        return [("MULTI",), *added, ("EXEC",)] if is_worth_it and self._may_transact else added
+
+    def _outcomes(self, replies: list[Any], before: int, added: int) -> list[Any]:
+        """What became of each, or what was wrong with all of them."""
+        if len(replies) == before + added:
+            return replies
+        begun, *queued, ended = replies[before:]
+        if isinstance(begun, ReplyError):  # so that each was added alone
+            self._may_transact = ReplyError in map(type, queued)  # else it is this alone that is not allowed
+            outcomes = queued
+        else:
+            outcomes = ended if isinstance(ended, list) else [*queued, ended]
+        return [*replies[:before], *outcomes]
 
     def _raise_worst(self, replies: Sequence[Any]) -> None:
         """What is worth another try comes before what was refused: then all of them are tried again."""
