@@ -10,10 +10,9 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
-from oraculo.core.message import decode_message
 from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_definition
 from oraculo.core.run import Changes
-from oraculo.engine import inputs, operations, rations
+from oraculo.engine import inputs, operations
 from oraculo.engine.cache import Plans
 from oraculo.errors import BrokerError, BrokerUnavailable, StoreError, StoreUnavailable
 from oraculo.ports.broker import NotTaken, Outgoing
@@ -232,42 +231,6 @@ async def test_a_queue_that_takes_its_time_to_refuse_holds_up_no_other_but_once(
         assert "; queue executador_x cannot be used (no answer)" in await oraculo.operations.explain(waiting)
         broker.gate.set()
         await oraculo.operations.cancel(waiting)
-
-
-async def test_a_full_queue_is_offered_a_part_of_what_waits_for_it_and_all_once_it_has_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rations, "RATION", 3)
-
-    class Full(MemoryBroker):
-        is_full = True
-
-        def __init__(self) -> None:
-            super().__init__(clock=SystemClock())
-            self.offered: list[list[str]] = []  # at each try, the runs
-
-        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-            vias = [None if self.is_full and message.queue == "executador_x" else self.name for message in messages]
-            self.offered.append([decode_message(message.body).correlation_id for message in messages])
-            await super().publish([message for message, via in zip(messages, vias, strict=True) if via])
-            if None in vias:
-                raise NotTaken("no room", vias)
-            return [self.name] * len(messages)
-
-    broker, journal = Full(), Journal()
-    app = recording_app(journal, ("executador_x",))
-    async with Harness(app, broker=broker, settings=Settings(engine=EngineSettings(poll=0.02))) as oraculo:
-        waiting = [f"r{number}" for number in range(10)]
-        for run_id in waiting:
-            await oraculo.submit({"destinos": ["executador_x"], "correlation_id": run_id, "timeout": 60})
-        oldest = waiting[:3]
-        await until(lambda: broker.offered[-5:] == [oldest] * 5, saying="five looks with the oldest")
-        await oraculo.operations.cancel("r1")
-        await until(lambda: broker.offered[-1] == ["r0", "r2", "r3"], saying="a look without the one that ended")
-        broker.is_full = False
-        await until(lambda: len(journal.seen) == 9, saying="that all were sent")
-    assert sorted(ctx.correlation_id for ctx in journal.seen) == sorted(set(waiting) - {"r1"})
-    assert waiting[4:] in broker.offered  # together, once the others were taken
 
 
 async def test_a_dead_letter_that_its_full_quarantine_takes_at_last_is_told_once() -> None:

@@ -106,7 +106,10 @@ async def test_a_connection_that_breaks_for_a_moment_sends_nothing_twice(monkeyp
         assert [state.ready for state in await second.queues(["executador_a"])] in ([], [0])
 
 
-async def test_a_broker_that_came_back_without_its_memory_gets_everything_again() -> None:
+async def test_a_broker_that_came_back_without_its_memory_gets_everything_again_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "GRACE", 0.05)  # between two looks
     broker = Durable("redis")
     settings = Settings(engine=QUICK.engine, runs=RunSettings(max_attempts=1))
     async with Harness(settings=settings, broker=broker) as oraculo:
@@ -122,8 +125,29 @@ async def test_a_broker_that_came_back_without_its_memory_gets_everything_again(
             broker._depot.queues.pop(queue)
         broker.losses += 1
         await until(lambda: oraculo.operations.dead_letters("executador_b", limit=1), saying="the dead letter again")
-        [state] = await until(lambda: broker.queues(["executador_a"]), saying="the command again")
-        assert state.ready == 1
+        await until(lambda: broker.queues(["executador_a"]), saying="the command again")
+        await until(lambda: not oraculo.engine._links._losses, saying="the last look")
+        [lost, failed] = await broker.queues(["executador_a", "executador_b"])
+        assert (lost.ready, failed.dead_letters) == (1, 1)
+
+
+class AdjustableClock(SystemClock):
+    skew = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.skew
+
+
+async def test_what_was_sent_before_the_clock_was_set_back_is_not_forgotten_with_a_memory() -> None:
+    broker, clock = Durable("redis"), AdjustableClock()
+    async with Harness(settings=QUICK, broker=broker, clock=clock) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 3600})
+        await until(lambda: _sent_by(oraculo, run_id, ["redis"]))
+        clock.skew = -600.0
+        assert broker._depot is not None
+        broker._depot.queues.pop("executador_a")
+        broker.losses += 1
+        await until(lambda: broker.queues(["executador_a"]), saying="the command again")
 
 
 async def test_what_went_to_a_broker_that_is_no_longer_configured_is_sent_again(tmp_path: Path) -> None:

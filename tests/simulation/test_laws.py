@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from oraculo.engine import rations
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed
 
@@ -26,6 +27,15 @@ def test_no_law_is_broken_when_only_brokers_are_lost() -> None:
     """Then there are long times in which nothing else excuses what is not sent again."""
     for seed in range(SEEDS // 4):
         outcome = run_seed(seed, BROKERS_LOST)
+        assert outcome.is_clean, f"seed {seed}: {outcome.violations}"
+
+
+def test_no_law_is_broken_by_full_queues_that_are_offered_one_message_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rations, "RATION", 1)
+    for seed in range(SEEDS // 10):
+        outcome = run_seed(seed, Faults(not_taken=0.4, away=0.01, engine_crash=0.002))
         assert outcome.is_clean, f"seed {seed}: {outcome.violations}"
 
 

@@ -159,10 +159,11 @@ def _sent(run: Run, event: Sent, now: float, changes: Changes) -> Verdict:
 
 def _broker_lost(run: Run, event: BrokerLost, now: float, changes: Changes) -> Verdict:
     """Under the same identity: a worker that has such a command already knows it for a repeat."""
+    until = event.before
     lost = [
         task
         for task in run.tasks
-        if task.via == event.via and not task.unsent and _may_be_sent_before(task, event.before, now)
+        if task.via == event.via and not task.unsent and (until is None or (task.sent_at or 0.0) <= until)
     ]
     commands = [task for task in lost if task.status is TaskStatus.RUNNING and not event.dead_letters]
     letters = [task for task in lost if task.dead_letter and event.dead_letters]
@@ -176,11 +177,6 @@ def _broker_lost(run: Run, event: BrokerLost, now: float, changes: Changes) -> V
     again = len(commands) + len(letters)
     changes.tell(now, Happened.BROKER_LOST, detail=f"{event.via or 'unknown'}: {again} of its messages are sent again")
     return Verdict.APPLIED
-
-
-def _may_be_sent_before(task: Task, moment: float | None, now: float) -> bool:
-    """What was sent later than now was sent by a clock that has been set back since: it may have been any time."""
-    return moment is None or task.sent_at is None or task.sent_at <= moment or task.sent_at > now
 
 
 def _answered(run: Run, event: Answered, now: float, changes: Changes) -> Verdict:

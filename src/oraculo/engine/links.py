@@ -106,7 +106,11 @@ class LinkWatch:
         loss, now = self._losses.get(name), asyncio.get_running_loop().time()
         if loss is None or now < loss.next_look:
             return
-        await self._take_back(name, before=loss.at)
+        if loss.looks_left == LOOKS_AFTER_A_LOSS:
+            # All that is noted as sent was sent before. The clock is not asked: it may have been set back since then.
+            await self._take_back(name, dead_letters=True)
+        else:
+            await self._take_back(name, before=loss.at)  # what was noted since, and sent before
         loss.look_later(now)
         loss.looks_left -= 1
         if not loss.looks_left:
@@ -135,11 +139,11 @@ class LinkWatch:
             if via not in ours:
                 await self._take_back(via)
 
-    async def _take_back(self, via: str | None, before: float | None = None) -> None:
-        """`before`: the memory was lost then, and the dead letters with it."""
+    async def _take_back(self, via: str | None, *, before: float | None = None, dead_letters: bool = False) -> None:
+        """`before`: only what it took until then. `dead_letters`: its memory was lost, and they with it."""
         count = await self._decide(BrokerLost(via, before=before))
-        if before is not None:
-            count += await self._decide(BrokerLost(via, dead_letters=True, before=before))
+        if dead_letters:
+            count += await self._decide(BrokerLost(via, dead_letters=True))
         if count:
             self._telemetry.emit(CommandsTakenBack(via or "unknown", count))
 

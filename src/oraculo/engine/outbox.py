@@ -221,9 +221,9 @@ class Outbox:
         """
         if self._commands.is_failing and not self._peers.is_alone:
             return  # others' commands would only be sent twice when the broker is back
-        at_once = (at_once or self._spilled) and self._peers.is_alone
+        at_once, now = (at_once or self._spilled) and self._peers.is_alone, asyncio.get_running_loop().time()
         self._spilled = False
-        self._rations.begin()
+        self._rations.begin(now, lambda one: at_once or self._is_ours(one, now))
         seen: dict[Unsent, float] = {}
         after: tuple[str, int] | None = None
         while page := await self._store.unsent(_PAGE, after):
@@ -241,11 +241,12 @@ class Outbox:
         loop = asyncio.get_running_loop()
         now = loop.time()
         left = [one for one in page if not self._is_in_flight(one)]
-        lost = [one for one in left if (at_once or self._is_ours(one, now)) and self._rations.grants(one, now)]
+        ours = [one for one in left if at_once or self._is_ours(one, now)]
+        lost = [one for one in ours if self._rations.grants(one, now)]
         if len(seen) < _MOST_SEEN:
             seen.update({one: self._seen_unsent.get(one, now) for one in left})
             # What is refused for a while, as by a full queue, is not for every engine to try at every look.
-            seen.update({one: now for one in lost if self._peers.rank(one.run_id)})
+            seen.update({one: now for one in ours if self._peers.rank(one.run_id)})
         resends = [Resend(one.run_id, one.task, one.attempt, loop.create_future()) for one in lost]
         self._inbox.put(resends)
         await asyncio.gather(*(resend.done for resend in resends), return_exceptions=True)

@@ -1,11 +1,11 @@
 """How much of what a queue did not take is offered to it again at each look.
 
 To learn whether a full queue has room takes few messages, not all that wait for it. Once it takes what it is offered,
-all of the others follow.
+all of the others follow. They take turns: it may be that some never fit, and others would.
 """
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 from oraculo.core.troubled import TroubledQueues
 from oraculo.ports.store import Unsent
@@ -16,17 +16,26 @@ _MOST = 50_000  # that are remembered; others are offered like those that were n
 
 class Rations:
     def __init__(self) -> None:
-        self._turned_away: dict[Unsent, tuple[str, TroubledQueues]] = {}
-        self._offered = Counter[tuple[str, int]]()
+        self._turned_away: dict[Unsent, tuple[str, TroubledQueues]] = {}  # the one that was tried last, last
+        self._granted: set[Unsent] = set()
+        self._news: set[Unsent] = set()  # since the look began
 
     def note(self, one: Unsent, queue: str, refusing: TroubledQueues) -> None:
         """It was not taken. `refusing`: where it is noted for how long the queue is held to take nothing."""
         if len(self._turned_away) < _MOST:
             self._turned_away[one] = queue, refusing
+            self._news.add(one)
 
-    def begin(self) -> None:
-        """Another look: in the order in which they ask."""
-        self._offered.clear()
+    def begin(self, now: float, wants: Callable[[Unsent], bool]) -> None:
+        """Another look. `wants`: whether it would be offered, if it may."""
+        shares = Counter[tuple[str, int]]()
+        self._granted = set()
+        self._news = set()
+        for one, (queue, refusing) in self._turned_away.items():
+            place = queue, id(refusing)
+            if shares[place] < RATION and refusing.has(queue, now) and wants(one):
+                shares[place] += 1
+                self._granted.add(one)
 
     def grants(self, one: Unsent, now: float) -> bool:
         """Whether it is to be offered at this look."""
@@ -34,14 +43,12 @@ class Rations:
         if found is None:
             return True
         queue, refusing = found
-        if refusing.has(queue, now):
-            place = queue, id(refusing)
-            self._offered[place] += 1
-            if self._offered[place] > RATION:
-                return False
+        if refusing.has(queue, now) and one not in self._granted:
+            return False
         del self._turned_away[one]
         return True
 
     def keep_only(self, unsent: Container[Unsent]) -> None:
-        """The others were sent by somebody else, or ended unsent."""
-        self._turned_away = {one: found for one, found in self._turned_away.items() if one in unsent}
+        """All that was unsent when it was looked for: the others were sent by somebody else, or ended unsent."""
+        kept = self._turned_away.items()
+        self._turned_away = {one: found for one, found in kept if one in unsent or one in self._news}

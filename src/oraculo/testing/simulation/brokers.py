@@ -12,7 +12,7 @@ from oraculo.testing.simulation.hosts import Host
 from oraculo.testing.simulation.trouble import Trouble
 
 LEASE = 30.0
-PATIENCE = 5.0  # seconds for an answer, as `ORACULO_BROKER_PUBLISH_TIMEOUT` has it
+ANSWER_TIMEOUT = 5.0  # seconds for an answer, as `ORACULO_BROKER_PUBLISH_TIMEOUT` has it
 
 
 class State(Enum):
@@ -70,7 +70,7 @@ class Server:
         """Raises BrokerUnavailable when it is away."""
         if self.state is State.FROZEN:
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(ANSWER_TIMEOUT):
                     await self._is_up.wait()
             except TimeoutError:
                 raise BrokerUnavailable(f"{self.name} does not answer in the simulation") from None

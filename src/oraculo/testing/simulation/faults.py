@@ -16,9 +16,7 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hang: float = 0.0  # a publish hangs for up to 20 s and then fails, some of it done
     lost_ack: float = 0.0  # an ack does not reach the broker
     lose_memory: float = 0.0  # each second and broker: it forgets everything
-    away: float = (
-        0.0  # each second and broker: it is gone, or answers nobody, for up to 25 s; of several, some for good
-    )
+    away: float = 0.0  # each second and broker: it is gone or frozen for up to 25 s; of several, some for good
     engine_crash: float = 0.0  # each call an engine makes: it dies just before or just after
     worker_crash: float = 0.0  # each call a worker makes
     slow_store: float = 0.0  # a call to the store takes up to 2 s

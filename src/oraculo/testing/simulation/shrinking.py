@@ -50,9 +50,9 @@ def _smaller(outcome: Outcome) -> Iterator[tuple[Faults, Scenario]]:
 
 
 def _brokers(scenario: Scenario) -> str:
-    kept = "keep" if scenario.durable else "lose"
-    repeats = ", and know a repeat" if scenario.drops_repeats else ""
-    return f"{scenario.brokers} brokers, that {kept} their messages when an engine dies{repeats}"
+    kept = "kept" if scenario.durable else "lost"
+    repeats = ", repeats known" if scenario.drops_repeats else ""
+    return f"brokers: {scenario.brokers}, their messages {kept} when an engine dies{repeats}"
 
 
 def story(outcome: Outcome) -> str:

@@ -1,7 +1,7 @@
 """The store as a process in the simulation sees it: a real one, behind whatever goes wrong."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus
@@ -10,8 +10,6 @@ from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapsh
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.simulation.hosts import Host
 from oraculo.testing.simulation.trouble import Trouble
-
-T = TypeVar("T")
 
 
 class HostStore:

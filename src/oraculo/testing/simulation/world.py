@@ -291,12 +291,6 @@ class World:
 
     def dropped(self, message: Outgoing) -> None:
         self.tell(f"a message to {message.queue} is lost")
-        self.lost_garbage(message.queue, message.body)
-
-    def lost_garbage(self, queue: str, body: bytes) -> None:
-        lost = next((one for one in self.garbage if (one.queue, one.body) == (queue, body)), None)
-        if lost is not None:
-            self.garbage.remove(lost)
 
     def deliver_later(self, broker: MemoryBroker, message: Outgoing, delay: float) -> None:
         self.loop.call_later(delay, lambda: self._keep(broker.publish([message])))

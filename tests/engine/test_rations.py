@@ -1,0 +1,178 @@
+"""A full queue is offered a part of what waits for it at each look, in turns, and all once it has room."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+import pytest
+
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.core.message import decode_message
+from oraculo.core.troubled import TroubledQueues
+from oraculo.engine import rations
+from oraculo.ports.broker import Capabilities, NotTaken, Outgoing
+from oraculo.ports.store import Unsent
+from oraculo.settings import EngineSettings, Settings
+from oraculo.stores.sqlite import MEMORY, SqliteStore
+from oraculo.testing.harness import Harness
+from oraculo.testing.simulation.virtual_time import SeededEntropy, VirtualClock, VirtualLoop
+
+TurnedAway = tuple[rations.Rations, list[Unsent]]
+RATION = 3
+LOOK = 1.0  # seconds between two
+
+
+@pytest.fixture(autouse=True)
+def _small_rations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rations, "RATION", RATION)
+
+
+@pytest.fixture
+def turned_away() -> TurnedAway:
+    """One more than the ration is for a queue that refuses."""
+    made, refusing = rations.Rations(), TroubledQueues(60.0)
+    refusing.note(["executador_x"], "no room", 0.0)
+    waiting = [Unsent(f"r{number}", 0, 1) for number in range(RATION + 1)]
+    for one in waiting:
+        made.note(one, "executador_x", refusing)
+    return made, waiting
+
+
+def granted(made: rations.Rations, waiting: Sequence[Unsent]) -> list[Unsent]:
+    return [one for one in waiting if made.grants(one, 1.0)]
+
+
+def test_what_is_not_to_be_offered_takes_no_part_of_the_ration(turned_away: TurnedAway) -> None:
+    made, waiting = turned_away
+    made.begin(1.0, lambda one: one != waiting[0])
+    assert granted(made, waiting) == waiting[1:]
+
+
+def test_what_is_unsent_no_more_is_forgotten(turned_away: TurnedAway) -> None:
+    made, waiting = turned_away
+    made.begin(1.0, lambda one: False)
+    made.keep_only(waiting[:2])
+    assert granted(made, waiting) == waiting[2:]  # as if they were never tried
+
+
+def test_what_was_refused_during_a_look_is_not_forgotten_by_it(turned_away: TurnedAway) -> None:
+    made, waiting = turned_away
+    made.keep_only(())
+    made.begin(1.0, lambda one: True)
+    assert granted(made, waiting) == waiting[:RATION]
+
+
+class Full(MemoryBroker):
+    """Its queue takes what `fits`. To publish takes it some time, as it does a server."""
+
+    capabilities = Capabilities(durable=True, shared=True, priorities=True, counts_consumers=True)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.clock = VirtualClock(loop)
+        super().__init__(clock=self.clock)
+        self.fits: Callable[[str], bool] = lambda run_id: False
+        self.offered: list[list[str]] = []  # at each try, the runs
+        self.taken = Counter[str]()
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        await asyncio.sleep(0.002 * len(messages))
+        runs = [decode_message(message.body).correlation_id for message in messages]
+        vias = [self.name if self.fits(run_id) else None for run_id in runs]
+        self.offered.append(runs)
+        self.taken.update(run_id for run_id, via in zip(runs, vias, strict=True) if via)
+        if None in vias:
+            raise NotTaken("no room", vias)
+        return [self.name] * len(messages)
+
+    async def close(self) -> None:
+        pass
+
+
+Story = Callable[[Full, Sequence[Harness]], Awaitable[None]]
+Play = Callable[[Story, int], None]
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    loop = VirtualLoop()
+
+    async def with_engines(story: Story, count: int) -> None:
+        broker, store = Full(loop), SqliteStore(MEMORY, inline=True)
+        engines = []
+        for number in range(count):
+            entropy = SeededEntropy(random.Random(number))
+            settings = Settings(engine=EngineSettings(poll=LOOK))
+            engines.append(Harness(settings=settings, broker=broker, store=store, clock=broker.clock, entropy=entropy))
+            await engines[-1].__aenter__()
+            await asyncio.sleep(LOOK / 3)  # they do not look at the same moment
+        await asyncio.sleep(3 * LOOK)  # until they know of each other
+        try:
+            await story(broker, engines)
+        finally:
+            for engine in engines:
+                await engine.stop()
+
+    asyncio.set_event_loop(loop)
+    yield lambda story, count: loop.run_until_complete(with_engines(story, count))
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+async def submit(engines: Sequence[Harness], runs: Sequence[str]) -> None:
+    for number, run_id in enumerate(runs):
+        request = {"destinos": ["executador_x"], "correlation_id": run_id, "timeout": 600}
+        await engines[number % len(engines)].submit(request)
+
+
+def test_it_is_offered_a_ration_at_each_look_in_turns_and_all_once_it_has_room(
+    play: Play,
+) -> None:
+    runs = [f"r{number}" for number in range(10)]
+
+    async def story(broker: Full, engines: Sequence[Harness]) -> None:
+        await submit(engines, runs)
+        await asyncio.sleep(5 * LOOK)
+        broker.offered.clear()
+        await asyncio.sleep(4 * LOOK)
+        assert [len(offered) for offered in broker.offered] == [RATION] * 4
+        assert set().union(*broker.offered) == set(runs)
+        ended = runs.pop(4)
+        await engines[0].operations.cancel(ended)
+        await asyncio.sleep(LOOK)
+        broker.offered.clear()
+        broker.fits = lambda run_id: True
+        await asyncio.sleep(2 * LOOK)
+        assert [len(offered) for offered in broker.offered] == [RATION, len(runs) - RATION]
+        assert broker.taken == Counter(runs)
+
+    play(story, 1)
+
+
+@pytest.mark.parametrize("engines", [1, 2, 3])
+@pytest.mark.parametrize("full_for", [20.0, 20.3, 31.9])
+def test_once_it_has_room_each_is_sent_once_by_however_many_engines(play: Play, engines: int, full_for: float) -> None:
+    runs = [f"r{number}" for number in range(200)]
+
+    async def story(broker: Full, engines: Sequence[Harness]) -> None:
+        await submit(engines, runs)
+        await asyncio.sleep(full_for)
+        broker.fits = lambda run_id: True
+        await asyncio.sleep(10 * LOOK)
+        assert broker.taken == Counter(runs)
+
+    play(story, engines)
+
+
+def test_what_never_fits_does_not_keep_from_it_what_would(play: Play) -> None:
+    large, small = [f"large-{number}" for number in range(2 * RATION)], ["small-1", "small-2"]
+
+    async def story(broker: Full, engines: Sequence[Harness]) -> None:
+        await submit(engines, [*large, *small])
+        await asyncio.sleep(5 * LOOK)
+        assert not broker.taken
+        broker.fits = lambda run_id: run_id in small
+        await asyncio.sleep(4 * LOOK)
+        assert broker.taken == Counter(small)
+
+    play(story, 1)
