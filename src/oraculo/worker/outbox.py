@@ -107,6 +107,9 @@ class Outbox:
         try:
             while not (self._closing and not self._replies and not self._sending and not self._pausing):
                 await self._wake.wait()
+                # One turn of the loop for the commands that came with this one, by another queue's connection: answers
+                # that leave together arrive together, and cost the engine one commit.
+                await asyncio.sleep(0)
                 self._wake.clear()
                 while self._replies or self._reports:
                     await self._room_to_send()
