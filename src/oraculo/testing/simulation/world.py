@@ -162,29 +162,25 @@ class World:
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)
 
-    def engines(self) -> Iterator[Engine]:
-        for host, service, _ in self._hosts.values():
-            if host.alive and isinstance(service, Engine) and service.accepting:
-                yield service
+    def engines(self) -> list[Engine]:
+        """Those that take work now."""
+        return [engine for _, engine in self._at_work()]
 
     def engine_hosts(self) -> list[Host]:
-        """Of those that take work now."""
-        return [
-            host
-            for host, service, _ in self._hosts.values()
-            if host.alive and isinstance(service, Engine) and service.accepting
-        ]
+        return [host for host, _ in self._at_work()]
+
+    def _at_work(self) -> Iterator[tuple[Host, Engine]]:
+        for host, service, _ in self._hosts.values():
+            if host.alive and isinstance(service, Engine) and service.accepting:
+                yield host, service
 
     def operations(self) -> Operations | None:
         """Of some engine that takes work now."""
-        ready = list(self.engines())
+        ready = self.engines()
         return Operations(self.dice.choice(ready)) if ready else None
 
     def all_up(self) -> bool:
-        return (
-            all(host.alive for host, _, _ in self._hosts.values())
-            and len(list(self.engines())) == self.scenario.engines
-        )
+        return all(host.alive for host, _, _ in self._hosts.values()) and len(self.engines()) == self.scenario.engines
 
     # -- what happens -----------------------------------------------------------------------------------------
 
