@@ -128,6 +128,13 @@ class WithoutAuth(Valkey):
         return [*super().command(), "--rename-command", "AUTH", ""]
 
 
+class WithoutExec(Valkey):
+    """Begins a transaction and cannot end it, as a proxy may that knows only some commands."""
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--rename-command", "EXEC", ""]
+
+
 class TestAccess:
     async def test_tls(self, url: str, queue: str, tmp_path: Path) -> None:
         certificates = make_certificates(tmp_path)
@@ -200,6 +207,24 @@ class TestAccess:
                 (again,) = await take(heir, 1, within=PROMPTLY)
                 assert again.redeliveries == 1
                 assert str(server.port) in await broker.check()
+
+    async def test_a_server_that_cannot_end_a_transaction_is_told_nothing_in_vain(self) -> None:
+        with WithoutExec() as server, redis.Redis(port=server.port) as plain:
+            async with started(server.url) as broker:
+                with pytest.raises(BrokerUnavailable, match="does not do transactions"):
+                    await broker.publish(messages("q", 3))
+                for count in (1, 3):
+                    await broker.publish(messages("q", count))
+                assert plain.xlen("q") == 4
+
+    async def test_a_user_who_may_not_end_a_transaction_publishes_at_the_second_try(self) -> None:
+        with Valkey() as server, redis.Redis(port=server.port) as plain:
+            plain.acl_setuser("worker", enabled=True, passwords=["+pass"], keys=["*"], commands=["+@all", "-exec"])
+            async with started(f"redis://worker:pass@127.0.0.1:{server.port}") as broker:
+                with pytest.raises(BrokerError):
+                    await broker.publish(messages("q", 3))
+                await broker.publish(messages("q", 3))
+                assert plain.xlen("q") == 3
 
     async def test_a_user_without_transactions_publishes_too(self) -> None:
         with Valkey() as server, redis.Redis(port=server.port) as plain:

@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from oraculo.brokers.redis_streams import RedisStreamsBroker
+from oraculo.clients.redis import ReplyError, error_code
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing
 from tests.brokers import redis_streams_stage as stage
@@ -393,3 +394,15 @@ class TestDeafConsumers:
 
 def own_consumers(plain: Any, queue: str) -> list[str]:
     return [each["name"].decode() for each in plain.xinfo_consumers(queue, queue)]
+
+
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'.", "OOM"),
+        ("EXECABORT Transaction discarded because of: OOM command not allowed", "OOM"),
+        ("EXECABORT Transaction discarded because of previous errors.", "EXECABORT"),
+    ],
+)
+def test_what_ended_a_transaction_is_told_from_a_refusal(told: str, code: str) -> None:
+    assert error_code(ReplyError(told)) == code

@@ -68,6 +68,7 @@ class LinkWatch:
         self._known: dict[str, Link] = {}
         self._absences: dict[str, _Absence] = {}
         self._losses: dict[str, _Loss] = {}
+        self._ahead = float("-inf")  # of the loop's time, the most that the clock ever was
 
     async def run(self) -> None:
         if self._acts:
@@ -79,15 +80,19 @@ class LinkWatch:
     async def look(self) -> None:
         links = self._broker.links()
         some_work = any(link.trouble is None for link in links)
+        self._mind_clock()
         for link in links:
             self._tell(link)
+            if self._acts and link.losses > self._losses_of(link.name):
+                self._losses[link.name] = self._new_loss()
+            self._known[link.name] = link  # before anything can fail: a loss is counted once
             if self._acts:
                 await self._look_at(link, some_work)
-            self._known[link.name] = link
+
+    def _mind_clock(self) -> None:
+        self._ahead = max(self._ahead, self._clock.now() - asyncio.get_running_loop().time())
 
     async def _look_at(self, link: Link, some_work: bool) -> None:
-        if link.losses > self._losses_of(link.name):
-            self._losses[link.name] = self._new_loss()
         await self._look_after_loss(link.name)
         if link.trouble is None:
             self._absences.pop(link.name, None)
@@ -100,17 +105,16 @@ class LinkWatch:
             self._losses[link.name] = self._new_loss()
 
     def _new_loss(self) -> _Loss:
-        return _Loss(asyncio.get_running_loop().time(), self._clock.now())
+        """By a clock that was never set back: by one that was, what was sent before would seem to come later."""
+        self._mind_clock()
+        now = asyncio.get_running_loop().time()
+        return _Loss(now, now + self._ahead)
 
     async def _look_after_loss(self, name: str) -> None:
         loss, now = self._losses.get(name), asyncio.get_running_loop().time()
         if loss is None or now < loss.next_look:
             return
-        if loss.looks_left == LOOKS_AFTER_A_LOSS:
-            # All that is noted as sent was sent before. The clock is not asked: it may have been set back since then.
-            await self._take_back(name, dead_letters=True)
-        else:
-            await self._take_back(name, before=loss.at)  # what was noted since, and sent before
+        await self._take_back(name, before=loss.at)
         loss.look_later(now)
         loss.looks_left -= 1
         if not loss.looks_left:
@@ -139,11 +143,11 @@ class LinkWatch:
             if via not in ours:
                 await self._take_back(via)
 
-    async def _take_back(self, via: str | None, *, before: float | None = None, dead_letters: bool = False) -> None:
-        """`before`: only what it took until then. `dead_letters`: its memory was lost, and they with it."""
+    async def _take_back(self, via: str | None, before: float | None = None) -> None:
+        """`before`: the memory was lost then, and the dead letters with it."""
         count = await self._decide(BrokerLost(via, before=before))
-        if dead_letters:
-            count += await self._decide(BrokerLost(via, dead_letters=True))
+        if before is not None:
+            count += await self._decide(BrokerLost(via, dead_letters=True, before=before))
         if count:
             self._telemetry.emit(CommandsTakenBack(via or "unknown", count))
 

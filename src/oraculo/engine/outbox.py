@@ -255,7 +255,10 @@ class Outbox:
         since = self._seen_unsent.get(one)
         if since is None:
             return False
-        return self._peers.is_alone or now - since >= self._peers.ttl + self._peers.rank(one.run_id) * _COURTESY
+        if self._peers.is_alone:
+            return True
+        longer = now - since - self._peers.ttl
+        return longer >= 0 and longer >= self._peers.rank(one.run_id) * _COURTESY  # the rank takes a while to tell
 
     def _is_in_flight(self, one: Unsent) -> bool:
         return any((one.run_id, one.task, one.attempt, dead) in self._in_flight for dead in (False, True))

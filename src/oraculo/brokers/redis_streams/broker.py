@@ -207,12 +207,17 @@ class RedisStreamsBroker:
         if len(replies) == before + added:
             return replies
         begun, *queued, ended = replies[before:]
-        if isinstance(begun, ReplyError):  # so that each was added alone
-            self._may_transact = ReplyError in map(type, queued)  # else it is this alone that is not allowed
-            outcomes = queued
-        else:
-            outcomes = ended if isinstance(ended, list) else [*queued, ended]
-        return [*replies[:before], *outcomes]
+        is_queued, has_errors = b"QUEUED" in queued, ReplyError in map(type, queued)
+        if isinstance(begun, ReplyError) and not is_queued:  # so that each was added alone
+            self._may_transact = has_errors  # else it is this alone that is not allowed
+            return [*replies[:before], *queued]
+        if isinstance(ended, list) and len(ended) == added:
+            return [*replies[:before], *ended]
+        if isinstance(ended, ReplyError) and str(ended).startswith("EXECABORT"):
+            self._may_transact = error_code(ended) != "NOPERM"
+            return [*replies[:before], *queued, ended]
+        self._may_transact = False  # it may be in a transaction still, where everything is just put aside
+        raise self._server.distrusted(f"{self._server.place} does not do transactions as it should: {ended!r}")
 
     def _raise_worst(self, replies: Sequence[Any]) -> None:
         """What is worth another try comes before what was refused: then all of them are tried again."""

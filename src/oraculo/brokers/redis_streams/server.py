@@ -118,6 +118,11 @@ class Server:
             self._link.abort(str(error))  # the name may lead to the new master by now
         return error
 
+    def distrusted(self, why: str) -> BrokerUnavailable:
+        """What it answers on this connection makes no sense: the next command has a new one."""
+        self._link.abort(why)
+        return self.unavailable(why)
+
     def note_success(self) -> None:
         if self._link.is_open:
             self.trouble = None

@@ -41,6 +41,8 @@ _PASSING = {
     "TRYAGAIN": "is a cluster that is moving its keys",
     "UNBLOCKED": "ended the wait for messages",
 }
+# What was wrong with a transaction, where the server tells: `EXECABORT Transaction discarded because of: OOM command…`
+_IN_TRANSACTION = re.compile(r"EXECABORT .*because of: -?([A-Z]{2,}) ")
 # On Redis 6.2 a script's error has its cause inside: `ERR Error running script (…): @user_script:5: NOGROUP No such…`
 _IN_SCRIPT = re.compile(r"@user_script: ?[0-9]+: -?([A-Z]{2,}) ")
 
@@ -232,11 +234,11 @@ def database_of(address: Address) -> int:
 
 
 def error_code(error: ReplyError) -> str:
-    """The first word of what the server said, or of what the script that it ran was told."""
+    """The first word of what the server said, or of what the script or transaction that it ran was told."""
     text = str(error)
     if text.startswith("ERR max number of clients"):
         return "MAXCLIENTS"
-    found = _IN_SCRIPT.search(text) if text.startswith("ERR Error") else None
+    found = _IN_SCRIPT.search(text) if text.startswith("ERR Error") else _IN_TRANSACTION.match(text)
     return found.group(1) if found else text.partition(" ")[0]
 
 
