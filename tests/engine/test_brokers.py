@@ -11,10 +11,10 @@ import pytest
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.events import BrokerLost
-from oraculo.engine import links
+from oraculo.engine import links, service
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.publishing import Key
-from oraculo.errors import BrokerUnavailable
+from oraculo.errors import BrokerUnavailable, StoreUnavailable
 from oraculo.ports.broker import Capabilities, Consumer, Delivery, Link
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack, LoopFailed, Record
@@ -106,10 +106,7 @@ async def test_a_connection_that_breaks_for_a_moment_sends_nothing_twice(monkeyp
         assert [state.ready for state in await second.queues(["executador_a"])] in ([], [0])
 
 
-async def test_a_broker_that_came_back_without_its_memory_gets_everything_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(links, "GRACE", 0.05)  # between two looks
+async def test_a_broker_that_came_back_without_its_memory_gets_everything_again() -> None:
     broker = Durable("redis")
     settings = Settings(engine=QUICK.engine, runs=RunSettings(max_attempts=1))
     async with Harness(settings=settings, broker=broker) as oraculo:
@@ -130,6 +127,34 @@ async def test_a_broker_that_came_back_without_its_memory_gets_everything_again(
         [lost, failed] = await broker.queues(["executador_a", "executador_b"])
         assert lost.ready == 1
         assert failed.dead_letters >= 1  # nobody knows when it was sent, so each look sends it
+
+
+class Halting(SqliteStore):
+    """Cannot say at first which dead letters a broker had."""
+
+    failures = 5
+
+    async def held_by(
+        self, via: str | None, limit: int, after: str = "", *, dead_letters: bool = False
+    ) -> Sequence[str]:
+        if dead_letters and self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("the disk is away")
+        return await super().held_by(via, limit, after, dead_letters=dead_letters)
+
+
+async def test_a_loss_is_counted_once_though_the_store_fails_while_it_is_looked_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_PAUSE_AFTER_FAILURE", 0.05)
+    broker, store = Durable("redis"), Halting(MEMORY)
+    async with Harness(settings=QUICK, broker=broker, store=store) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 30})
+        await until(lambda: _sent_by(oraculo, run_id, ["redis"]))
+        broker.losses += 1
+        await until(lambda: not store.failures and not oraculo.engine._links._losses, saying="the last look")
+        [state] = await broker.queues(["executador_a"])
+        assert state.ready == 2  # as it was, and once again
 
 
 class AdjustableClock(SystemClock):
