@@ -34,6 +34,7 @@ def turned_away() -> TurnedAway:
     made, refusing = rations.Rations(), TroubledQueues(60.0)
     refusing.note(["executador_x"], "no room", 0.0)
     waiting = [Unsent(f"r{number}", 0, 1) for number in range(RATION + 1)]
+    made.begin(0.0, lambda one: True)
     for one in waiting:
         made.note(one, "executador_x", refusing)
     return made, waiting
@@ -54,6 +55,25 @@ def test_what_is_unsent_no_more_is_forgotten(turned_away: TurnedAway) -> None:
     made.begin(1.0, lambda one: False)
     made.keep_only(waiting[:2])
     assert granted(made, waiting) == waiting[2:]  # as if they were never tried
+
+
+def test_what_was_not_met_at_its_turn_is_last_in_the_next(turned_away: TurnedAway) -> None:
+    """As when it has ended, while no look comes to its end because there is so much to send."""
+    made, waiting = turned_away
+    made.begin(1.0, lambda one: True)  # all of the ration is for such, and nothing of it is asked for
+    made.begin(1.0, lambda one: True)
+    assert granted(made, waiting[RATION:]) == waiting[RATION:]
+
+
+def test_who_never_looks_remembers_nothing() -> None:
+    """The process that only takes requests: others look for what could not be sent."""
+    made, refusing = rations.Rations(), TroubledQueues(60.0)
+    refusing.note(["executador_x"], "no room", 0.0)
+    waiting = [Unsent(f"r{number}", 0, 1) for number in range(RATION + 1)]
+    for one in waiting:
+        made.note(one, "executador_x", refusing)
+    made.begin(1.0, lambda one: True)
+    assert granted(made, waiting) == waiting
 
 
 def test_what_was_refused_during_a_look_is_not_forgotten_by_it(turned_away: TurnedAway) -> None:

@@ -17,25 +17,34 @@ _MOST = 50_000  # that are remembered; others are offered like those that were n
 class Rations:
     def __init__(self) -> None:
         self._turned_away: dict[Unsent, tuple[str, TroubledQueues]] = {}  # the one that was tried last, last
-        self._granted: set[Unsent] = set()
+        self._granted: dict[Unsent, None] = {}  # in that order
         self._news: set[Unsent] = set()  # since the look began
+        self._is_asked = False  # never by a process that leaves the looking to others
 
     def note(self, one: Unsent, queue: str, refusing: TroubledQueues) -> None:
         """It was not taken. `refusing`: where it is noted for how long the queue is held to take nothing."""
-        if len(self._turned_away) < _MOST:
+        if self._is_asked and len(self._turned_away) < _MOST:
             self._turned_away[one] = queue, refusing
             self._news.add(one)
 
     def begin(self, now: float, wants: Callable[[Unsent], bool]) -> None:
         """Another look. `wants`: whether it would be offered, if it may."""
+        self._is_asked = True
+        self._put_unmet_last()
         shares = Counter[tuple[str, int]]()
-        self._granted = set()
+        self._granted = {}
         self._news = set()
         for one, (queue, refusing) in self._turned_away.items():
             place = queue, id(refusing)
             if shares[place] < RATION and refusing.has(queue, now) and wants(one):
                 shares[place] += 1
-                self._granted.add(one)
+                self._granted[one] = None
+
+    def _put_unmet_last(self) -> None:
+        """What had its turn and was not met may have ended unsent; a look that is cut short does not say."""
+        for one in self._granted:
+            if one in self._turned_away and one not in self._news:
+                self._turned_away[one] = self._turned_away.pop(one)
 
     def grants(self, one: Unsent, now: float) -> bool:
         """Whether it is to be offered at this look."""
