@@ -399,7 +399,7 @@ async def test_commands_are_swept_though_the_quarantine_is_full(group: Group) ->
 async def test_commands_of_others_are_left_while_the_broker_takes_nothing(group: Group) -> None:
     one, other = group.member(), group.member()
     async with acquainted(one, other):
-        one.engine._outbox._commands.is_failing = True
+        one.engine._outbox._commands.trouble = "away"
         looked = one.store.unsent
         one.store.unsent = None  # type: ignore[method-assign, assignment]
         await one.engine._outbox.sweep()

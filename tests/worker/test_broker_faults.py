@@ -64,6 +64,29 @@ async def test_nothing_is_acked_before_its_answer_is_confirmed(stage: Stage) -> 
     assert await stage.left("q") == (0, 0, 0)
 
 
+async def test_answers_are_published_in_batches_that_a_slow_link_can_carry_in_time(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "MAX_BATCH_BYTES", 3000)
+    app, sizes, publish = App("a"), [], stage.broker.publish
+
+    @app.queue("q")
+    async def large(payload: dict[str, Any]) -> str:
+        return "x" * 1000
+
+    async def noting(messages: Sequence[Outgoing]) -> Sequence[str]:
+        sizes.append(sum(len(message.body) for message in messages))
+        return await publish(messages)
+
+    for number in range(10):
+        await stage.send("q", correlation_id=str(number))
+    monkeypatch.setattr(stage.broker, "publish", noting)
+    async with stage.worker(app):
+        for _ in range(10):
+            await stage.answer()
+    assert 1000 < max(sizes) <= 3000
+
+
 class FullQueue:
     """Stands before a broker whose queue `cheia` has no room, and that will never take anything for `ruim`."""
 

@@ -180,6 +180,8 @@ class Operations:
         )  # a broker that fails them does not know who listens elsewhere
         consumers = await self._consumers(_queues_of(run, active)) if active and knows else {}
         troubles = {f"broker {link.name}": link.trouble for link in self.brokers() if link.trouble is not None}
+        if (why_unsent := self._engine.sending_trouble) and any(task.unsent for task in active):
+            troubles = troubles or {"the broker": why_unsent}  # it answers, so that it seems well, and takes nothing
         troubles |= {f"queue {queue}": why for queue, why in stuck.items()}
         return explain(run, self._engine.clock.now(), consumers, troubles)
 

@@ -168,6 +168,11 @@ class Outbox:
         return self._commands, self._doubtful, self._dead_letters
 
     @property
+    def trouble(self) -> str | None:
+        """Why no command is taken now, by any queue."""
+        return self._commands.trouble
+
+    @property
     def refusing(self) -> Mapping[str, str]:
         """Queues that do not take commands now, and why."""
         return self._refusing.told(asyncio.get_running_loop().time())
@@ -219,7 +224,7 @@ class Outbox:
         by now, and those that come first had their time. `at_once` skips that courtesy: at start, and for what this
         engine had no room for, when there is no other.
         """
-        if self._commands.is_failing and not self._peers.is_alone:
+        if self.trouble is not None and not self._peers.is_alone:
             return  # others' commands would only be sent twice when the broker is back
         at_once, now = (at_once or self._spilled) and self._peers.is_alone, asyncio.get_running_loop().time()
         self._spilled = False

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate, islice, takewhile
 
 from oraculo.core.troubled import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -11,6 +12,7 @@ from oraculo.ports.clock import Clock
 from oraculo.ports.telemetry import CommandsPublished, PublishFailed, Telemetry
 
 PUBLISHED_TOGETHER = 500
+PUBLISHED_BYTES = 1024 * 1024  # a broker has seconds to confirm a batch, and a link may be slow
 MAX_WAITING = 50_000
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
@@ -42,7 +44,7 @@ class Line:
         self._refusing = refusing
         self._waiting: deque[Entry] = deque()
         self._bytes = 0
-        self.is_failing = False  # the broker did not take the last batch
+        self.trouble: str | None = None  # why the broker did not take the last batch
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -69,11 +71,16 @@ class Line:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            batch = [self._waiting[n] for n in range(min(PUBLISHED_TOGETHER, len(self._waiting)))]
+            batch = self._next_batch()
             await self._publish(batch)
             for _, message in batch:
                 self._waiting.popleft()
                 self._bytes -= len(message.body)
+
+    def _next_batch(self) -> list[Entry]:
+        sizes = accumulate(len(message.body) for _, message in islice(self._waiting, PUBLISHED_TOGETHER))
+        count = sum(1 for _ in takewhile(lambda size: size <= PUBLISHED_BYTES, sizes))
+        return list(islice(self._waiting, max(1, count)))
 
     async def _publish(self, batch: Sequence[Entry]) -> None:
         """Until the broker has answered. Meanwhile runs time out by their own deadlines, and say why."""
@@ -83,20 +90,20 @@ class Line:
             try:
                 vias = await self._broker.publish([message for _, message in batch])
             except NotTaken as error:
-                self.is_failing = False
+                self.trouble = None
                 self._telemetry.emit(PublishFailed(error.count, str(error)))
                 self._tell_apart(batch, error, started)
                 return
             except BrokerError as error:
-                self.is_failing = isinstance(error, BrokerUnavailable)
+                self.trouble = str(error) if isinstance(error, BrokerUnavailable) else None
                 self._telemetry.emit(PublishFailed(len(batch), str(error)))
                 if not isinstance(error, BrokerUnavailable):
-                    await self._set_apart(batch)
+                    await self._set_apart(batch, error)
                     return
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
             else:
-                self.is_failing = False
+                self.trouble = None
                 self._refusing.works(message.queue for _, message in batch)
                 self._tell_confirmed([key for key, _ in batch], vias, started)
                 return
@@ -117,8 +124,10 @@ class Line:
             keys, vias = zip(*taken, strict=True)
             self._tell_confirmed(keys, vias, started)
 
-    async def _set_apart(self, batch: Sequence[Entry]) -> None:
+    async def _set_apart(self, batch: Sequence[Entry], error: BrokerError) -> None:
         if len(batch) == 1:
+            [(_, message)] = batch
+            self._refusing.note([message.queue], str(error), asyncio.get_running_loop().time())
             self._refused(batch)
             return
         for entry in batch:

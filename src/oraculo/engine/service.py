@@ -220,6 +220,11 @@ class Engine:
         }
 
     @property
+    def sending_trouble(self) -> str | None:
+        """Why no command is taken now, by any queue."""
+        return self._outbox.trouble
+
+    @property
     def refusing_queues(self) -> Mapping[str, str]:
         """Queues that do not take commands now, and why."""
         return self._outbox.refusing

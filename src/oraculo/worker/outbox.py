@@ -9,6 +9,7 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Coroutine
+from itertools import accumulate, takewhile
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from oraculo.worker.jobs import Job, Receipt
 from oraculo.worker.remembered import RememberedAnswers, identity_of
 
 MAX_BATCH = 500
+MAX_BATCH_BYTES = 1024 * 1024  # a broker has seconds to confirm it, and a link may be slow
 MOST_SENDING = 3  # batches that are being confirmed at the same time: an answer need not wait for another's round trip
 MOST_SETTLING = 16  # batches whose commands are being acked at the same time
 FULL_PAUSE = 1.0  # seconds until an answer is published again that its queue had no room for
@@ -138,7 +140,9 @@ class Outbox:
     def _next_batch(self) -> tuple[list[Job], list[_Reply], list[Outgoing]]:
         """And their messages, made now: news that were taken are not told again by the next batch."""
         jobs = [job for job in self._reports if job.context is not None and job.context.has_news]
-        batch, self._replies = self._replies[:MAX_BATCH], self._replies[MAX_BATCH:]
+        sizes = accumulate(len(reply.body) for reply in self._replies[:MAX_BATCH])
+        count = max(1, sum(1 for _ in takewhile(lambda size: size <= MAX_BATCH_BYTES, sizes)))
+        batch, self._replies = self._replies[:count], self._replies[count:]
         self._reports = {}
         return jobs, batch, [*map(self._report_message, jobs), *map(self._reply_message, batch)]
 

@@ -1,0 +1,67 @@
+"""How commands go to the broker: in batches that a slow link can carry in time; and why some are not taken is told."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.core.troubled import TroubledQueues
+from oraculo.engine import publishing
+from oraculo.engine.publishing import Line
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Outgoing
+from oraculo.ports.clock import SystemClock
+from oraculo.ports.telemetry import Silent
+from oraculo.settings import EngineSettings, Settings
+from oraculo.testing.harness import Harness
+from tests.waiting import until
+
+
+class Moody(MemoryBroker):
+    """`fault`: raised when a message for `executador_ruim` is published; others are taken."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=SystemClock())
+        self.fault: BrokerError | None = None
+        self.batches: list[list[int]] = []  # the sizes of the messages
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        self.batches.append([len(message.body) for message in messages])
+        if self.fault is not None and any(message.queue == "executador_ruim" for message in messages):
+            raise self.fault
+        return await super().publish(messages)
+
+
+@pytest.fixture
+def moody() -> Moody:
+    return Moody()
+
+
+async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a link that needs longer for all of them than a broker has to confirm them would never carry any."""
+    monkeypatch.setattr(publishing, "PUBLISHED_BYTES", 100)
+    await moody.start()
+    line = Line(moody, SystemClock(), Silent(), lambda keys, vias: None, lambda entries: None, TroubledQueues(60.0))
+    for number, size in enumerate((60, 40, 1, 500, 100)):
+        line.add((f"r{number}", 0, 1, False), Outgoing("executador_a", b"x" * size))
+    running = asyncio.create_task(line.run())
+    await asyncio.wait_for(line.flushed(), 5)
+    running.cancel()
+    assert moody.batches == [[60, 40], [1], [500], [100]]
+    await moody.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [(BrokerError("this name is reserved"), "queue executador_ruim"), (BrokerUnavailable("no room"), "the broker")],
+)
+async def test_the_explanation_says_why_a_command_is_not_taken(moody: Moody, fault: BrokerError, name: str) -> None:
+    moody.fault = fault
+    async with Harness(settings=Settings(engine=EngineSettings(poll=0.05)), broker=moody) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_bom", "executador_ruim"], "payload": {}})
+
+        async def is_told() -> bool:
+            return f"{name} cannot be used ({fault})" in await oraculo.operations.explain(run_id)
+
+        await until(is_told)
