@@ -2,7 +2,7 @@
 
 import pytest
 
-from oraculo.core.events import TaskDue
+from oraculo.core.events import RunDue, TaskDue, Untaken
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Cause, TaskStatus
 
@@ -28,6 +28,15 @@ def test_a_run_of_which_nothing_was_ever_confirmed_ends_too() -> None:
     driver.run_due()
     assert (driver.status, driver.task("a").unsent) == ("timeout", False)
     assert driver.task("a").reason == "not sent in 30 s: the broker did not take the command"
+
+
+@pytest.mark.parametrize("untaken", [{"a": "no room"}, {None: "no room"}, {"a": "no room", None: "away"}])
+def test_it_says_why_nothing_was_confirmed_if_that_is_known(untaken: Untaken) -> None:
+    driver = fan_out({"fila": "a", "timeout": 20}, "b", timeout=30)
+    driver.at(21).apply(TaskDue(0, untaken))
+    driver.at(31).apply(RunDue({**untaken, "b": "it is locked"}))
+    assert driver.task("a").reason == "not sent in 20 s: the broker did not take the command (no room)"
+    assert driver.task("b").reason == "not sent in 30 s: the broker did not take the command (it is locked)"
 
 
 def test_the_deadline_that_came_is_the_one_that_is_told() -> None:

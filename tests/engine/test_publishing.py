@@ -56,12 +56,14 @@ async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest
     ("fault", "name"),
     [(BrokerError("this name is reserved"), "queue executador_ruim"), (BrokerUnavailable("no room"), "the broker")],
 )
-async def test_the_explanation_says_why_a_command_is_not_taken(moody: Moody, fault: BrokerError, name: str) -> None:
+async def test_a_run_says_why_a_command_is_not_taken(moody: Moody, fault: BrokerError, name: str) -> None:
     moody.fault = fault
     async with Harness(settings=Settings(engine=EngineSettings(poll=0.05)), broker=moody) as oraculo:
-        run_id = await oraculo.submit({"destinos": ["executador_bom", "executador_ruim"], "payload": {}})
+        run_id = await oraculo.submit({"destinos": ["executador_bom", "executador_ruim"], "payload": {}, "timeout": 1})
 
         async def is_told() -> bool:
             return f"{name} cannot be used ({fault})" in await oraculo.operations.explain(run_id)
 
         await until(is_told)
+        aggregate = await oraculo.ended(run_id)
+    assert f"did not take the command ({fault})" in aggregate["falhas"]["executador_ruim"]["motivo"]

@@ -3,7 +3,13 @@
 An event names its task by number; `core.answer` finds the number of a worker's answer.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
+
+Untaken = Mapping[str | None, str]  # by queue, why its commands are not taken now; under None, why those of any are not
+_NOTHING: Untaken = MappingProxyType({})
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -54,10 +60,13 @@ class TaskDue(Event, frozen=True, gc=False):
     """The task's timer rang: its retry is due, or its deadline has come."""
 
     task: int
+    untaken: Untaken = _NOTHING
 
 
 class RunDue(Event, frozen=True, gc=False):
     """The run's timer rang: its deadline has come, or a delivery is due."""
+
+    untaken: Untaken = _NOTHING
 
 
 class Cancelled(Event, frozen=True, gc=False):

@@ -12,6 +12,7 @@ The transitions are the two tables below; `docs/state-machine.md` is drawn from 
 
 from collections.abc import Callable
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from oraculo.core.aggregate import end_status
@@ -29,6 +30,7 @@ from oraculo.core.events import (
     RunDue,
     Sent,
     TaskDue,
+    Untaken,
 )
 from oraculo.core.history import Happened
 from oraculo.core.run import Cause, Changes, DeliveryStatus, Run, RunStatus, Task, TaskStatus
@@ -263,7 +265,7 @@ def _attempt_failed(run: Run, task: Task, event: Answered, now: float, changes: 
     reason = event.reason
     if (passed := _deadline_passed(run, task, now)) is not None:  # its timer is a moment behind
         changes.tell(now, Happened.ATTEMPT_FAILED, task.number, task.attempt, reason)
-        _expire(run, task, passed, now, changes, has_failed=True)
+        _expire(run, task, passed, _why_expired(run, task, passed, has_failed=True), now, changes)
         return
     if event.retryable and task.attempt < task.last_attempt:
         delay = run.plan.steps[task.number].retry.delay(task.attempt, event.jitter)
@@ -314,7 +316,8 @@ def _task_due(run: Run, event: TaskDue, now: float, changes: Changes) -> Verdict
     if task.awaits_retry and (task.deadline is None or now < task.deadline):
         _dispatch(run, task, now, changes, retry=True)
     else:
-        _expire(run, task, Cause.TASK_DEADLINE, now, changes)
+        why = _why_expired(run, task, Cause.TASK_DEADLINE, untaken=event.untaken)
+        _expire(run, task, Cause.TASK_DEADLINE, why, now, changes)
         _end_if_over(run, now, changes)
     return Verdict.APPLIED
 
@@ -327,7 +330,8 @@ def _run_due(run: Run, event: RunDue, now: float, changes: Changes) -> Verdict:
         return _lease_delivery(run, now, changes)
     for task in run.tasks:
         if task.is_open and not task.missing:
-            _expire(run, task, Cause.RUN_DEADLINE, now, changes)
+            why = _why_expired(run, task, Cause.RUN_DEADLINE, untaken=event.untaken)
+            _expire(run, task, Cause.RUN_DEADLINE, why, now, changes)
     _end_if_over(run, now, changes)
     return Verdict.APPLIED
 
@@ -338,21 +342,25 @@ def _deadline_passed(run: Run, task: Task, now: float) -> Cause | None:
     return Cause.RUN_DEADLINE if run.head.deadline <= now else None
 
 
-def _expire(run: Run, task: Task, cause: Cause, now: float, changes: Changes, *, has_failed: bool = False) -> None:
+def _expire(run: Run, task: Task, cause: Cause, why: str, now: float, changes: Changes) -> None:
     task.cause = cause
-    task.reason = _why_expired(run, task, cause, has_failed or task.awaits_retry)
+    task.reason = why
     _close(run, task, Trigger.EXPIRE, now, changes)
     changes.tell(now, Happened.TIMED_OUT, task.number, task.attempt, task.reason)
     _skip_dependents(run, task, now, changes)
 
 
-def _why_expired(run: Run, task: Task, cause: Cause, has_failed: bool) -> str:
-    limit = run.plan.steps[task.number].timeout if cause is Cause.TASK_DEADLINE else run.head.timeout
+def _why_expired(
+    run: Run, task: Task, cause: Cause, *, has_failed: bool = False, untaken: Untaken = MappingProxyType({})
+) -> str:
+    step = run.plan.steps[task.number]
+    limit = step.timeout if cause is Cause.TASK_DEADLINE else run.head.timeout
     waited = in_words(limit or run.head.timeout)
-    if has_failed:
+    if has_failed or task.awaits_retry:
         return f"no success in {waited}; attempt {task.attempt} failed: {task.reason}"
     if task.unsent:
-        return f"not sent in {waited}: the broker did not take the command"
+        why = untaken.get(step.queue) or untaken.get(None)
+        return f"not sent in {waited}: the broker did not take the command{f' ({why})' if why else ''}"
     return f"no answer in {waited}"
 
 

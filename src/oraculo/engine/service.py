@@ -14,6 +14,7 @@ from typing import NamedTuple
 import httpx2
 
 from oraculo import __version__
+from oraculo.core.events import Untaken
 from oraculo.core.naming import QueueNames
 from oraculo.core.request import Limits
 from oraculo.core.retry import RetryPolicy
@@ -129,7 +130,7 @@ class Engine:
             default_timeout=runs.timeout,
             default_retry=retry,
         )
-        self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll)
+        self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._untaken)
         self._outbox = Outbox(
             broker,
             store,
@@ -228,6 +229,10 @@ class Engine:
     def refusing_queues(self) -> Mapping[str, str]:
         """Queues that do not take commands now, and why."""
         return self._outbox.refusing
+
+    def _untaken(self) -> Untaken:
+        found: dict[str | None, str] = {self.names.logical(queue): why for queue, why in self.refusing_queues.items()}
+        return found if self.sending_trouble is None else found | {None: self.sending_trouble}
 
     @property
     def _own_queues(self) -> Sequence[str]:

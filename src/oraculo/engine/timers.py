@@ -1,10 +1,10 @@
 """Rings the timers that the store keeps: deadlines, retries, deliveries. No message is needed for one to ring."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
-from oraculo.core.events import Event, RunDue, TaskDue
+from oraculo.core.events import Event, RunDue, TaskDue, Untaken
 from oraculo.core.run import Changes
 from oraculo.engine.inputs import Inbox, Wish
 from oraculo.engine.peers import Peers
@@ -20,14 +20,19 @@ _GLANCE = 0.1  # seconds between two looks while there are such timers
 
 
 class Timers:
-    """Sleeps until the next timer that it knows of, and looks for other engines' timers now and then."""
+    """Sleeps until the next timer that it knows of, and looks for other engines' timers now and then.
 
-    def __init__(self, store: Store, inbox: Inbox, clock: Clock, peers: Peers, poll: float) -> None:
+    `untaken`: which commands are not taken now, so that a task which was never sent can say why."""
+
+    def __init__(
+        self, store: Store, inbox: Inbox, clock: Clock, peers: Peers, poll: float, untaken: Callable[[], Untaken]
+    ) -> None:
         self._store = store
         self._inbox = inbox
         self._clock = clock
         self._peers = peers
         self._poll = poll
+        self._untaken = untaken
         self._next: float | None = None
         self._set_apart: dict[Due, float] = {}  # timers that break the engine, and when they are tried again
         self._left: dict[Due, float] = {}  # to other engines, since when; both by the loop's time, which only goes on
@@ -91,7 +96,8 @@ class Timers:
     async def _ring(self, due: Sequence[Due]) -> None:
         """Waits until they are decided, so that none is rung twice."""
         loop = asyncio.get_running_loop()
-        wishes = [Wish(one.run_id, _event(one), loop.create_future()) for one in due]
+        untaken = self._untaken()
+        wishes = [Wish(one.run_id, _event(one, untaken), loop.create_future()) for one in due]
         self._inbox.put(wishes)
         outcomes = await asyncio.gather(*(wish.done for wish in wishes), return_exceptions=True)
         for one, outcome in zip(due, outcomes, strict=True):
@@ -101,5 +107,5 @@ class Timers:
                 self._set_apart[one] = loop.time() + _SET_APART_FOR
 
 
-def _event(due: Due) -> Event:
-    return RunDue() if due.task is None else TaskDue(due.task)
+def _event(due: Due, untaken: Untaken) -> Event:
+    return RunDue(untaken) if due.task is None else TaskDue(due.task, untaken)
