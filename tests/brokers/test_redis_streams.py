@@ -135,6 +135,11 @@ class WithoutExec(Valkey):
         return [*super().command(), "--rename-command", "EXEC", ""]
 
 
+class Clustered(Valkey):
+    def command(self) -> list[str]:
+        return [*super().command(), "--cluster-enabled", "yes"]
+
+
 class TestAccess:
     async def test_tls(self, url: str, queue: str, tmp_path: Path) -> None:
         certificates = make_certificates(tmp_path)
@@ -234,6 +239,16 @@ class TestAccess:
                     await broker.publish(messages("q", 3))
                 assert plain.xlen("q") == 6
                 assert plain.info("commandstats")["cmdstat_multi"]["rejected_calls"] == 1  # it is not asked for again
+
+    async def test_a_cluster_is_refused_in_words(self) -> None:
+        with Clustered(durable=False) as server:
+            broker = RedisStreamsBroker(server.url)
+            for call in (broker.start, broker.check):
+                with pytest.raises(BrokerError, match=r"is a node of a Redis Cluster.*use a single server") as caught:
+                    await call()
+                assert not isinstance(caught.value, BrokerUnavailable)
+            assert "Cluster" in str(broker.links()[0].trouble)
+            await broker.close()
 
     async def test_the_database_is_that_of_the_path(self, server: Server) -> None:
         queue = fresh_name()

@@ -123,6 +123,33 @@ class TestLostConnections:
                 assert isinstance(error, BrokerUnavailable)
                 assert took < 1.0 + 0.5 + PROMPTLY
 
+    async def test_a_long_answer_over_a_slow_line_is_waited_for(self, url: str, queue: str) -> None:
+        body, dead = bytes(1_000_000), bytes(600_000)
+        with Proxy(url) as proxy:
+            async with started(url) as near, started(proxy.url, publish_timeout=0.5, lease=3 * LEASE) as broker:
+                await near.publish([Outgoing(queue, body), Outgoing(queue, dead, reason="bad")])
+                consumer = await broker.consume(queue, prefetch=1)
+                proxy.delay = 0.1  # for each 64 kB, at most
+                (delivery,) = await take(consumer, 1)
+                assert (delivery.body, delivery.redeliveries) == (body, 0)
+                (letter,) = await broker.dead_letters(queue, limit=1)
+                assert letter.body == dead
+
+    async def test_a_consumer_without_room_is_not_taken_for_idle(self) -> None:
+        with Valkey() as server, redis.Redis.from_url(server.url) as plain:
+            async with started(server.url) as broker:
+                await broker.publish(messages("q", 2))
+                consumer = await broker.consume("q", prefetch=1)
+                taken = await take(consumer, 1)
+                plain.config_set("timeout", 2)
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                async with asyncio.timeout(PATIENCE):
+                    assert await reader.read() == b""  # the server ends those that say nothing
+                writer.close()
+                assert not consumer.is_over
+                await consumer.ack(taken)
+                assert bodies(await take(consumer, 1)) == [1]
+
     async def test_a_message_for_a_waiter_that_is_gone_is_not_kept_from_others(self, url: str, queue: str) -> None:
         """The server still keeps the read of a consumer that cannot hear it any more."""
         with Proxy(url) as proxy:
@@ -249,6 +276,16 @@ class TestServerFailures:
                 await broker.publish(messages("q", 1))
                 assert broker.links()[0].trouble is None
 
+    async def test_the_check_tells_of_a_server_without_the_replicas_that_it_wants(self) -> None:
+        with Valkey() as server, redis.Redis.from_url(server.url) as plain:
+            async with started(server.url) as broker:
+                plain.config_set("min-replicas-to-write", 1)
+                for call in (lambda: broker.publish(messages("q", 1)), broker.check):
+                    with pytest.raises(BrokerUnavailable, match=r"refuses to write.*replica"):
+                        await call()
+                plain.config_set("min-replicas-to-write", 0)
+                assert await broker.check()
+
     async def test_a_key_that_is_no_stream_is_refused_in_words(self, url: str, plain: Any, queue: str) -> None:
         plain.set(queue, "mine")
         async with started(url) as broker:
@@ -280,6 +317,25 @@ class TestLosses:
                     await broker.consume(queue, prefetch=1)
                 assert broker.links()[0].losses == 1
                 assert "append-only" in await broker.check()
+
+    async def test_a_replica_that_takes_the_place_of_its_master_counts_once(self) -> None:
+        with Valkey() as master, Valkey() as replica, redis.Redis.from_url(replica.url) as plain:
+            async with started(master.url) as broker:
+                await broker.consume("q", prefetch=1)
+                with redis.Redis.from_url(master.url) as other:
+                    other.config_set("repl-diskless-sync-delay", 0)
+                plain.replicaof("127.0.0.1", master.port)
+                await until(lambda: plain.info("replication")["master_link_status"] == "up", saying="the replica")
+                master.kill()
+                await until(lambda: broker.links()[0].trouble is not None, saying="trouble")
+                plain.config_set("port", master.port)  # as an address does that follows the master
+                with pytest.raises(BrokerUnavailable, match="read-only"):
+                    await broker.publish(messages("q", 1))
+                assert broker.links()[0].losses == 0
+                plain.replicaof("NO", "ONE")
+                await broker.publish(messages("q", 1))
+                await broker.consume("q", prefetch=1)
+                assert broker.links()[0].losses == 1
 
     async def test_a_flush_counts_once_for_all_queues(self, server: Server) -> None:
         with redis.Redis.from_url(server.url) as plain:

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
+from oraculo.brokers.failover import FailoverBroker
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.redis_streams import RedisStreamsBroker
 from oraculo.brokers.redis_streams.consumer import RedisConsumer
-from oraculo.errors import BrokerError
-from oraculo.ports.broker import Outgoing
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.ports.clock import SystemClock
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import (
     LEASE,
@@ -28,6 +33,7 @@ from tests.brokers.redis_streams_stage import (
     take,
     waiting,
 )
+from tests.servers.valkey import Valkey
 from tests.waiting import until
 
 url, plain, queue = stage.url, stage.plain, stage.queue  # fixtures
@@ -126,6 +132,16 @@ class TestLeases:
             again = await take(await broker.consume(queue, prefetch=10), 3)
             assert sorted(bodies(again)) == [0, 1, 2]
             assert {each.redeliveries for each in again} == {1}
+
+    async def test_all_that_one_left_is_claimed_without_a_pause(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 600))
+            ((_, entries),) = read_plain(plain, queue, count=600)
+            an_hour_ago = {"idle": 3_600_000, "justid": True}
+            plain.xclaim(queue, queue, "plain", 0, [entry for entry, _ in entries], **an_hour_ago)
+            consumer = await broker.consume(queue, prefetch=600)
+            taken = await take(consumer, 600, within=3.0)  # a page each second would be five
+            assert sorted(bodies(taken)) == list(range(600))
 
     async def test_names_of_consumers_that_are_long_gone_are_deleted(self, url: str, plain: Any, queue: str) -> None:
         async with started(url, lease=LEASE / 10) as broker:
@@ -369,13 +385,56 @@ class TestSharing:
             assert told == [queue]
         plain.delete(*others)
 
-    async def test_a_batch_with_one_bad_queue_is_refused_and_the_rest_taken(
+    async def test_of_a_batch_with_one_bad_queue_it_is_known_what_was_taken(
+        self, url: str, plain: Any, queue: str
+    ) -> None:
+        bad = fresh_name()
+        plain.lpush(bad, "mine")
+        async with started(url) as broker:
+            for ready in (2, 4):  # the second time the queue is known
+                with pytest.raises(
+                    NotTaken, match=f"refused 1 of 3 messages: {bad} is a list and not a stream"
+                ) as told:
+                    await broker.publish([Outgoing(bad, b"0"), *messages(queue, 2)])
+                assert (told.value.vias, set(told.value.down)) == ([None, "redis", "redis"], {0})
+                assert (await state(broker, queue)).ready == ready
+        plain.delete(bad)
+
+    async def test_of_several_brokers_the_next_takes_only_what_is_for_the_bad_queue(
         self, url: str, plain: Any, queue: str
     ) -> None:
         bad = fresh_name()
         plain.set(bad, "mine")
-        async with started(url) as broker:
-            with pytest.raises(BrokerError, match="not a stream"):
-                await broker.publish([Outgoing(bad, b"0"), *messages(queue, 2)])
-            assert (await state(broker, queue)).ready == 2
-        plain.delete(bad)
+        second = MemoryBroker(SystemClock())
+        broker = FailoverBroker([RedisStreamsBroker(url), second])
+        await broker.start()
+        try:
+            vias = await broker.publish([Outgoing(bad, b"0"), *messages(queue, 2)])
+            assert list(vias) == ["memory", "redis", "redis"]
+            assert [(found.queue, found.ready) for found in await second.queues()] == [(bad, 1)]
+        finally:
+            await broker.close()
+            plain.delete(bad)
+
+    @pytest.mark.parametrize("count", [1, 2], ids=["each alone", "in one step"])
+    async def test_a_queue_that_a_user_may_not_write_to_keeps_none_from_the_others(self, count: int) -> None:
+        with Valkey() as server, redis.Redis(port=server.port) as plain:
+            plain.acl_setuser("worker", enabled=True, passwords=["+pass"], keys=["own*"], commands=["+@all"])
+            async with started(f"redis://worker:pass@127.0.0.1:{server.port}") as broker:
+                with pytest.raises(NotTaken, match="foreign is not permitted to this user") as told:
+                    await broker.publish([Outgoing("foreign", b"0"), *messages("own", count)])
+                assert told.value.vias == [None, *["redis"] * count]
+                assert plain.xlen("own") == count
+                with pytest.raises(BrokerError, match="foreign is not permitted") as refused:
+                    await broker.publish(messages("foreign", 2))
+                assert not isinstance(refused.value, BrokerUnavailable)
+
+    async def test_a_foreign_stream_is_passed_over_where_it_was_not_asked_for(self) -> None:
+        with Valkey() as server, redis.Redis(port=server.port) as plain:
+            plain.acl_setuser("worker", enabled=True, passwords=["+pass"], keys=["own*"], commands=["+@all"])
+            plain.xgroup_create("foreign", "foreign", "0", mkstream=True)
+            async with started(f"redis://worker:pass@127.0.0.1:{server.port}") as broker:
+                await broker.declare(["own"])
+                assert [found.queue for found in await broker.queues()] == ["own"]
+                with pytest.raises(BrokerError, match="does not permit"):
+                    await broker.queues(["foreign"])

@@ -17,6 +17,7 @@ import os
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -36,11 +37,19 @@ from oraculo.brokers.redis_streams.layout import (
     text,
 )
 from oraculo.brokers.redis_streams.scripts import LAST_ID, PAGE, REDRIVE, TIDY, UPKEEP
-from oraculo.brokers.redis_streams.server import ERRORS, Server, group_command, group_of, is_busy
+from oraculo.brokers.redis_streams.server import (
+    ERRORS,
+    Server,
+    group_command,
+    group_of,
+    is_aborted,
+    is_about_key,
+    is_busy,
+)
 from oraculo.clients.redis import Command, ReplyError, connect, database_of, error_code, read_info, version_of
 from oraculo.core.naming import DLQ_SUFFIX, shown
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Capabilities, DeadLetter, Link, Outgoing, QueueState
+from oraculo.ports.broker import Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 
 PORT = 6379
@@ -108,10 +117,10 @@ class RedisStreamsBroker:
             return []
         added = [self._addition(message) for message in messages]
         new = list({command[1]: None for command in added if command[1] not in server.known})
-        commands = [*(group_command(str(name)) for name in new), *self._together(added)]
-        replies = self._outcomes(await server.call(commands, repeatable=False), len(new), len(added))
+        replies = await self._add([group_command(str(name)) for name in new], added)
         if ReplyError in set(map(type, replies)):
             self._raise_worst(replies)
+            await self._raise_refused([str(command[1]) for command in added], replies[len(new) :])
         server.know(map(str, new))
         return [self._name] * len(messages)
 
@@ -173,7 +182,10 @@ class RedisStreamsBroker:
         return gone
 
     async def check(self) -> str:
-        """Raises BrokerUnavailable, too, when the server answers but would not take a message."""
+        """Raises BrokerUnavailable, too, when the server answers but would not take a message; BrokerError, as a start
+        does, when it refuses us."""
+        self._server.require_open()
+        await self._server.start()
         pong, info = await self._server.call([("PING",), ("INFO",)])
         self._server.checked(pong)
         about = read_info(info)
@@ -196,6 +208,15 @@ class RedisStreamsBroker:
         dlq, why, at = dlq_name(message.queue), text(message.reason), self._terms.now()
         return ("XADD", dlq, "*", "body", message.body, "reason", why, "at", at, "redeliveries", 0)
 
+    async def _add(self, groups: list[Command], added: list[Command]) -> list[Any]:
+        """What became of each. A transaction that ends because of a key adds none of them: then each is added alone."""
+        call, together = self._server.call, self._together(added)
+        replies = self._outcomes(await call([*groups, *together], repeatable=False), len(groups), len(added))
+        *others, ended = replies
+        if is_aborted(ended) and any(map(is_about_key, others)) and not _concerning_all(others):
+            return await call([*groups, *added], repeatable=False)
+        return replies
+
     def _together(self, added: list[Command]) -> list[Command]:
         """In one step, where a queue gets several: who waits for it has them all at once. Else it would be given the
         first alone, and an engine would commit what is decided on that before it hears of the others."""
@@ -213,7 +234,7 @@ class RedisStreamsBroker:
             return [*replies[:before], *queued]
         if isinstance(ended, list) and len(ended) == added:
             return [*replies[:before], *ended]
-        if isinstance(ended, ReplyError) and str(ended).startswith("EXECABORT"):
+        if is_aborted(ended):
             self._may_transact = error_code(ended) != "NOPERM"
             return [*replies[:before], *queued, ended]
         self._may_transact = False  # it may be in a transaction still, where everything is just put aside
@@ -221,10 +242,27 @@ class RedisStreamsBroker:
 
     def _raise_worst(self, replies: Sequence[Any]) -> None:
         """What is worth another try comes before what was refused: then all of them are tried again."""
-        failed = [reply for reply in replies if isinstance(reply, ReplyError) and not is_busy(reply)]
-        errors = [self._server.error_of(reply) for reply in failed]
+        errors = [self._server.error_of(reply) for reply in _concerning_all(replies)]
         for error in sorted(errors, key=lambda error: not isinstance(error, BrokerUnavailable)):
             raise error
+
+    async def _raise_refused(self, names: Sequence[str], outcomes: Sequence[Any]) -> None:
+        """Names those that will never be taken, so that the others, which were, are not sent again."""
+        vias = [None if isinstance(outcome, ReplyError) else self._name for outcome in outcomes]
+        faults = {name: outcome for name, outcome, via in zip(names, outcomes, vias, strict=True) if via is None}
+        if not faults:
+            return
+        told = f"{self._server.place} refused {vias.count(None)} of {len(vias)} messages: {await self._told(faults)}"
+        if not any(vias):
+            raise BrokerError(told)
+        raise NotTaken(told, vias, {place for place, via in enumerate(vias) if via is None})
+
+    async def _told(self, faults: Mapping[str, ReplyError]) -> str:
+        kinds: list[Any] = []
+        with suppress(BrokerUnavailable):  # what is known without it must be told
+            kinds = await self._server.call([("TYPE", name) for name in faults])
+        found = dict(zip(faults, kinds, strict=False))
+        return "; ".join(_fault(name, reply, found.get(name)) for name, reply in faults.items())
 
     # -- consuming ------------------------------------------------------------------------------------------------
 
@@ -274,7 +312,7 @@ class RedisStreamsBroker:
         """None for what does not exist and, unless it was asked for, for a stream that is no queue of anybody."""
         for reply in replies:
             if isinstance(reply, ReplyError) and error_code(reply) not in ("ERR", "NOGROUP"):
-                if error_code(reply) == "WRONGTYPE" and not is_asked_for:
+                if is_about_key(reply) and not is_asked_for:
                     return None
                 raise self._server.error_of(reply)
         there, length, groups, consumers, delayed, dead, dead_groups = replies
@@ -282,9 +320,8 @@ class RedisStreamsBroker:
         if not there or not (is_asked_for or group or dead_group or name in self._server.known):
             return None
         unacked = group.get(b"pending", 0)
-        left = length - unacked
-        lag = group.get(b"lag")  # since Redis 7; knows of those, too, that a plain client acked and did not delete
-        ready = max(0, left if lag is None else min(left, lag))
+        lag = group.get(b"lag")  # since Redis 7; not misled by what was acked and not deleted, or trimmed and not acked
+        ready = max(0, length - unacked) if lag is None else min(length, lag)
         return QueueState(name, ready + delayed, unacked, dead, self._alive(consumers), delayed)
 
     def _alive(self, consumers: Any) -> int:
@@ -322,6 +359,8 @@ def _reason_not_to_write(about: dict[bytes, bytes]) -> str | None:
         return "is a replica, and read-only"
     if 0 < most <= used and about.get(b"maxmemory_policy") == b"noeviction":
         return f"has reached its maxmemory: {used} of {most} bytes"
+    if about.get(b"min_slaves_good_slaves") == b"0":  # told only where min-replicas-to-write is set
+        return "refuses to write, because no replica keeps up and min-replicas-to-write asks for some"
     return None
 
 
@@ -334,3 +373,16 @@ def _warnings(about: dict[bytes, bytes]) -> str:
     if about.get(b"maxmemory", b"0") != b"0" and policy.startswith("allkeys"):
         told.append(f"its maxmemory-policy is {policy}: it may evict queues")
     return "".join(f"; {each}" for each in told)
+
+
+def _concerning_all(replies: Sequence[Any]) -> list[ReplyError]:
+    """The errors that are not about one key alone."""
+    errors = [reply for reply in replies if isinstance(reply, ReplyError)]
+    return [error for error in errors if not is_busy(error) and not is_about_key(error)]
+
+
+def _fault(name: str, reply: ReplyError, kind: bytes | ReplyError | None) -> str:
+    if error_code(reply) != "WRONGTYPE":
+        return f"{name} is not permitted to this user ({reply})"
+    what = f"a {kind.decode()}" if isinstance(kind, bytes) else "something else"
+    return f"{name} is {what} and not a stream"

@@ -17,6 +17,7 @@ from oraculo.ports.clock import Clock
 
 LONGEST_WAIT = 1.0  # seconds that a consumer waits for messages before it looks after delays and leases
 MOST_HELD = 1_000_000  # more than any consumer holds, so that asking for as many finds all
+ALL_SEEN = b"0-0"  # where a look at all that is pending begins, and what the server says when it is at the end
 SETTLED_TOGETHER = 1_000  # ids in one command; a script cannot unpack many thousands
 
 
@@ -94,7 +95,7 @@ class Orphans:
 class _Request(NamedTuple):
     answer: "asyncio.Future[list[Any] | None]"
     absorb: Callable[[Any], None]
-    until: float  # the loop's time when no answer means that there will be none
+    until: float  # the loop's time when no answer, and not a part of one, means that there will be none
 
 
 _Arrival = tuple[bytes, bytes, int]  # id, body, redeliveries
@@ -115,7 +116,7 @@ class RedisConsumer:
         self._connection = connection
         self._period = min(LONGEST_WAIT, terms.lease / 2)
         self._next_upkeep = 0.0
-        self._cursor: bytes = b"0-0"
+        self._cursor = ALL_SEEN  # how far it has looked for leases that ended
         self._request: _Request | None = None  # a take that is cancelled leaves it to the next one
         self._arrived: deque[_Arrival] = deque()
         self._out: dict[int | str, bytes] = {}  # the id for each token
@@ -124,6 +125,7 @@ class RedisConsumer:
         self._changed = asyncio.Event()  # something was settled, or it ended
         self._dead: str | None = None
         self._closed = False
+        self._show_life()
 
     @property
     def room(self) -> int:
@@ -192,6 +194,15 @@ class RedisConsumer:
         self._connection.abort(why)
         self._changed.set()
 
+    def _show_life(self) -> None:
+        """Now and again while it has no room, or nobody takes: a server may end a connection on which nothing is said
+        (`timeout`), and so may what is between; what it still works on would then be delivered again."""
+        if self.is_over:
+            return
+        if not self._connection.awaits_answer:
+            self._connection.send([("PING",)])
+        asyncio.get_running_loop().call_later(LONGEST_WAIT, self._show_life)
+
     # -- taking ---------------------------------------------------------------------------------------------------
 
     async def _wait_for_room(self) -> None:
@@ -233,12 +244,12 @@ class RedisConsumer:
 
     async def _settle_request(self, request: _Request) -> None:
         """Takes in its answer, once; should two takes wait, the other one finds what arrived."""
-        left = max(0.0, request.until - asyncio.get_running_loop().time())
-        await asyncio.wait((request.answer,), timeout=left)
+        patience = self._server.answer_timeout
+        is_answered = await self._connection.answered(request.answer, request.until, patience)
         if self._request is not request or self._closed:
             return
-        if not request.answer.done():
-            self.lose(f"no answer from {self._server.place} in {self._server.answer_timeout:g} s")
+        if not is_answered:
+            self.lose(f"no answer from {self._server.place} in {patience:g} s")
             return
         self._request = None
         replies = request.answer.result()
@@ -262,6 +273,8 @@ class RedisConsumer:
             self._next_upkeep = min(self._next_upkeep, due_at)
         if not claimed:
             return
+        if self._cursor != ALL_SEEN:  # who left these may have left more
+            self._next_upkeep = 0.0
         again = {entry[0] for entry in claimed}
         for token in [token for token, entry in self._out.items() if entry in again]:
             del self._out[token]  # its own lease ran out; it is a new delivery now

@@ -1,5 +1,6 @@
 """The server as one process knows it: the connection for commands, how it is doing, and the groups of its queues."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 
 ERRORS = Errors(BrokerError, BrokerUnavailable)
 MOST_KNOWN = 10_000  # queues whose groups are known to be there
+_NOT_THAT_KEY = re.compile(r"NOPERM .*access (a key|one of the keys)")  # since Redis 7, and before
 _CLOSED = "the Redis broker is closed: call start() first"
 
 
@@ -52,6 +54,7 @@ class Server:
         self.losses = 0
         self.keeps = True  # what it confirmed, over a restart
         self.run_id: bytes | None = None
+        self._master: bytes | None = None  # the run_id of the last that was no replica
         self.known: set[str] = set()  # streams whose groups were there when last seen
         self._consumed: dict[str, int] = {}  # for each queue that was consumed, the losses when its group was last seen
 
@@ -133,20 +136,36 @@ class Server:
         return BrokerUnavailable(trouble)
 
     async def _prepare(self, connection: Connection) -> None:
-        server, persistence = await connection.call([("INFO", "server"), ("INFO", "persistence")])
-        self._compare(read_info(server), read_info(persistence))
+        sections = ("server", "persistence", "replication")
+        replies = await connection.call([("INFO", section) for section in sections])
+        about: dict[bytes, bytes] = {}
+        for reply in replies:
+            about |= read_info(reply)
+        self._refuse_cluster(about)
+        self._compare(about)
+
+    def _refuse_cluster(self, about: dict[bytes, bytes]) -> None:
+        """What is done to a queue in one step needs all its keys on one node, and a cluster spreads them."""
+        if b"cluster" in (about.get(b"redis_mode"), about.get(b"server_mode")):  # the latter since Valkey 9
+            raise BrokerError(
+                f"{self.place} is a node of a Redis Cluster, which spreads the keys of a queue over its nodes: use a "
+                "single server, or the address at which Sentinel or your provider keeps the master of one"
+            )
 
     # -- what it may have lost ------------------------------------------------------------------------------------
 
-    def _compare(self, server: dict[bytes, bytes], persistence: dict[bytes, bytes]) -> None:
-        """A server that started anew without an append-only file has forgotten what it had confirmed."""
-        run_id = server.get(b"run_id")
-        self.keeps = persistence.get(b"aof_enabled") != b"0"
-        if run_id and self.run_id and run_id != self.run_id:
+    def _compare(self, about: dict[bytes, bytes]) -> None:
+        """A server that started anew without an append-only file has forgotten what it had confirmed, and a replica
+        that took a master's place may never have heard of it: a master tells its replicas after it confirms."""
+        self.run_id = about.get(b"run_id", self.run_id)
+        self.keeps = about.get(b"aof_enabled") != b"0"
+        if about.get(b"role") == b"slave":
+            return  # it confirms nothing: what counts is who is master next
+        if self._master and self.run_id != self._master:
             self.known.clear()
-            if not self.keeps:
+            if not self.keeps or _was_promoted(about):
                 self.losses += 1
-        self.run_id = run_id or self.run_id
+        self._master = self.run_id
 
     def note_group_gone(self, queue: str) -> None:
         """Counts a flush once, however many queues tell of it: only the first was last seen after the last loss."""
@@ -191,6 +210,23 @@ def group_command(name: str) -> Command:
     return ("XGROUP", "CREATE", name, name, "0", "MKSTREAM")
 
 
+def _was_promoted(about: dict[bytes, bytes]) -> bool:
+    """It goes on with the history of another, whose replica it was. A restart with an append-only file ends that."""
+    return bool(about.get(b"master_replid2", b"").strip(b"0"))
+
+
 def is_busy(reply: Any) -> bool:
     """The group was there already."""
     return isinstance(reply, ReplyError) and error_code(reply) == "BUSYGROUP"
+
+
+def is_aborted(reply: Any) -> bool:
+    """A transaction was ended, and nothing of it done."""
+    return isinstance(reply, ReplyError) and str(reply).startswith("EXECABORT")
+
+
+def is_about_key(reply: Any) -> bool:
+    """What is under that name is no stream, or not this user's: no other key is concerned, and no later try helps."""
+    if not isinstance(reply, ReplyError):
+        return False
+    return error_code(reply) == "WRONGTYPE" or _NOT_THAT_KEY.match(str(reply)) is not None

@@ -72,6 +72,11 @@ class Connection(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._calls: deque[_Call] = deque()
         self._transport: asyncio.Transport | None = None
+        self._heard_at = 0.0  # the loop's time when something last came
+
+    @property
+    def awaits_answer(self) -> bool:
+        return bool(self._calls)
 
     def tell_loss(self, lost: Callable[[str], object]) -> None:
         """Calls it with the trouble when the connection breaks, or now if it has."""
@@ -103,6 +108,17 @@ class Connection(asyncio.Protocol):
             raise self._errors.unavailable(self.trouble or f"the connection to {self._place} is closed")
         return replies
 
+    async def answered(self, answer: "asyncio.Future[list[Any] | None]", until: float, silence: float) -> bool:
+        """Whether it is here by `until`, in the loop's time, or later: as long as the server is never silent for as
+        many seconds, it is at work on it. A long answer over a slow line takes its time."""
+        loop = asyncio.get_running_loop()
+        while not answer.done():
+            left = max(until, self._heard_at + silence) - loop.time()
+            if left <= 0:
+                return False
+            await asyncio.wait((answer,), timeout=left)
+        return True
+
     def abort(self, trouble: str) -> None:
         """Ends it at once; nothing of the other side is needed for that."""
         self._end(trouble)
@@ -121,6 +137,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not False:

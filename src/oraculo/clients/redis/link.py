@@ -56,27 +56,33 @@ class Link:
             self._connection.abort(trouble)
 
     async def call(self, commands: Sequence[Command], *, repeatable: bool = True) -> list[Any]:
-        """Their replies, ReplyErrors among them. Takes no longer than the answer's timeout, connecting included.
+        """Their replies, ReplyErrors among them. Takes no longer than the answer's timeout, connecting included, unless
+        the server is sending all the while.
 
         `repeatable`: doing it twice does no harm, so that a connection which turns out to be lost is no failure yet.
         Raises that it is unavailable.
         """
-        connection: Connection | None = None
-        try:
-            async with asyncio.timeout(self._answer_timeout):
-                connection = await self._usable()
-                replies = await connection.send(commands)
-                if replies is None and repeatable:
-                    connection = await self._usable()
-                    replies = await connection.send(commands)
-        except TimeoutError:
-            trouble = f"no answer from {self.place} in {self._answer_timeout:g} s"
-            if connection is not None:
-                connection.abort(trouble)
-            raise self._errors.unavailable(trouble) from None
+        until = asyncio.get_running_loop().time() + self._answer_timeout
+        connection, replies = await self._exchange(commands, until)
+        if replies is None and repeatable:
+            connection, replies = await self._exchange(commands, until)
         if replies is None:
             raise self._errors.unavailable(connection.trouble or f"the connection to {self.place} was lost")
         return replies
+
+    async def _exchange(self, commands: Sequence[Command], until: float) -> tuple[Connection, list[Any] | None]:
+        """No replies when the connection broke first."""
+        trouble = f"no answer from {self.place} in {self._answer_timeout:g} s"
+        try:
+            async with asyncio.timeout_at(until):
+                connection = await self._usable()
+        except TimeoutError:
+            raise self._errors.unavailable(trouble) from None
+        answer = connection.send(commands)
+        if not await connection.answered(answer, until, self._answer_timeout):
+            connection.abort(trouble)
+            raise self._errors.unavailable(trouble)
+        return connection, answer.result()
 
     async def _usable(self) -> Connection:
         try:
