@@ -5,9 +5,8 @@ Run this file, or copy the function into your tests.
 
 import asyncio
 
-from examples.worker_app import app
-
 from oraculo.testing.harness import Harness
+from worker_app import app
 
 
 async def test_what_is_collected_is_reported() -> None:

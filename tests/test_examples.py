@@ -12,10 +12,10 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "__init__.py"))
-def test_an_example_runs(script: str) -> None:
+def test_an_example_runs(script: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", f"examples.{script.removesuffix('.py')}"],
-        cwd=EXAMPLES.parent,
+        [sys.executable, str(EXAMPLES / script)],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=60,

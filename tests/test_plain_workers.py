@@ -118,8 +118,12 @@ async def test_the_engine_gathers_what_plain_workers_answer(broker: str, fleet: 
     queues = {f"{kind}_{number}": name for number, name in enumerate(names) for kind in ("escavador", "executador")}
     workers = [start(name, url, settings.broker.prefix + queue) for queue, name in queues.items()]
     async with Stage(settings) as oraculo:
+        for queue in queues:  # deeper than Python's own reader can follow: nobody dies of it
+            await oraculo.publish(queue, b"[" * 100_000)
         request = {"destinos": list(queues), "payload": {"texto": "coração"}, "timeout": 30}
         aggregate = await oraculo.run(request, wait=40)
     assert aggregate["status"] == "concluida", (aggregate, [worker.tail() for worker in workers])
     expected = {"status": "ok", "resultado": {"recebido": {"texto": "coração"}}}
     assert aggregate["resultados"] == dict.fromkeys(queues, expected)
+    for worker in workers:
+        worker.expect_alive()

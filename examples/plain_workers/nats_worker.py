@@ -95,7 +95,7 @@ async def main(url: str, queue: str) -> None:
                 command = json.loads(message.data)
                 answer = json.dumps(answer_to(command)).encode()
                 await publish(jetstream, answer_queue(command), answer)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 reason = {"Oraculo-Reason": f"not a command: {error!r} in the JSON".replace("%", "%25")}
                 await jetstream.publish(f"{queue}.dlq", message.data, headers=reason)
             await message.ack()  # only now: its answer is confirmed, or it rests in the dead-letter queue

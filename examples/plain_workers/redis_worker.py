@@ -67,7 +67,7 @@ def work(client: redis.Redis, queue: str, entry: bytes, fields: dict, deliveries
         command = json.loads(fields.get(b"body", b""))
         answer = json.dumps(answer_to(command))
         target = answer_queue(command)
-    except (ValueError, KeyError, TypeError) as error:  # no command that anybody could answer: never dropped
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # no command to answer: never dropped
         settle(client, queue, entry, f"{queue}.dlq", {**fields, "reason": f"{type(error).__name__}: {error}"})
     else:
         settle(client, queue, entry, target, {"body": answer})

@@ -115,8 +115,9 @@ def answer_to(body):
 while True:
     for _, entries in client.xreadgroup(queue, "w", {queue: ">"}, count=1, block=1000) or ():
         for entry, fields in entries:
-            client.xack(queue, queue, entry)
-            client.xdel(queue, entry)
+            if how != "never acks" and (how != "never acks garbage" or fields[b"body"].startswith(b'{"corr')):
+                client.xack(queue, queue, entry)
+                client.xdel(queue, entry)
             if how == "never answers":
                 continue
             try:
@@ -160,6 +161,8 @@ WORKERS: dict[str, tuple[dict[str, str], str]] = {
         {"not JSON": "erro"} | all_from("not JSON"),
         "after what is not JSON a normal command is not answered any more: no answer in",
     ),
+    "never acks": ({"acked": "erro"}, "ack each command once its answer is confirmed"),
+    "never acks garbage": ({"acked": "erro"}, "4 of the messages are still in"),
     "never answers": ({"command": "erro"} | all_from("command"), "no answer in"),
     "wrong id": ({"command": "erro"} | all_from("command"), "correlation_id 'outro': copy it"),
     "no timestamp": ({"command": "erro"} | all_from("command"), "no valid message: timestamp: is required"),
@@ -340,6 +343,27 @@ async def test_an_engine_keeps_its_answers_and_a_worker_that_heeds_responder_em_
     assert report.has_passed, report.verdicts
     (warning,) = report.warnings
     assert "an engine reads it" in warning
+
+
+async def test_what_an_engine_sends_meanwhile_and_is_still_in_work_is_no_fault() -> None:
+    slow, began, over = App("slow"), asyncio.Event(), asyncio.Event()
+
+    @slow.queue(QUEUE)
+    async def work(payload: dict[str, Any]) -> None:
+        if "lento" in payload:
+            await over.wait()
+        elif not began.is_set():
+            began.set()
+            await oraculo.submit({"destinos": [QUEUE], "payload": {"lento": True}})
+
+    async with engine(slow) as oraculo:
+        report = await play(oraculo.broker)
+        over.set()
+    assert report.has_passed, report.verdicts
+    assert report.verdicts[-1].state == "aviso"
+    assert (
+        f"1 of the messages are still in {QUEUE}, held or waiting: the engine's, perhaps" in report.verdicts[-1].detail
+    )
 
 
 @asynccontextmanager

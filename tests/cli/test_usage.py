@@ -3,8 +3,12 @@
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pytest
 from typer.testing import CliRunner
@@ -85,6 +89,14 @@ def test_an_unknown_command_is_one_line() -> None:
         (["--tipo", "a", "--payload", "@missing.json"], "missing.json: cannot be read"),
         (["--destino", '{"fila": '], "--destino: must be a JSON object"),
         (["--tipo", "a", "--prioridade", "10"], "prioridade"),
+        (["--tipo", "a", "--timeout", "nan"], "'--timeout': must be a number, as 30; got nan"),
+        (["--tipo", "a", "--timeout", "1e400"], "'--timeout': must be a number, as 30; got inf"),
+        (["--tipo", "a", "--wait", "nan"], "'--wait': "),
+        (["--tipo", "a", "--wait", "inf"], "'--wait': "),
+        (["--tipo", "a", "--wait", "1e12"], "31536000"),
+        (["--tipo", "a", "--idempotency-key", "é"], "--idempotency-key: must be plain ASCII in one line"),
+        (["--tipo", "a", "--api-key", "é"], "--api-key: must be plain ASCII in one line"),
+        (["--tipo", "a", "--api-key", "a\n"], "--api-key: must be plain ASCII in one line"),
     ],
 )
 def test_a_bad_submission_is_refused_before_any_server_is_asked(args: list[str], words: str) -> None:
@@ -111,8 +123,79 @@ def test_a_server_that_is_not_there_is_one_line_with_its_url_and_the_way_out(arg
     assert "oraculo dev" in told
 
 
-def test_a_url_that_is_none_is_refused() -> None:
-    assert "--url" in complaint(invoke("runs", "list", "--url", "localhost:8000"))
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000",
+        "http://",
+        "http://[::1",
+        "http://[zz]:80",
+        "http://é☕:80",
+        "http://localhost:80000",
+        f"http://{'a' * 300}:80",
+    ],
+)
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    told = complaint(invoke("runs", "list", "--url", url))
+    assert "--url: " in told
+    assert "is not the URL of a server; as http://127.0.0.1:8000" in told
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:9", "http://localhost:9", "http://127.0.0.1:9/oraculo/"])
+def test_a_url_that_is_one_is_asked(url: str) -> None:
+    assert "no server answers at" in complaint(invoke("runs", "list", "--url", url))
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """Answers everything with the same JSON, which is the path's first part."""
+
+    def do_GET(self) -> None:
+        body = unquote(self.path.split("/")[1]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def stranger() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "runs list",
+        "runs show x",
+        "runs watch x",
+        "runs explain x",
+        "runs cancel x",
+        "dlq list",
+        "dlq list q",
+        "dlq show q 1",
+        "dlq redrive q",
+        "pipelines list",
+        "submit --pipeline x",
+        "submit --pipeline x --wait 1",
+    ],
+)
+def test_a_server_that_is_another_is_one_line(stranger: str, command: str) -> None:
+    for answer in ("{}", "[]", '"x"', "3", '{"orquestracoes":[1],"filas":[1],"mensagens":[1],"pipelines":[1]}'):
+        told = complaint(invoke(*command.split(), "--url", f"{stranger}/{quote(answer)}"))
+        assert "answered 200 and not as ORÁCULO does; is --url or ORACULO_URL right?" in told
+
+
+def test_doctor_tells_of_a_server_that_is_another(stranger: str) -> None:
+    result = invoke("doctor", "--url", f"{stranger}/[]")
+    assert "answered 200 and not as ORÁCULO does" in result.stdout, result.output
 
 
 # -- settings --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`oraculo worker` against a broker that it may take for a shared one."""
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.cli import serving
 from oraculo.cli.app import app
 from oraculo.core.message import decode_message
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
 
 COMMAND = (
@@ -65,3 +66,25 @@ def test_a_worker_answers_until_a_signal_and_its_last_answer_is_sent(
     assert result.exit_code == 0, result.output
     assert [bytes(answer.payload) for answer in broker.answers] == [b'{"status":"ok","resultado":"feito"}']
     assert signal.getsignal(signal.SIGTERM) is before, "the process has its handlers back"
+
+
+class NoAnswers(OneCommand):
+    """Breaks its promise: it says that some messages were not taken, and not which."""
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if messages[0].queue == "teste.resultados":
+            raise NotTaken("no room")
+        return await super().publish(messages)
+
+    async def close(self) -> None:
+        await MemoryBroker.close(self)
+
+
+def test_a_worker_that_fails_ends_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "falha_de_teste.py").write_text(APP.replace("os.kill(os.getpid(), signal.SIGTERM)", ""))
+    monkeypatch.setattr(serving, "make_broker", lambda *_: NoAnswers())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = {"ORACULO_BROKER_URL": "amqp://somewhere", "ORACULO_PREFIX": "teste."}
+    result = CliRunner().invoke(app, ["worker", "falha_de_teste:app"], env=env)
+    assert result.exit_code == 2, result.output
+    assert "oraculo: worker 'meu' stopped, for a part of it failed: ValueError" in result.stderr

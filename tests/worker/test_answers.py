@@ -133,6 +133,11 @@ class Unprintable(Exception):
         raise RuntimeError
 
 
+class PanicException(BaseException):
+    """As a library written in Rust raises it."""
+
+
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -140,18 +145,47 @@ class Unprintable(Exception):
         (Unprintable(), "Unprintable: (its text cannot be shown)"),
         (ValueError("a\0b\ud800"), "ValueError: a\ufffdb?"),
         (SystemExit(3), "SystemExit: 3"),
-        (StopIteration(), "RuntimeError: the handler raised StopIteration"),
         (asyncio.CancelledError(), "CancelledError"),
+        (PanicException("index out of bounds"), "PanicException: index out of bounds"),
+        (GeneratorExit(), "GeneratorExit"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (BaseExceptionGroup("two", [KeyboardInterrupt()]), "BaseExceptionGroup: two (1 sub-exception)"),
     ],
 )
-async def test_odd_exceptions_are_answered_too(stage: Stage, error: BaseException, text: str) -> None:
+async def test_odd_exceptions_are_answered_too(stage: Stage, error: BaseException, text: str, is_async: bool) -> None:
     app = App("a")
 
-    @app.queue("q")
     def fail(payload: Any) -> None:
         raise error
 
+    async def fail_async(payload: Any) -> None:
+        fail(payload)
+
+    app.queue("q")(fail_async if is_async else fail)
     assert (await stage.payload_for(app, "q"))["erros"] == [text]
+    assert await stage.left("q") == (0, 0, 0)
+
+
+async def test_a_stop_iteration_is_answered_too(stage: Stage) -> None:
+    app = App("a")
+    app.queue("q")(lambda payload: next(iter(())))
+    assert (await stage.payload_for(app, "q"))["erros"] == ["RuntimeError: the handler raised StopIteration"]
+
+
+@dataclass
+class Careless:
+    name: str
+
+    def __post_init__(self) -> None:
+        raise LookupError(self.name)
+
+
+async def test_what_the_type_of_a_payload_raises_is_answered_too(stage: Stage) -> None:
+    def work(payload: Careless) -> None: ...
+
+    app = App("a")
+    app.queue("q")(work)
+    assert (await stage.payload_for(app, "q", {"name": "x"}))["erros"] == ["LookupError: x"]
 
 
 async def test_a_plain_handler_runs_in_a_thread_with_the_context_variables(stage: Stage) -> None:

@@ -272,6 +272,28 @@ async def test_a_command_whose_answer_can_go_nowhere_is_dead_lettered(stage: Sta
     assert len(runs) == 2
 
 
+async def test_a_command_that_can_be_put_nowhere_is_run_once_and_tried_again_after_longer_and_longer_pauses(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, runs = counting_app()
+    pauses: list[int] = []
+
+    async def note_pause(backoff: Backoff) -> None:
+        backoff._failures += 1
+        pauses.append(backoff._failures)
+
+    monkeypatch.setattr(Backoff, "pause", note_pause)
+    stage.broker.refuses = lambda message: BrokerError("no such name") if message.queue == "bad name" else None
+    stage.broker.fail("dead_letter", *[BrokerUnavailable("away")] * 5)
+    async with stage.worker(app):
+        await stage.send("q", **SAME, responder_em="bad name")
+        async with asyncio.timeout(5):
+            assert "no such name" in await stage.broker.buried.get()
+    assert len(runs) == 1
+    assert pauses == [1, 2, 3, 4, 5]
+    assert await stage.left("q") == (0, 0, 1)
+
+
 async def test_leases_are_renewed_while_a_command_is_in_work(stage: Stage) -> None:
     app, go_on = App("a"), asyncio.Event()
 

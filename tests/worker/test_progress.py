@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from oraculo.errors import BrokerUnavailable
 from oraculo.worker import App, Context, outbox
@@ -127,6 +128,33 @@ async def test_percent_stays_between_0_and_100(stage: Stage, given: float, told:
         progress = await stage.payload()
     assert progress["percentual"] == told
     assert len(progress["mensagem"]) == 500
+
+
+@pytest.mark.parametrize("message", [b"a line of a subprocess", ["a", "list"], None])
+async def test_a_message_that_is_no_text_fails_its_handler_alone(stage: Stage, message: Any) -> None:
+    app = App("a")
+    app.queue("q")(lambda payload, ctx: ctx.progress(50, message))
+    async with stage.worker(app):
+        for _ in range(2):
+            await stage.send("q")
+            (told,) = (await stage.payload())["erros"]
+    right = "the message of progress() must be a str, as 'half done'"
+    assert told == f"TypeError: {right}; got {type(message).__name__}"
+
+
+async def test_progress_that_cannot_be_written_is_dropped_and_said(stage: Stage) -> None:
+    class Odd(str):
+        def __getitem__(self, key: Any) -> Any:
+            return 7
+
+    app = App("a")
+    app.queue("q")(lambda payload, ctx: ctx.progress(5, Odd()))
+    with capture_logs() as logs:
+        async with stage.worker(app):
+            await stage.send("q", correlation_id="c")
+            assert (await stage.payload())["status"] == "ok"
+    (line,) = [log for log in logs if log["event"] == "progress dropped"]
+    assert line["correlation_id"] == "c"
 
 
 async def test_progress_that_cannot_be_published_does_not_hurt_the_answer(stage: Stage) -> None:

@@ -5,9 +5,12 @@ import threading
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from oraculo.errors import BrokerUnavailable, InvalidInput
+from oraculo.errors import BrokerUnavailable, InvalidInput, OraculoError
+from oraculo.ports.broker import NotTaken
 from oraculo.worker import App, runner
+from oraculo.worker.outbox import Outbox
 
 from .stage import Stage, quiesce
 
@@ -32,6 +35,26 @@ async def test_a_handler_in_work_finishes_in_the_grace(stage: Stage) -> None:
     await stopping
     assert (await stage.payload())["resultado"] == "finished"
     assert await stage.left("q") == (0, 0, 0)
+
+
+@pytest.mark.parametrize("broken", ["_next_batch", "_reply_message", "_keep_the_rest"])
+async def test_a_worker_whose_answers_cannot_leave_ends_loudly_and_loses_no_command(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Outbox, broken, fail)
+    stage.broker.fail("publish", NotTaken("no room", [None]))
+    app = App("a")
+    app.queue("q")(lambda payload: 1)
+    await stage.send("q")
+    with capture_logs() as logs:
+        async with asyncio.timeout(5):
+            with pytest.raises(OraculoError, match=r"worker 'a' stopped.*a fault of ours"):
+                await stage.worker(app).run()
+    assert any(line["log_level"] == "critical" for line in logs)
+    assert await stage.left("q") == (1, 0, 0)
 
 
 async def test_what_is_still_running_after_the_grace_is_cancelled_and_given_back(stage: Stage) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from oraculo.cli import output
-from oraculo.cli.options import AsJson
+from oraculo.cli.options import AsJson, finite
 from oraculo.errors import BrokerError, Fault, InvalidInput, InvalidSettings
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from oraculo.testing.worker_cases import Report, WorkerCheck
 
 Queue = Annotated[str, typer.Option(metavar="NAME", help="The worker's queue, without the prefix.")]
-Timeout = Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds in which an answer must come.")]
+Timeout = Annotated[
+    float, typer.Option(min=0.1, max=3600, callback=finite, help="Seconds in which an answer must come.")
+]
 Payload = Annotated[
     str | None,
     typer.Option(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from oraculo.cli.options import LOOPBACK
-from oraculo.errors import OraculoError
+from oraculo.errors import InvalidInput, OraculoError
 
 if TYPE_CHECKING:
     import httpx2
@@ -29,7 +29,8 @@ class Refused(OraculoError):
 
 
 class Server:
-    """Use it as a context manager. Every call raises Unreachable or Refused."""
+    """Use it as a context manager, around all that reads its answers too: one that is not shaped as ORÁCULO's are is
+    told as Refused then. Every call raises Unreachable or Refused."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         import httpx2  # here, because it is a third of the time that `--help` takes
@@ -37,7 +38,7 @@ class Server:
         self.url = _checked(url)
         self._http = httpx2.Client(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            headers={"Authorization": f"Bearer {header('--api-key', api_key)}"} if api_key else {},
             timeout=httpx2.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
             verify=self.url.startswith("https:"),  # certificates take long to load, and plain HTTP has none
             trust_env=urlsplit(self.url).hostname not in LOOPBACK,  # no proxy stands before this machine
@@ -46,8 +47,10 @@ class Server:
     def __enter__(self) -> "Server":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._http.close()
+        if isinstance(error, _OTHER_SHAPE) and not isinstance(error, UnicodeError):  # that is of who prints it
+            raise self._stranger(200) from error
 
     def get(self, path: str, **parameters: object) -> Any:
         given = {key: str(value) for key, value in parameters.items() if value is not None}
@@ -100,13 +103,15 @@ class Server:
             return document
         if isinstance(document, dict):
             raise Refused(response.status_code, _why(response.status_code, document))
-        raise Refused(
-            response.status_code,
-            f"{self.url} answered {response.status_code} and not as ORÁCULO does; is --url or ORACULO_URL right?",
-        )
+        raise self._stranger(response.status_code)
+
+    def _stranger(self, status: int) -> Refused:
+        told = f"{self.url} answered {status} and not as ORÁCULO does; is --url or ORACULO_URL right?"
+        return Refused(status, told)
 
 
 _JSON = {"Content-Type": "application/json"}
+_OTHER_SHAPE = (KeyError, IndexError, TypeError, AttributeError, ValueError)  # raised where an answer is read
 
 
 def run_path(run_id: str, action: str = "") -> str:
@@ -117,11 +122,28 @@ def queue_path(queue: str, action: str = "") -> str:
     return f"/filas/{quote(queue, safe='')}/dlq{action}"
 
 
+def header(option: str, text: str) -> str:
+    """Raises InvalidInput, which does not show the text: it may be a secret."""
+    if not (text.isascii() and text.isprintable()):
+        raise InvalidInput.at(option, "must be plain ASCII in one line, as chave-1: a header can hold nothing else")
+    return text
+
+
 def _checked(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_of_a_server(url):
         raise OraculoError(f"--url: {url!r} is not the URL of a server; as http://127.0.0.1:8000")
     return url.rstrip("/")
+
+
+def _is_of_a_server(url: str) -> bool:
+    import httpx2
+
+    try:
+        host, port = httpx2.URL(url).raw_host.decode(), urlsplit(url).port
+        host.encode("idna")  # as it is done to look for its address: a part of it may be too long
+        return urlsplit(url).scheme in ("http", "https") and bool(host) and port != 0
+    except (ValueError, httpx2.InvalidURL):
+        return False
 
 
 def _document(response: "httpx2.Response") -> Any:

@@ -74,14 +74,14 @@ def show(
     """Show one dead letter with its reason and its body."""
     with Server(url, api_key) as server:
         letter = next((each for each in _letters(server, queue) if each["id"] == letter_id), None)
-    if letter is None:
-        raise NotFound(f"queue '{queue}' has no dead letter with the id {letter_id}")
-    if as_json:
-        output.print_json(letter)
-        return
-    for field in ("id", "motivo", "timestamp", "entregas", "correlation_id", "tarefa"):
-        output.print_line(f"{field}: {output.clean(letter[field])}")
-    output.print_line(f"corpo: {_body(letter)}")
+        if letter is None:
+            raise NotFound(f"queue '{queue}' has no dead letter with the id {letter_id}")
+        if as_json:
+            output.print_json(letter)
+            return
+        for field in ("id", "motivo", "timestamp", "entregas", "correlation_id", "tarefa"):
+            output.print_line(f"{field}: {output.clean(letter[field])}")
+        output.print_line(f"corpo: {_body(letter)}")
 
 
 def _body(letter: dict[str, Any]) -> str:
@@ -98,13 +98,13 @@ def redrive(
     body = msgspec.json.encode({"ids": ids} if ids else {})
     with Server(url, api_key) as server:
         done = server.post(queue_path(queue, "/reenviar"), body)
-    if as_json:
-        output.print_json(done)
-        return
-    output.print_line(
-        f"queue {queue}: {done['reabertas']} tasks opened again, {done['reenviadas']} messages sent again, "
-        f"{done['obsoletas']} obsolete ones deleted"
-    )
+        if as_json:
+            output.print_json(done)
+            return
+        output.print_line(
+            f"queue {queue}: {done['reabertas']} tasks opened again, {done['reenviadas']} messages sent again, "
+            f"{done['obsoletas']} obsolete ones deleted"
+        )
 
 
 @app.command()

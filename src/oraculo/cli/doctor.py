@@ -224,7 +224,7 @@ def _missing_file(url: str) -> Check | None:
 def _server(url: str | None, api_key: str | None) -> Check:
     try:
         with Server(url or DEFAULT_URL, api_key) as server:
-            ready = server.get("/health/ready")
+            version = server.get("/health/ready").get("versao")
     except Refused as error:
         return Check("server", ERROR, f"at {url or DEFAULT_URL}, not ready: {error}")
     except Unreachable as error:
@@ -232,7 +232,6 @@ def _server(url: str | None, api_key: str | None) -> Check:
         return Check("server", ERROR if url else WARNING, str(error))
     except OraculoError as error:
         return Check("server", ERROR, str(error))
-    version = ready.get("versao")
     if version != __version__:
         return Check("server", WARNING, f"at {server.url}, ready, but its version is {version}")
     return Check("server", OK, f"at {server.url}, ready, version {version}")

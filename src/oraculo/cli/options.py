@@ -1,11 +1,20 @@
 """Options that several commands share."""
 
+import math
 from typing import Annotated
 
 import typer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def finite(number: float | None) -> float | None:
+    """For the callback of an option: a range lets nan through, and JSON has no word for it nor for inf."""
+    if number is not None and not math.isfinite(number):
+        raise typer.BadParameter(f"must be a number, as 30; got {number}")
+    return number
+
 
 Url = Annotated[str, typer.Option("--url", envvar="ORACULO_URL", help="Where the server is.", show_envvar=True)]
 ApiKey = Annotated[

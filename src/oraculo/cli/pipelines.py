@@ -23,11 +23,11 @@ def list_pipelines(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJs
     """List the pipelines that the server knows."""
     with Server(url, api_key) as server:
         answer = server.get("/pipelines")
-    if as_json:
-        output.print_json(answer)
-        return
-    rows = [(each["name"], each["origem"], each["description"]) for each in answer["pipelines"]]
-    output.print_table(("name", "origem", "description"), rows, empty="no pipelines")
+        if as_json:
+            output.print_json(answer)
+            return
+        rows = [(each["name"], each["origem"], each["description"]) for each in answer["pipelines"]]
+        output.print_table(("name", "origem", "description"), rows, empty="no pipelines")
 
 
 @app.command()
@@ -35,14 +35,14 @@ def show(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: As
     """Show a pipeline's definition: as a YAML file that could be put again, or as JSON."""
     with Server(url, api_key) as server:
         document = server.get(f"/pipelines/{quote(name, safe='')}")
-    if as_json:
-        output.print_json(document)
-        return
-    import yaml
+        if as_json:
+            output.print_json(document)
+            return
+        import yaml
 
-    about = {key: document.pop(key) for key in ("origem", "hash") if key in document}
-    typer.echo(f"# {', '.join(f'{key}: {value}' for key, value in about.items())}")
-    typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())
+        about = {key: document.pop(key) for key in ("origem", "hash") if key in document}
+        typer.echo(f"# {', '.join(f'{key}: {value}' for key, value in about.items())}")
+        typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())
 
 
 @app.command()

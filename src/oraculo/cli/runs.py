@@ -27,13 +27,13 @@ def list_runs(
     """List runs, newest first."""
     with Server(url, api_key) as server:
         page = server.get("/orquestracoes", status=status, pipeline=pipeline, q=text, limit=limit, cursor=cursor)
-    if as_json:
-        output.print_json(page)
-        return
-    columns = ("correlation_id", "status", "pipeline", "tarefas", "iniciada em", "duração")
-    output.print_table(columns, [_row(run) for run in page["orquestracoes"]], empty="no runs")
-    if page.get("cursor"):
-        output.note(f"there are more: add --cursor {page['cursor']}")
+        if as_json:
+            output.print_json(page)
+            return
+        columns = ("correlation_id", "status", "pipeline", "tarefas", "iniciada em", "duração")
+        output.print_table(columns, [_row(run) for run in page["orquestracoes"]], empty="no runs")
+        if page.get("cursor"):
+            output.note(f"there are more: add --cursor {page['cursor']}")
 
 
 def _row(run: dict[str, Any]) -> output.Row:
@@ -52,18 +52,18 @@ def show(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json:
     """Show a run, its tasks and what came of it."""
     with Server(url, api_key) as server:
         run = server.get(run_path(run_id))
-    if as_json:
-        output.print_json(run)
-        return
-    name = f" ({run['pipeline']})" if run["pipeline"] else ""
-    output.print_line(
-        f"run {run['correlation_id']}{name} {run['status']}: {output.tally(run['resumo'])}; "
-        f"started {output.moment(run['iniciada_em'])}, deadline {output.moment(run['prazo'])}"
-    )
-    columns = ("tarefa", "status", "fila", "tentativa", "progresso", "depende de", "motivo")
-    output.print_table(columns, [_task_row(task) for task in run["tarefas"]], empty="it has no tasks")
-    if run["concluida_em"]:
-        print_aggregate(run)
+        if as_json:
+            output.print_json(run)
+            return
+        name = f" ({run['pipeline']})" if run["pipeline"] else ""
+        output.print_line(
+            f"run {run['correlation_id']}{name} {run['status']}: {output.tally(run['resumo'])}; "
+            f"started {output.moment(run['iniciada_em'])}, deadline {output.moment(run['prazo'])}"
+        )
+        columns = ("tarefa", "status", "fila", "tentativa", "progresso", "depende de", "motivo")
+        output.print_table(columns, [_task_row(task) for task in run["tarefas"]], empty="it has no tasks")
+        if run["concluida_em"]:
+            print_aggregate(run)
 
 
 def _task_row(task: dict[str, Any]) -> output.Row:
@@ -98,10 +98,10 @@ def explain(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_js
     """Say in one sentence what a run waits for."""
     with Server(url, api_key) as server:
         answer = server.get(run_path(run_id, "/explicacao"))
-    if as_json:
-        output.print_json(answer)
-    else:
-        output.print_line(answer["explicacao"])
+        if as_json:
+            output.print_json(answer)
+        else:
+            output.print_line(answer["explicacao"])
 
 
 @app.command()
@@ -119,7 +119,7 @@ def retry(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json
 def _act(run_id: str, action: str, url: str, api_key: str | None, as_json: bool) -> None:
     with Server(url, api_key) as server:
         run = server.post(run_path(run_id, action))
-    if as_json:
-        output.print_json(run)
-    else:
-        output.print_line(f"run {run['correlation_id']} {run['status']}")
+        if as_json:
+            output.print_json(run)
+        else:
+            output.print_line(f"run {run['correlation_id']} {run['status']}")

@@ -8,6 +8,7 @@ import typer
 
 from oraculo.cli import output
 from oraculo.cli.loading import load_app
+from oraculo.cli.options import finite
 from oraculo.errors import Fault, InvalidSettings
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def dev(
             show_default=False,
         ),
     ] = None,
-    pace: Annotated[float, typer.Option(min=0, help="How slowly the sample workers work.")] = 1.0,
+    pace: Annotated[float, typer.Option(min=0, callback=finite, help="How slowly the sample workers work.")] = 1.0,
     store: Annotated[
         str | None, typer.Option(metavar="URL", help="Where the state is kept, as sqlite:///dev.db.")
     ] = None,

@@ -165,7 +165,7 @@ async def _run_engine(system: System) -> None:
 
 
 def work(settings: Settings, app: App) -> None:
-    """Until a signal. Raises InvalidSettings."""
+    """Until a signal. Raises InvalidSettings, and OraculoError when the worker fails."""
     configure_logging(settings.log)
     clock = SystemClock()
     broker = make_broker(settings, clock)
@@ -195,12 +195,15 @@ async def _work(worker: Worker, broker: Broker, objects: Objects | None) -> None
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     with _first_signal(lambda: loop.call_soon_threadsafe(stop.set)):
-        await worker.start()
-        await stop.wait()
+        working = asyncio.create_task(worker.run())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         await worker.stop()
         await broker.close()
         if objects is not None:
             await objects.close()
+        await working
 
 
 # -- both ------------------------------------------------------------------------------------------------------------

@@ -11,12 +11,13 @@ import msgspec
 import typer
 
 from oraculo.cli import output
-from oraculo.cli.client import Server
-from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
+from oraculo.cli.client import Server, header
+from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url, finite
 from oraculo.errors import Fault, InvalidRequest
 
 _PATH = "/orquestracoes"
 _PAUSE = 0.5
+_YEAR = 31_536_000  # seconds
 
 
 def submit(
@@ -29,8 +30,10 @@ def submit(
     payload: Annotated[
         str | None, typer.Option(metavar="JSON|@FILE|-", help="A JSON object: here, in a file, or on stdin.")
     ] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds for the whole run.")] = None,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the run's end.")] = 0,
+    timeout: Annotated[float | None, typer.Option(callback=finite, help="Seconds for the whole run.")] = None,
+    wait: Annotated[
+        float, typer.Option(min=0, max=_YEAR, callback=finite, help="Seconds to wait for the run's end.")
+    ] = 0,
     correlation_id: Annotated[str | None, typer.Option(help="The run's id; one is made unless given.")] = None,
     webhook: Annotated[str | None, typer.Option(help="URL that gets the aggregate.")] = None,
     responder_em: Annotated[str | None, typer.Option(help="Queue that gets the aggregate.")] = None,
@@ -61,10 +64,10 @@ def submit(
     body = msgspec.json.encode({key: value for key, value in request.items() if value is not None})
     with Server(url, api_key) as server:
         status, answer = _send(server, body, idempotency_key, wait)
-    has_ended = status == 200 and "resumo" in answer
-    _show(answer, has_ended, as_json)
-    if wait:
-        _end_waiting(answer, has_ended, wait)
+        has_ended = status == 200 and "resumo" in answer
+        _show(answer, has_ended, as_json)
+        if wait:
+            _end_waiting(answer, has_ended, wait)
 
 
 def _expect_one_subject(**subjects: object) -> None:
@@ -102,7 +105,7 @@ def _json_object(where: str, text: bytes) -> msgspec.Raw:
 def _send(server: Server, body: bytes, key: str | None, wait: float) -> tuple[int, Any]:
     """Asks again under the same key while there is time: a server waits no longer than its own limit at once."""
     deadline = time.monotonic() + wait
-    headers = {"Idempotency-Key": key or str(uuid.uuid4())}
+    headers = {"Idempotency-Key": header("--idempotency-key", key or str(uuid.uuid4()))}
     while True:
         left = max(0.0, deadline - time.monotonic())
         if left:

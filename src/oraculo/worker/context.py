@@ -65,8 +65,11 @@ class Context:
         A plain call from async and threaded handlers alike: it only notes the newest state and returns, so it may be
         called as often as one likes. The state is published soon after, several times a second at most, in between
         newer states replace older ones; the last is published before the answer. There is nothing to await, and a
-        broker that cannot be reached is not the handler's trouble: such progress is dropped.
+        broker that cannot be reached is not the handler's trouble: such progress is dropped. Raises TypeError for a
+        message that is no text.
         """
+        if not isinstance(message, str):
+            raise TypeError(f"the message of progress() must be a str, as 'half done'; got {type(message).__name__}")
         self._latest = (min(100.0, max(0.0, float(percent))), message[:MAX_PROGRESS_TEXT])
         if not self._has_news:
             self._has_news = True

@@ -10,7 +10,6 @@ from concurrent.futures import Executor
 from typing import Any
 
 import msgspec
-import structlog
 
 from oraculo.core import naming
 from oraculo.core.message import Message, decode_message, fault_of
@@ -23,10 +22,11 @@ from oraculo.worker.context import Context
 from oraculo.worker.intake import Subscription
 from oraculo.worker.jobs import Job, Lane, Receipt
 from oraculo.worker.large import LargeAnswers, may_refer
+from oraculo.worker.logs import WorkerLog
 from oraculo.worker.outbox import Outbox
 from oraculo.worker.remembered import Identity, RememberedAnswers, identity_of
 
-_log = structlog.get_logger("oraculo.worker")
+_log = WorkerLog()
 _COMMANDS = (naming.START_COLLECT, naming.START_EXECUTE)
 _STOPPING = "the worker stopped before it began this command"
 _TOO_LATE = "deadline passed"
@@ -127,6 +127,10 @@ class Dispatcher:
             body = await self._answer(job)
             if not job.ended:
                 self._finish(job, body)
+        except BaseException as error:  # whatever it is: what gets no answer would keep its place in the prefetch
+            if isinstance(error, asyncio.CancelledError) and (self._aborting or job.ended):
+                raise
+            self._fail(job, error)
         finally:
             if alarm is not None:
                 alarm.cancel()
@@ -182,14 +186,7 @@ class Dispatcher:
             return self._unreadable(job, error)
         except msgspec.DecodeError as error:
             return self._refuse(job, _payload_fault(error))
-        try:
-            value = await self._call(job, payload)
-        except asyncio.CancelledError as error:
-            if self._aborting or job.ended:
-                raise
-            return self._failed(job, error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a handler raises is its answer
-            return self._failed(job, error)
+        value = await self._call(job, payload)
         body = self._writer.success(job.lane.queue, job.command, value)
         return body if len(body) <= self._large.threshold else await self._large.shortened(body)
 
@@ -233,10 +230,12 @@ class Dispatcher:
         _log_of(job).error("the results that the command needs cannot be read", reason=str(error))
         return self._writer.failure(job.lane.queue, job.command, [str(error)])
 
-    def _failed(self, job: Job, error: BaseException) -> bytes:
+    def _fail(self, job: Job, error: BaseException) -> None:
+        """Whatever a handler raises is its answer."""
+        if not job.ended:
+            retry = not isinstance(error, DoNotRetry)
+            self._finish(job, self._writer.failure(job.lane.queue, job.command, [describe(error)], retry=retry))
         _log_of(job).error("handler failed", handler=job.lane.handler.name, exc_info=error)
-        retry = not isinstance(error, DoNotRetry)
-        return self._writer.failure(job.lane.queue, job.command, [describe(error)], retry=retry)
 
     async def give_back_waiting(self) -> None:
         """What has not begun goes to other workers now, not after the grace."""
@@ -288,7 +287,7 @@ def _guarded(function: Callable[..., Any], arguments: tuple[object, ...]) -> obj
         raise RuntimeError("the handler raised StopIteration") from error
 
 
-def _log_of(job: Job) -> Any:
+def _log_of(job: Job) -> WorkerLog:
     command = job.command
     return _log.bind(
         correlation_id=command.correlation_id,

@@ -3,19 +3,20 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-import structlog
-
 from oraculo.core.retry import RetryPolicy
 from oraculo.ports.broker import Broker, Consumer, Delivery
 from oraculo.ports.clock import Entropy
+from oraculo.worker.logs import WorkerLog
 
-_log = structlog.get_logger("oraculo.worker")
+LONGEST_PAUSE = 5.0  # seconds
+
+_log = WorkerLog()
 
 
 class Backoff:
     """Longer and longer pauses while something fails; short ones again once it works."""
 
-    _policy = RetryPolicy(backoff=0.1, max_backoff=5.0)
+    _policy = RetryPolicy(backoff=0.1, max_backoff=LONGEST_PAUSE)
 
     def __init__(self, entropy: Entropy) -> None:
         self._entropy = entropy
@@ -51,15 +52,15 @@ class Subscription:
         if deliveries and not self.closed:
             await self._settle(self._consumer.ack(deliveries), deliveries)
 
-    async def dead_letter(self, delivery: Delivery, reason: str) -> None:
-        if not self.closed:
-            await self._settle(self._consumer.dead_letter(delivery, reason), [delivery])
+    async def dead_letter(self, delivery: Delivery, reason: str) -> bool:
+        """Whether it is there now."""
+        return not self.closed and await self._settle(self._consumer.dead_letter(delivery, reason), [delivery])
 
     async def give_back(self, delivery: Delivery, reason: str) -> None:
         if not self.closed:
             await self._settle(self._consumer.retry(delivery, 0.0, reason), [delivery])
 
-    async def _settle(self, settling: Awaitable[None], deliveries: Sequence[Delivery]) -> None:
+    async def _settle(self, settling: Awaitable[None], deliveries: Sequence[Delivery]) -> bool:
         """What cannot be settled would fill the prefetch for ever: then everything is given back, and the intake
         subscribes anew."""
         try:
@@ -67,9 +68,10 @@ class Subscription:
         except Exception as error:  # noqa: BLE001 - whatever the adapter raises, the remedy is the same
             _log.warning("settling failed; the queue is subscribed again", reason=str(error), count=len(deliveries))
             await self.close()
-        else:
-            for delivery in deliveries:
-                self._held.pop(delivery.token, None)
+            return False
+        for delivery in deliveries:
+            self._held.pop(delivery.token, None)
+        return True
 
     async def extend(self, deliveries: Sequence[Delivery] | None = None) -> None:
         """Renews the lease of some deliveries, or of all that are held."""
@@ -125,9 +127,12 @@ class Intake:
     async def _take_until_closed(self) -> None:
         subscription = self.subscription
         assert subscription is not None
+        made_at = _now()
         while deliveries := await subscription.take(self._prefetch):
-            self._backoff.reset()
             await self._receive(subscription, deliveries)
+            # Not at once: what it takes may end it again and again, a command say that can be put nowhere.
+            if _now() - made_at > LONGEST_PAUSE:
+                self._backoff.reset()
 
     async def extend(self) -> None:
         if self.subscription is not None:
@@ -138,3 +143,7 @@ class Intake:
         if self.subscription is not None:
             subscription, self.subscription = self.subscription, None
             await subscription.close()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -8,13 +8,13 @@ import sys
 from typing import Any
 
 import msgspec
-import structlog
 
 from oraculo.core.answer import is_failure
 from oraculo.core.message import Message, decode_message, encode_message
 from oraculo.core.reference import Reference, encode_reference, read_reference
 from oraculo.errors import ObjectsError, ObjectsUnavailable
 from oraculo.ports.objects import Objects, get_result, put_result
+from oraculo.worker.logs import WorkerLog
 
 PATIENCE = 10.0  # seconds to put a result
 READ_PATIENCE = 60.0  # seconds to read what a command needs; its own deadline may be sooner
@@ -22,7 +22,7 @@ REST = 5.0  # seconds after a failure in which no result is put aside
 _FIELD = "oraculo_referencia"
 _MARK = _FIELD.encode()
 
-_log = structlog.get_logger("oraculo.worker")
+_log = WorkerLog()
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 

@@ -8,12 +8,11 @@ import asyncio
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from itertools import accumulate, takewhile
 from typing import Any
 
 import msgspec
-import structlog
 
 from oraculo.core import naming
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -22,6 +21,7 @@ from oraculo.ports.clock import Entropy
 from oraculo.worker.answers import AnswerWriter
 from oraculo.worker.intake import Backoff, Subscription
 from oraculo.worker.jobs import Job, Receipt
+from oraculo.worker.logs import WorkerLog
 from oraculo.worker.remembered import RememberedAnswers, identity_of
 
 MAX_BATCH = 500
@@ -31,7 +31,7 @@ MOST_SETTLING = 16  # batches whose commands are being acked at the same time
 FULL_PAUSE = 1.0  # seconds until an answer is published again that its queue had no room for
 PROGRESS_INTERVAL = 0.2  # seconds between two progress messages of one command
 
-_log = structlog.get_logger("oraculo.worker")
+_log = WorkerLog()
 
 
 class _Reply(msgspec.Struct, eq=False):
@@ -64,6 +64,7 @@ class Outbox:
         self._settling: set[asyncio.Task[None]] = set()
         self._pausing: set[asyncio.Task[None]] = set()  # answers whose queue had no room
         self._closing = False
+        self._fault: BaseException | None = None  # what ended a sending that nothing should end
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
@@ -106,8 +107,11 @@ class Outbox:
         self._wake.set()
 
     async def run(self) -> None:
+        """Raises what ends it unasked. Answers that were not confirmed then are lost, their commands are not."""
         try:
-            while not (self._closing and not self._replies and not self._sending and not self._pausing):
+            while self._fault is None and not (
+                self._closing and not self._replies and not self._sending and not self._pausing
+            ):
                 await self._wake.wait()
                 # One turn of the loop for the commands that came with this one, by another queue's connection: answers
                 # that leave together arrive together, and cost the engine one commit.
@@ -117,8 +121,10 @@ class Outbox:
                     await self._room_to_send()
                     self._send_beside(self._send_batch(*self._next_batch()))
         finally:
-            for task in self._sending | self._pausing:  # none, unless this was cancelled: their commands come again
+            for task in self._sending | self._pausing:  # none, unless this ends unasked: their commands come again
                 task.cancel()
+        if self._fault is not None:
+            raise self._fault
         if self._settling:
             await asyncio.wait(self._settling)
 
@@ -135,6 +141,8 @@ class Outbox:
 
     def _sent(self, task: "asyncio.Task[None]") -> None:
         self._sending.discard(task)
+        if not task.cancelled():
+            self._fault = self._fault or task.exception()
         self._wake.set()  # it may have put something back, or be the last that the end waits for
 
     def _next_batch(self) -> tuple[list[Job], list[_Reply], list[Outgoing]]:
@@ -144,7 +152,7 @@ class Outbox:
         count = max(1, sum(1 for _ in takewhile(lambda size: size <= MAX_BATCH_BYTES, sizes)))
         batch, self._replies = self._replies[:count], self._replies[count:]
         self._reports = {}
-        return jobs, batch, [*map(self._report_message, jobs), *map(self._reply_message, batch)]
+        return jobs, batch, [*self._report_messages(jobs), *map(self._reply_message, batch)]
 
     async def _send_batch(self, jobs: list[Job], batch: list[_Reply], messages: list[Outgoing]) -> None:
         if not messages:
@@ -214,14 +222,14 @@ class Outbox:
 
     async def _handle_refusal(self, reply: _Reply, error: Exception) -> None:
         """First the run is told, by a short answer in its place; when that is refused too, the command is quarantined:
-        running it again would end the same way."""
+        running it again would end the same way. Until it is there its answer is remembered: it comes again, and is not
+        to be run."""
         receipt, reason = reply.receipt, f"the broker refused the answer: {error}"
         _log.warning("answer refused", correlation_id=receipt.command.correlation_id, reason=reason)
         identity = identity_of(receipt.command)
         if reply.stands_in:
-            if identity is not None:
+            if await receipt.subscription.dead_letter(receipt.delivery, reason) and identity is not None:
                 self._remembered.forget(identity)
-            await receipt.subscription.dead_letter(receipt.delivery, reason)
             return
         queue = self._names.logical(receipt.delivery.queue)
         body = self._writer.failure(queue, receipt.command, [reason], retry=False)
@@ -242,10 +250,15 @@ class Outbox:
                 for receipt in job.receipts:
                     await receipt.subscription.extend([receipt.delivery])
 
-    def _report_message(self, job: Job) -> Outgoing:
-        assert job.context is not None
-        body = self._writer.progress(job.command, *job.context.take_news())
-        return Outgoing(self._writer.reply_queue(job.command), body)
+    def _report_messages(self, jobs: list[Job]) -> Iterator[Outgoing]:
+        for job in jobs:
+            assert job.context is not None
+            try:
+                body = self._writer.progress(job.command, *job.context.take_news())
+            except Exception as error:  # noqa: BLE001 - one report that cannot be written must not hold up the answers
+                _log.warning("progress dropped", correlation_id=job.command.correlation_id, reason=str(error))
+            else:
+                yield Outgoing(self._writer.reply_queue(job.command), body)
 
     def _reply_message(self, reply: _Reply) -> Outgoing:
         return Outgoing(self._writer.reply_queue(reply.receipt.command), reply.body, prefer=reply.receipt.delivery.via)

@@ -2,24 +2,24 @@
 
 import asyncio
 import functools
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import Self
-
-import structlog
+from typing import Any, Self
 
 from oraculo.core.naming import QueueNames
-from oraculo.errors import InvalidInput
+from oraculo.errors import InvalidInput, OraculoError
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
 from oraculo.settings import ObjectSettings, WorkerSettings
-from oraculo.worker.answers import AnswerWriter
+from oraculo.worker.answers import AnswerWriter, describe
 from oraculo.worker.app import App
 from oraculo.worker.dispatch import OVERDUE_PER_PLACE, Dispatcher
 from oraculo.worker.handlers import Handler
 from oraculo.worker.intake import Intake
 from oraculo.worker.jobs import Lane
 from oraculo.worker.large import LargeAnswers
+from oraculo.worker.logs import WorkerLog
 from oraculo.worker.outbox import Outbox
 from oraculo.worker.remembered import RememberedAnswers
 from oraculo.worker.threads import DaemonThreads
@@ -28,7 +28,7 @@ LEASE_RENEWAL = 20.0  # seconds; the shortest lease of the brokers is longer
 CANCEL_GRACE = 5.0  # for a cancelled handler to clean up
 PUBLISH_GRACE = 5.0  # for the last answers to be confirmed
 
-_log = structlog.get_logger("oraculo.worker")
+_log = WorkerLog()
 
 
 class Worker:
@@ -67,15 +67,20 @@ class Worker:
         self._duties: list[asyncio.Task[None]] = []
         self._stopping: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
+        self._fault: BaseException | None = None
         self._started = False
 
     async def run(self) -> None:
-        """Works until `stop` is called; when cancelled, stops in order before it ends."""
+        """Works until `stop` is called; when cancelled, stops in order before it ends. Raises OraculoError when a part
+        of it failed, which ends the whole."""
         try:
             await self.start()
             await self._stopped.wait()
         finally:
             await self.stop()
+        if self._fault is not None:
+            told = f"worker '{self._app.name}' stopped, for a part of it failed: {describe(self._fault)}"
+            raise OraculoError(f"{told}; its commands were given back") from self._fault
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -94,10 +99,24 @@ class Worker:
             )
         self._started = True
         self._assemble()
-        self._outbox_duty = asyncio.create_task(self._outbox.run(), name="oraculo-outbox")
-        self._duties = [asyncio.create_task(intake.run(), name="oraculo-intake") for intake in self._intakes]
-        self._lease_duty = asyncio.create_task(self._renew_leases(), name="oraculo-leases")
+        self._outbox_duty = self._begin(self._outbox.run(), "oraculo-outbox")
+        self._duties = [self._begin(intake.run(), "oraculo-intake") for intake in self._intakes]
+        self._lease_duty = self._begin(self._renew_leases(), "oraculo-leases")
         _log.info("worker started", app=self._app.name, queues=sorted(self._app.handlers))
+
+    def _begin(self, duty: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(duty, name=name)
+        task.add_done_callback(self._duty_ended)
+        return task
+
+    def _duty_ended(self, duty: asyncio.Task[None]) -> None:
+        """One that fails ends the worker: it would take commands that it never answers, and look as if it were well."""
+        if duty.cancelled() or (error := duty.exception()) is None:
+            return
+        self._fault = error
+        _log.critical("a part of the worker failed; the worker stops", part=duty.get_name(), exc_info=error)
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(), name="oraculo-stop")
 
     def _assemble(self) -> None:
         writer = AnswerWriter(self._clock, self._names)

@@ -1,0 +1,40 @@
+"""The worker's log: a line that cannot be written costs nothing but itself."""
+
+import sys
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+_log = structlog.get_logger("oraculo.worker")
+
+
+class WorkerLog:
+    """Speaks as structlog does. It raises nothing: a log that is full, closed or of an encoding without the letter must
+    not cost an answer, nor stop what keeps the worker alive. What it cannot write goes to stderr, in ASCII."""
+
+    def __init__(self, **named: object) -> None:
+        self._named = named
+
+    def bind(self, **named: object) -> "WorkerLog":
+        return WorkerLog(**self._named | named)
+
+    def info(self, event: str, **fields: object) -> None:
+        self._write("info", event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._write("warning", event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        self._write("error", event, fields)
+
+    def critical(self, event: str, **fields: object) -> None:
+        self._write("critical", event, fields)
+
+    def _write(self, level: str, event: str, fields: dict[str, Any]) -> None:
+        try:
+            getattr(_log, level)(event, **self._named | fields)
+        except Exception as error:  # noqa: BLE001 - processors and streams are the user's, and may raise anything
+            with suppress(Exception):
+                told = f"oraculo: {level}: {event} {self._named | fields} (the log failed: {error})"
+                print(told.encode("ascii", "backslashreplace").decode(), file=sys.stderr)
