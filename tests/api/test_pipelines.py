@@ -1,6 +1,9 @@
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
+from oraculo.errors import BrokerUnavailable
 
 from .service import Service, assert_problem
 
@@ -46,6 +49,16 @@ async def test_one_is_put_as_yaml(service: Service, kind: str) -> None:
     again = await service.client.put("/pipelines/meu", content=YAML, headers=headers)
     assert again.status_code == 200
     assert again.json() == shown
+
+
+async def test_one_is_put_while_the_broker_is_away(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(_queues: Sequence[str]) -> None:
+        raise BrokerUnavailable("no broker works")
+
+    monkeypatch.setattr(service.broker, "declare", away)
+    reply = await service.client.put("/pipelines/meu", content=YAML)
+    assert reply.status_code == 201
+    assert (await service.client.get("/pipelines/meu")).json() == reply.json()
 
 
 async def test_what_is_shown_can_be_put_again_as_json(service: Service) -> None:

@@ -167,6 +167,59 @@ async def test_queues_that_were_declared_while_a_broker_was_away_are_there_when_
     assert [state.queue for state in await first.queues(["late"])] == ["late"]
 
 
+async def test_a_broker_that_refuses_or_never_makes_a_queue_comes_back_with_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Choosy(Named):
+        async def declare(self, queues: Sequence[str]) -> None:
+            if "refused" in queues:
+                raise BrokerError("not allowed")
+            if "endless" in queues:
+                await asyncio.Event().wait()
+            await super().declare(queues)
+
+    monkeypatch.setattr("oraculo.brokers.failover.broker.PROBE_PATIENCE", 0.05)
+    first = Choosy("first")
+    both = FailoverBroker([first, Named("second")])
+    await both.start()
+    await first.leave()
+    await until(lambda: troubles(both)["first"] is not None)
+    await both.declare(["refused", "endless", "late"])
+    first.come_back()
+    await until(lambda: first.queues(["late"]), saying="the last queue to be made on the first")
+    assert troubles(both)["first"] is None
+    assert await both.publish([Outgoing("q", b"1")]) == ["first"]
+    await both.close()
+
+
+async def test_a_fault_of_an_adapter_is_the_trouble_of_its_broker_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stumble(*_: object, **__: object) -> None:
+        raise AttributeError("'list' object has no attribute 'get'")
+
+    first = Named("first")
+    both = FailoverBroker([first, Named("second")])
+    with monkeypatch.context() as stumbling:
+        stumbling.setattr(first, "start", stumble)
+        await both.start()
+        assert troubles(both) == {
+            "first": "AttributeError: 'list' object has no attribute 'get'",
+            "second": None,
+        }
+    await until(lambda: troubles(both)["first"] is None, saying="the first to be used")
+    with monkeypatch.context() as stumbling:
+        stumbling.setattr(first, "check", stumble)
+        await until(lambda: troubles(both)["first"] is not None, saying="the fault to be found by the pulse")
+    await until(lambda: troubles(both)["first"] is None, saying="the first to be used again")
+    with monkeypatch.context() as stumbling:
+        stumbling.setattr(first, "consume", stumble)
+        consumer = await both.consume("q", prefetch=1)
+        assert both.links()[0].deaf == ("q",)
+    await first.publish([Outgoing("q", b"heard")])
+    async with asyncio.timeout(10):
+        assert [delivery.body for delivery in await consumer.take(1)] == [b"heard"]
+    await both.close()
+
+
 async def test_a_broker_that_hangs_is_found_out_by_its_pulse(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     both, first, _ = two
     monkeypatch.setattr("oraculo.brokers.failover.broker.PROBE_PATIENCE", 0.05)

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from oraculo.brokers.failover import FailoverBroker
@@ -14,8 +15,8 @@ from oraculo.core.events import BrokerLost
 from oraculo.engine import links, service
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.publishing import Key
-from oraculo.errors import BrokerUnavailable, StoreUnavailable
-from oraculo.ports.broker import Capabilities, Consumer, Delivery, Link
+from oraculo.errors import BrokerUnavailable, NotFound, StoreUnavailable
+from oraculo.ports.broker import Capabilities, Consumer, Delivery, Link, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack, LoopFailed, Record
 from oraculo.settings import BrokerSettings, EngineSettings, RunSettings, Settings
@@ -186,6 +187,59 @@ async def test_what_went_to_a_broker_that_is_no_longer_configured_is_sent_again(
         assert (await after.ended(run_id))["status"] == "concluida"
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT via FROM tasks").fetchall() == [("rabbitmq",)]
+
+
+async def test_what_an_engine_sent_over_a_broker_that_only_it_knew_is_sent_again_once_it_has_gone(
+    tmp_path: Path,
+) -> None:
+    path, journal = str(tmp_path / "x.db"), Journal()
+    app, rabbitmq = recording_app(journal, ("executador_a",)), Durable("rabbitmq")
+    async with Harness(app, settings=QUICK, broker=rabbitmq, store=SqliteStore(path)) as after:
+        async with Harness(settings=QUICK, broker=Durable("nats"), store=SqliteStore(path)) as before:
+            await until(lambda: len(after.engine.peers.engines) == 2, saying="the engines to know each other")
+            run_id = await before.submit({"destinos": ["executador_a"], "payload": {}})
+            await until(lambda: _sent_by(before, run_id, ["nats"]))
+            assert not journal.seen
+        assert (await after.ended(run_id))["status"] == "concluida"
+
+
+async def test_a_reply_goes_by_the_broker_that_brought_the_request_and_while_that_is_away_by_another() -> None:
+    first, second = Durable("first"), Durable("second")
+    async with Harness(settings=QUICK, broker=FailoverBroker([first, second])) as oraculo:
+        await second.publish([Outgoing("orquestrador", request_for_replies("one"))])
+        await until(lambda: second.queues(["minhas-respostas"]), saying="the reply on the second")
+        await second.publish([Outgoing("orquestrador", request_for_replies("two", timeout=0.5))])
+        await until(lambda: oraculo.store.heads(["two"]), saying="the second request to be taken")
+        await second.leave()
+        await until(lambda: first.queues(["minhas-respostas"]), saying="the reply on the first")
+        second.come_back()
+        states = [*await first.queues(["minhas-respostas"]), *await second.queues(["minhas-respostas"])]
+        assert [state.ready for state in states] == [1, 1]
+
+
+def request_for_replies(run_id: str, timeout: float = 0.05) -> bytes:
+    """Of a run that ends by its deadline."""
+    payload = {"destinos": ["executador_a"], "timeout": timeout, "responder_em": "minhas-respostas"}
+    return msgspec.json.encode(answer(run_id, tipo_evento="iniciar_orquestracao", payload=payload))
+
+
+async def test_a_dead_letter_of_a_broker_that_is_away_is_not_said_to_be_gone() -> None:
+    first, told = Durable("first"), Told()
+    both = FailoverBroker([first, Durable("second")])
+    async with Harness(settings=QUICK, broker=both, telemetry=told) as oraculo:
+        await first.publish([Outgoing("executador_a", b"1", reason="why")])
+        [letter] = await oraculo.operations.dead_letters("executador_a")
+        await first.leave()
+        await until(lambda: told.of(BrokerChanged), saying="the loss to be told")
+        with pytest.raises(BrokerUnavailable, match=r"first.* is away: pulled out"):
+            await oraculo.operations.redrive("executador_a", [letter.id])
+        with pytest.raises(BrokerUnavailable, match=r"first.* is away: pulled out"):
+            await oraculo.operations.discard("executador_a", letter.id)
+        with pytest.raises(NotFound):
+            await oraculo.operations.discard("resultados", "second:1")
+        first.come_back()
+        await until(lambda: len(told.of(BrokerChanged)) == 2, saying="the return to be told")
+        assert (await oraculo.operations.redrive("executador_a", [letter.id])).moved == 1
 
 
 async def test_an_engine_starts_while_its_broker_is_away() -> None:

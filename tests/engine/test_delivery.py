@@ -6,10 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import pytest
 from standardwebhooks import Webhook
 
+from oraculo.core import machine
+from oraculo.ports.telemetry import DeliveryAttempted
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
+from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
+from tests.engine.test_brokers import Durable, Told
 from tests.engine.workers import Journal, recording_app
 from tests.waiting import until
 
@@ -118,10 +123,28 @@ async def test_the_reply_queue_gets_the_aggregate_as_a_message() -> None:
         await consumer.ack([delivery])
 
 
-async def test_a_delivery_cut_off_by_a_stop_is_made_after_the_restart(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    from oraculo.core import machine
-    from oraculo.stores.sqlite import SqliteStore
+async def test_a_reply_comes_soon_after_its_broker_is_back_however_long_that_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.05)
+    broker, told = Durable("rabbitmq"), Told()
+    async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
+        await broker.leave()
+        request = {"destinos": ["escavador_a"], "timeout": 0.05, "responder_em": "minhas-respostas"}
+        run_id = await oraculo.submit(request)
+        await until(lambda: len(told.of(DeliveryAttempted)) > 15, saying="many attempts")  # 0.01 s, doubled 15 times
+        assert await delivery_state(oraculo, run_id) == ("pendente", 1)
+        assert "after 1 attempt (pulled out)" in await oraculo.operations.explain(run_id)
+        broker.come_back()
+        await until(lambda: broker.queues(["minhas-respostas"]), saying="the reply")
 
+        async def noted() -> bool:
+            return await delivery_state(oraculo, run_id) == ("entregue", 2)
+
+        await until(noted)
+
+
+async def test_a_delivery_cut_off_by_a_stop_is_made_after_the_restart(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = str(tmp_path / "o.db")
     hangs = asyncio.Event()
 

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from oraculo.core.message import decode_message
+from oraculo.errors import Conflict, IdempotencyKeyReused
+from oraculo.ports.telemetry import BatchCommitted
 from oraculo.settings import BrokerSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
 from oraculo.worker import App, Client
+from tests.engine.test_brokers import Told
 from tests.engine.workers import VIDEO_QUEUES, Journal, answer, failing_app, recording_app
 from tests.video_pipelines import VIDEO_PIPELINES
 from tests.waiting import until
@@ -102,6 +105,19 @@ async def test_each_destination_gets_the_payload_as_it_is_or_its_own() -> None:
         )
     received = {name: result["dados"]["recebido"]["n"] for name, result in aggregate["resultados"].items()}
     assert received == {"escavador_blog": 0, "um": 1, "dois": 2}
+
+
+async def test_only_new_runs_are_counted_as_started() -> None:
+    told = Told()
+    body = json.dumps({"destinos": ["escavador_youtube"], "correlation_id": "um"}).encode()
+    async with Harness(telemetry=told) as oraculo:
+        for _ in range(2):
+            await oraculo.operations.submit(body, idempotency_key="k")
+        with pytest.raises(Conflict):
+            await oraculo.operations.submit(body)
+        with pytest.raises(IdempotencyKeyReused):
+            await oraculo.operations.submit(b'{"destinos": ["escavador_blog"]}', idempotency_key="k")
+    assert sum(record.created for record in told.records if isinstance(record, BatchCommitted)) == 1
 
 
 async def test_a_destination_nobody_serves_times_out_without_blocking_the_others() -> None:

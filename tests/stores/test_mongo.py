@@ -162,6 +162,14 @@ async def test_a_run_is_one_document_in_the_words_of_the_wire(url: str) -> None:
     assert await counts(url, *SIDES) == dict.fromkeys(SIDES, 0)
 
 
+async def test_a_delivery_that_was_written_before_it_could_name_a_broker_is_read(url: str) -> None:
+    async with opened(url) as store, database(url) as found:
+        run = make_run("old", responder_em="respostas")
+        await create(store, run)
+        await found.orquestracoes.update_one({"correlation_id": "old"}, {"$unset": {"entregas.0.interno.via": ""}})
+        await assert_stored(store, run)
+
+
 async def test_the_blocks_of_a_wide_run_are_named_by_its_document(url: str) -> None:
     async with opened(url) as store, database(url) as found:
         run = wide_run("wide")

@@ -94,6 +94,7 @@ class Delivery(msgspec.Struct):
     attempts: int = 0
     due_at: float | None = None
     error: str | None = None
+    via: str | None = None  # of several brokers, the one that brought the request: whoever asked listens there
 
 
 class RunHead(msgspec.Struct):

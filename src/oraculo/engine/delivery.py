@@ -17,8 +17,8 @@ from oraculo.core.retry import RetryPolicy
 from oraculo.core.run import Channel, Delivery, DeliveryStatus, RunHead
 from oraculo.core.timestamps import in_words, to_iso
 from oraculo.engine.inputs import Inbox, Note
-from oraculo.errors import BrokerError
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeliveryAttempted, Telemetry
 from oraculo.settings import WebhookSettings
@@ -91,27 +91,30 @@ class Courier:
                 if delivery.channel is Channel.WEBHOOK:
                     await self._send_webhook(run_id, delivery.target, edition, aggregate)
                 else:
-                    await self._send_reply(run_id, delivery.target, aggregate)
+                    await self._send_reply(run_id, delivery, aggregate)
             except Exception as error:  # noqa: BLE001  whatever it is, the attempt failed and is noted as such
-                self._note_failure(run_id, number, delivery, edition, _told(error))
+                self._note_failure(run_id, number, delivery, edition, error)
                 return
         self._telemetry.emit(DeliveryAttempted(run_id, delivery.channel, "delivered"))
         self._note(run_id, Delivered(number, edition))
 
-    def _note_failure(self, run_id: str, number: int, delivery: Delivery, edition: int, reason: str) -> None:
-        attempt = delivery.attempts + 1
+    def _note_failure(self, run_id: str, number: int, delivery: Delivery, edition: int, error: Exception) -> None:
+        attempt, reason = delivery.attempts + 1, _told(error)
         retry_at = None
         # A reply queue is our own broker's: it comes back, so the reply is never given up.
         if delivery.channel is Channel.QUEUE or attempt < self._retry.max_attempts:
             retry_at = self._clock.now() + self._retry.delay(attempt, self._entropy.jitter())
         outcome = "given_up" if retry_at is None else "failed"
         self._telemetry.emit(DeliveryAttempted(run_id, delivery.channel, outcome, reason))
-        self._note(run_id, DeliveryFailed(number, edition, reason, retry_at))
+        # An absence of the broker is noted once. What it holds up then comes back with the timer of its lease, soon
+        # and however long the absence lasts, where a backoff would have grown with every attempt.
+        if not isinstance(error, _Away) or delivery.error is None:
+            self._note(run_id, DeliveryFailed(number, edition, reason, retry_at))
 
     def _note(self, run_id: str, event: Event) -> None:
         self._inbox.note([Note(run_id, event)])
 
-    async def _send_reply(self, run_id: str, queue: str, aggregate: bytes) -> None:
+    async def _send_reply(self, run_id: str, delivery: Delivery, aggregate: bytes) -> None:
         message = Message(
             correlation_id=run_id,
             tipo_evento=naming.RUN_ENDED,
@@ -119,9 +122,11 @@ class Courier:
             timestamp=to_iso(self._clock.now()),
         )
         try:
-            await self._broker.publish([Outgoing(self._names.physical(queue), encode_message(message))])
+            queue = self._names.physical(delivery.target)
+            await self._broker.publish([Outgoing(queue, encode_message(message), prefer=delivery.via)])
         except BrokerError as error:
-            raise _Refused(str(error)) from error
+            is_away = isinstance(error, BrokerUnavailable) and not isinstance(error, NotTaken)
+            raise (_Away if is_away else _Refused)(str(error)) from error
 
     async def _send_webhook(self, run_id: str, url: str, edition: int, aggregate: bytes) -> None:
         status = await self._post(url, aggregate, self._headers(run_id, edition, aggregate))
@@ -144,6 +149,10 @@ class Courier:
 
 class _Refused(Exception):
     pass
+
+
+class _Away(_Refused):
+    """By a broker that cannot be reached."""
 
 
 def _told(error: Exception) -> str:

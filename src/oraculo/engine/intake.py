@@ -227,27 +227,27 @@ class Intake:
                 self._read_arrived(arrived, batch, is_last_try=True)
         if batch.large:
             await self._offload.keep(batch.large)
-        created, by_run, conflicts, runs = batch.submissions, batch.by_run, 0, 0
-        while created or by_run:
+        submissions, by_run, created, conflicts, runs = batch.submissions, batch.by_run, 0, 0, 0
+        while submissions or by_run:
             try:
                 decisions = await self._decide(by_run, batch)
-                committed = await self._commit(created, decisions)
+                committed = await self._commit(submissions, decisions)
             except BaseException:
                 # Their copies in memory may hold what was decided and not committed.
                 for run_id in by_run:
                     self._hot.drop(run_id)
                 raise
-            self._conclude_creations(created, committed, batch)
+            created += self._conclude_creations(submissions, committed, batch)
             self._conclude(decisions, committed.conflicts, batch)
             runs += len(decisions) - len(committed.conflicts)
             conflicts += len(committed.conflicts)
-            created, by_run = [], {run_id: by_run[run_id] for run_id in by_run if run_id in committed.conflicts}
+            submissions, by_run = [], {run_id: by_run[run_id] for run_id in by_run if run_id in committed.conflicts}
         await self._settle_soon(batch)
         self._telemetry.emit(
             BatchCommitted(
                 inputs=len(inputs),
                 runs=runs,
-                created=len(batch.submissions),
+                created=created,
                 conflicts=conflicts,
                 seconds=self._clock.now() - started,
             )
@@ -301,6 +301,8 @@ class Intake:
         if submission.changes.run.id != message.correlation_id:
             raise InvalidMessage.at("payload.correlation_id", "differs from the message's correlation_id; leave it out")
         submission.arrived = arrived
+        for delivery in submission.changes.run.head.deliveries:
+            delivery.via = arrived.delivery.via
         return submission
 
     # -- decide -----------------------------------------------------------------------------------------------
@@ -373,7 +375,9 @@ class Intake:
             return Committed((), frozenset())
         return await self._store.commit(creations, changes)
 
-    def _conclude_creations(self, submissions: Sequence[Submission], committed: Committed, batch: Batch) -> None:
+    def _conclude_creations(self, submissions: Sequence[Submission], committed: Committed, batch: Batch) -> int:
+        """Returns how many of them are new runs."""
+        count = 0
         for one, created in zip(submissions, committed.created, strict=True):
             if created.outcome is Outcome.CREATED:
                 self._hot.keep(one.changes.run)
@@ -382,10 +386,12 @@ class Intake:
                 # An attempt before this one was written, though it was said to have failed: the run is this request's.
                 self._aftermath.committed(one.changes)
                 created = Created(Outcome.CREATED, created.run_id)
+            count += created.outcome is Outcome.CREATED
             if one.done is not None and not one.done.done():
                 one.done.set_result(created)
             if one.arrived is not None:
                 self._conclude_arrived_request(one.arrived, created, batch)
+        return count
 
     def _conclude_arrived_request(self, arrived: Arrived, created: Created, batch: Batch) -> None:
         if created.outcome in (Outcome.CREATED, Outcome.SAME):

@@ -10,6 +10,7 @@ import asyncio
 from oraculo.core.events import BrokerLost
 from oraculo.core.machine import Verdict
 from oraculo.engine.inputs import Inbox, Wish
+from oraculo.engine.peers import Peers
 from oraculo.ports.broker import Broker, Link
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
@@ -52,6 +53,7 @@ class LinkWatch:
         broker: Broker,
         store: Store,
         inbox: Inbox,
+        peers: Peers,
         clock: Clock,
         telemetry: Telemetry,
         poll: float,
@@ -62,18 +64,20 @@ class LinkWatch:
         self._broker = broker
         self._store = store
         self._inbox = inbox
+        self._peers = peers
         self._clock = clock
         self._telemetry = telemetry
         self._poll = poll
         self._known: dict[str, Link] = {}
         self._absences: dict[str, _Absence] = {}
         self._losses: dict[str, _Loss] = {}
+        self._departures: int | None = None  # of peers, after which strangers were looked for
         self._ahead = float("-inf")  # of the loop's time, the most that the clock ever was
 
     async def run(self) -> None:
-        if self._acts:
-            await self._take_back_from_strangers()
         while True:
+            if self._acts and self._departures != self._peers.departures:
+                await self._take_back_from_strangers()
             await self.look()
             await asyncio.sleep(self._poll)
 
@@ -137,11 +141,14 @@ class LinkWatch:
             absence.look_later(now)
 
     async def _take_back_from_strangers(self) -> None:
-        """What an earlier configuration sent elsewhere."""
+        """What an earlier configuration sent elsewhere: at the start, and when an engine has gone, which may have been
+        the last that listened there."""
+        departures = self._peers.departures
         ours = {link.name for link in self._broker.links()}
         for via in await self._store.brokers_in_use():
             if via not in ours:
                 await self._take_back(via)
+        self._departures = departures
 
     async def _take_back(self, via: str | None, before: float | None = None) -> None:
         """`before`: the memory was lost then, and the dead letters with it."""

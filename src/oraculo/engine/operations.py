@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from oraculo.engine.service import Engine, Health
 from oraculo.engine.watchers import Watch
 from oraculo.errors import (
     BrokerError,
+    BrokerUnavailable,
     Conflict,
     Fault,
     IdempotencyKeyReused,
@@ -243,7 +244,8 @@ class Operations:
 
     async def put_pipeline(self, name: str, text: bytes) -> tuple[Definition, bool]:
         put = await self._engine.catalogue.put(name, text, self._engine.store, self._engine.clock)
-        await self._engine.declare_queues()
+        with suppress(BrokerUnavailable):  # it is put, and a queue is also declared when something is published to it
+            await self._engine.declare_queues()
         return put
 
     async def delete_pipeline(self, name: str) -> None:

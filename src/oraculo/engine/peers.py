@@ -37,6 +37,7 @@ class Peers:
         self._poll = poll
         self._is_well = is_well
         self.ttl = max(TTL, TTL * poll)
+        self.departures = 0  # how often others were found to have gone
 
     @property
     def is_alone(self) -> bool:
@@ -53,6 +54,7 @@ class Peers:
     async def attend(self) -> None:
         seen = await self._store.attend(self.name, self._clock.now(), self.ttl)
         if list(seen) != list(self.engines):
+            self.departures += not set(self.engines) <= set(seen)
             self.engines = seen
             self._telemetry.emit(EnginesChanged(self.name, tuple(seen)))
 

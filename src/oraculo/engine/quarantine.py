@@ -15,8 +15,8 @@ from oraculo.core.naming import QueueNames
 from oraculo.core.run import Run, Task, TaskStatus
 from oraculo.engine.cache import Plans
 from oraculo.engine.inputs import Inbox, Wish, patiently
-from oraculo.errors import InvalidInput, NotFound
-from oraculo.ports.broker import Broker, DeadLetter
+from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound
+from oraculo.ports.broker import LETTER_SEPARATOR, Broker, DeadLetter
 from oraculo.ports.store import Store
 
 _PAGE = 200
@@ -49,7 +49,8 @@ class Quarantine:
         return await self._broker.dead_letters(self._names.physical(queue), limit=limit, after=after)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> Redrive:
-        """Raises NotFound when an id is not there; then nothing is moved."""
+        """Raises NotFound when an id is not there, or BrokerUnavailable when its broker is away; then nothing is
+        moved."""
         letters = await self._named(queue, ids)
         totals = Redrive(0, 0, 0)
         for start in range(0, len(letters), _PAGE):
@@ -110,6 +111,7 @@ class Quarantine:
         return {run_id: self._plans.restore(snapshot) for run_id, snapshot in snapshots.items()}
 
     async def _named(self, queue: str, ids: Sequence[str] | None) -> list[DeadLetter]:
+        self._expect_brokers_of(ids or ())
         await self._expect_queue(queue)
         wanted = None if ids is None else set(ids)
         letters = [letter async for letter in self._all(queue) if wanted is None or letter.id in wanted]
@@ -124,6 +126,12 @@ class Quarantine:
             after = page[-1].id
             for letter in page:
                 yield letter
+
+    def _expect_brokers_of(self, ids: Sequence[str]) -> None:
+        """One that is away cannot be asked whether it has the letter, nor the queue."""
+        for link in self._broker.links():
+            if link.trouble is not None and any(one.startswith(link.name + LETTER_SEPARATOR) for one in ids):
+                raise BrokerUnavailable(f"broker {link.name}, whose dead letter it is, is away: {link.trouble}")
 
     async def _expect_queue(self, queue: str) -> None:
         if not await self._broker.queues([self._names.physical(queue)]):

@@ -172,7 +172,9 @@ class Engine:
         )
         self._retention = Retention(store, clock, telemetry, settings.store.retention_days)
         self._lookout = Lookout(self.watchers, store, self.plans, self.results, self._is_sole, engine.poll)
-        self._links = LinkWatch(broker, store, self.inbox, clock, telemetry, engine.poll, acts=role is Role.WHOLE)
+        self._links = LinkWatch(
+            broker, store, self.inbox, self.peers, clock, telemetry, engine.poll, acts=role is Role.WHOLE
+        )
         self._connected = False
         self._declared: set[str] = set()
         self._consumers: dict[str, Consumer] = {}

@@ -12,6 +12,8 @@ import msgspec
 
 from oraculo.errors import BrokerUnavailable
 
+LETTER_SEPARATOR = ":"  # of several brokers, between the name of a dead letter's and its id there
+
 
 class Capabilities(msgspec.Struct, frozen=True):
     """What an adapter can and cannot do; whoever depends on one of these asks here and nowhere else."""

@@ -141,7 +141,7 @@ def full_head(head: RunHead) -> RunHead:
         "cancelled": True,
         "deliveries": [
             Delivery(Channel.WEBHOOK, "https://a.org/é?x=1", DeliveryStatus.UNDELIVERED, 2, 5, None, 'HTTP 500 "x"'),
-            Delivery(Channel.QUEUE, "respostas", DeliveryStatus.DELIVERED, 1, 1, NOW + 9.9),
+            Delivery(Channel.QUEUE, "respostas", DeliveryStatus.DELIVERED, 1, 1, NOW + 9.9, via="rabbitmq-2"),
         ],
     }
     counters = ("entries", "late", "duplicates", "succeeded", "failed", "timed_out", "skipped", "task_cancelled")

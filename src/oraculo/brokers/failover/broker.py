@@ -10,14 +10,22 @@ from oraculo.brokers.failover.branch import Branch
 from oraculo.brokers.failover.consumer import FailoverConsumer
 from oraculo.brokers.failover.offers import Group, Outcome
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
+from oraculo.ports.broker import (
+    LETTER_SEPARATOR,
+    Broker,
+    Capabilities,
+    DeadLetter,
+    Link,
+    NotTaken,
+    Outgoing,
+    QueueState,
+)
 
 PROBE_PAUSE = 1.0  # seconds between two looks at a broker that is down
 LONGEST_PROBE_PAUSE = 5.0
 PULSE = 3.0  # seconds between two looks at one that is up: a frozen one says nothing by itself
 PROBE_PATIENCE = 4.0  # seconds after which a broker that does not answer a probe counts as down
 CHECK_PATIENCE = 1.5  # seconds for each of them when somebody asks whether all is well
-_SEPARATOR = ":"  # between a broker's name and the id of a dead letter in it
 
 T = TypeVar("T")
 
@@ -66,12 +74,8 @@ class FailoverBroker:
 
     async def _start(self, branch: Branch) -> None:
         """One whose settings are wrong, so that it says no, is as bad as one that is away: the others serve."""
-        try:
-            async with asyncio.timeout(PROBE_PATIENCE):
-                await branch.broker.start()
+        if await _succeeds(branch, branch.broker.start()):
             branch.recover()
-        except (BrokerError, TimeoutError) as error:
-            branch.fail(_told(error))
 
     async def _keep_probing(self, branch: Branch) -> None:
         pause = PROBE_PAUSE
@@ -80,17 +84,24 @@ class FailoverBroker:
             pause = PROBE_PAUSE if await self._is_well(branch) else min(pause * 2, LONGEST_PROBE_PAUSE)
 
     async def _is_well(self, branch: Branch) -> bool:
-        try:
-            async with asyncio.timeout(PROBE_PATIENCE):
-                await branch.broker.start()
-                await branch.broker.check()
-                if not branch.is_up:
-                    await branch.broker.declare(list(self._declared))
-        except (BrokerError, TimeoutError) as error:
-            branch.fail(_told(error))
+        if not await _succeeds(branch, _probe(branch.broker)):
             return False
+        is_back = not branch.is_up
         branch.recover()
-        return True
+        if is_back:
+            await self._declare_again(branch)
+        return branch.is_up
+
+    async def _declare_again(self, branch: Branch) -> None:
+        """While it is used already: who publishes or consumes makes the queue anyway. One by one, so that a queue which
+        it refuses, or which takes for ever, keeps neither the others nor the broker."""
+        for queue in list(self._declared):
+            try:
+                async with asyncio.timeout(PROBE_PATIENCE):
+                    await branch.broker.declare([queue])
+            except Exception:  # noqa: BLE001 - whatever it is, the broker is asked whether it is there
+                if not await _succeeds(branch, _probe(branch.broker)):
+                    return
 
     async def close(self) -> None:
         async with self._turn:
@@ -205,7 +216,7 @@ class FailoverBroker:
     def _place(self, after: str | None) -> tuple[int, str | None]:
         if after is None:
             return 0, None
-        name, separator, letter_id = after.partition(_SEPARATOR)
+        name, separator, letter_id = after.partition(LETTER_SEPARATOR)
         for number, branch in enumerate(self._branches):
             if separator and branch.name == name:
                 return number, letter_id
@@ -222,15 +233,33 @@ class FailoverBroker:
     async def _for_owners(self, ids: Sequence[str], call: Callable[[Broker, list[str]], Awaitable[int]]) -> int:
         count = 0
         for branch in self._branches:
-            mine = branch.name + _SEPARATOR
+            mine = branch.name + LETTER_SEPARATOR
             own = [letter_id.removeprefix(mine) for letter_id in ids if letter_id.startswith(mine)]
             if own:
                 count += await branch.attempt(call(branch.broker, own))
         return count
 
 
-def _told(error: BrokerError | TimeoutError) -> object:
-    return "no answer to a probe" if isinstance(error, TimeoutError) else error
+async def _probe(broker: Broker) -> None:
+    await broker.start()
+    await broker.check()
+
+
+async def _succeeds(branch: Branch, call: Awaitable[object]) -> bool:
+    """Whatever it raises is the trouble of that broker alone: a fault of an adapter ends neither start nor probes."""
+    try:
+        async with asyncio.timeout(PROBE_PATIENCE):
+            await call
+    except Exception as error:  # noqa: BLE001
+        branch.fail(_told(error))
+        return False
+    return True
+
+
+def _told(error: Exception) -> object:
+    if isinstance(error, TimeoutError):
+        return "no answer to a probe"
+    return error if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
 
 
 def _by_preference(messages: Sequence[Outgoing]) -> dict[str | None, list[int]]:
@@ -255,5 +284,10 @@ def _sum(one: QueueState, other: QueueState) -> QueueState:
 
 def _renamed(letter: DeadLetter, broker: str) -> DeadLetter:
     return DeadLetter(
-        f"{broker}{_SEPARATOR}{letter.id}", letter.queue, letter.body, letter.reason, letter.at, letter.redeliveries
+        f"{broker}{LETTER_SEPARATOR}{letter.id}",
+        letter.queue,
+        letter.body,
+        letter.reason,
+        letter.at,
+        letter.redeliveries,
     )

@@ -42,7 +42,7 @@ class FailoverConsumer:
             self._inner[branch] = await branch.attempt(consuming)
         except BrokerUnavailable:
             return False
-        except BrokerError:
+        except Exception:  # noqa: BLE001 - as with what it brings: a fault of the adapter must not end the feed
             branch.unheard[self._queue] = None
             return False
         branch.unheard.pop(self._queue, None)

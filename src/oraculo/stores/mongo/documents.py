@@ -170,7 +170,7 @@ def _delivery_document(delivery: Delivery) -> Document:
         "tentativas": delivery.attempts,
         "proxima_tentativa_em": moment(delivery.due_at),
         "erro": delivery.error,
-        "interno": {"due_at": delivery.due_at},
+        "interno": {"due_at": delivery.due_at, "via": delivery.via},
     }
 
 
@@ -183,6 +183,7 @@ def _delivery_of(document: Document) -> Delivery:
         attempts=document["tentativas"],
         due_at=document["interno"]["due_at"],
         error=document["erro"],
+        via=document["interno"].get("via"),  # older ones have none
     )
 
 
