@@ -21,6 +21,7 @@ from oraculo.ports.broker import Broker, Capabilities, Link, Outgoing
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
+    already,
     assert_nothing_is_left,
     eventually,
     forget,
@@ -241,6 +242,24 @@ class TestStarting:
         assert "secret" not in str(caught.value)
         await broker.close()
         await assert_nothing_is_left()
+
+    async def test_who_is_not_let_in_again_after_a_break_may_be_later(
+        self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A refusal would be taken for one of the messages, which would then be given up."""
+        with Proxy(url) as proxy:
+            async with running(proxy.url) as broker:
+                await broker.publish(messages(queue, 1))
+                monkeypatch.setattr("oraculo.brokers.rabbitmq.connection._vhost", lambda _: "no-such")
+                proxy.cut()
+                await eventually(lambda: already(trouble(broker)), bool)
+                for call in (broker.publish(messages(queue, 1)), broker.consume(queue, prefetch=1), broker.check()):
+                    with pytest.raises(BrokerUnavailable, match="refused the vhost"):
+                        await call
+                assert "refused the vhost" in trouble(broker)
+                monkeypatch.undo()
+                await broker.publish(messages(queue, 1))
+                assert trouble(broker) == ""
 
     async def test_the_path_is_the_vhost_and_the_user_may_have_odd_signs(self, fleet: Fleet) -> None:
         server = cast("RabbitMQ", fleet.breakable("rabbitmq"))

@@ -4,16 +4,18 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import cast
 
 import pytest
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
+from oraculo.brokers.rabbitmq.broker import RabbitMQConsumer
 from oraculo.brokers.rabbitmq.connection import BLOCKED
+from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
-from oraculo.errors import BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import NotTaken, Outgoing
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
@@ -154,16 +156,17 @@ class TestBreaking:
             server.control("eval", "vm_memory_monitor:set_vm_memory_high_watermark(0.0000001).")
             try:
                 await eventually(told_on_publishing, BLOCKED.__eq__)
-                for call in (broker.publish(messages(queue, 1)), broker.check(), consumer.dead_letter(bad, "not now")):
+                for call in (broker.publish(messages(queue, 1)), broker.check()):
                     with pytest.raises(BrokerUnavailable, match=BLOCKED):
                         await call
+                await consumer.dead_letter(bad, "not now")
                 await consumer.ack(good)
-                again = await take(consumer, 3)
-                assert [(each.body, each.redeliveries) for each in again] == [(b"3", 0), (b"4", 0), (b"0", 1)]
+                assert [(each.body, each.redeliveries) for each in await take(consumer, 2)] == [(b"3", 0), (b"4", 0)]
             finally:
                 server.control("eval", "vm_memory_monitor:set_vm_memory_high_watermark(0.4).")
             await eventually(lambda: already(trouble(broker)), "".__eq__)
             await broker.publish(messages(queue, 1))
+            assert [(letter.body, letter.reason) for letter in await letters(broker, queue, 1)] == [(b"0", "not now")]
 
 
 _HOLDS_THREE = """
@@ -247,6 +250,35 @@ class TestFull:
             await consumer.dead_letter(held, "broken")
         (again,) = await take(consumer, 1)
         assert again.body == held.body
+
+    @pytest.mark.parametrize("owner", ["ours", "the user's"])
+    async def test_what_a_full_quarantine_has_no_room_for_waits_uncounted_and_keeps_its_reason(
+        self, broker: RabbitMQBroker, url: str, queue: str, owner: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A queue that has a limit and no dead letters would drop it."""
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.broker.FAILED_MOVE_PAUSE", 0.01)
+        with plain_channel(url) as channel:
+            arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+            channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
+            channel.basic_publish("", dlq_of(queue), b"the one that it has room for")
+            if owner == "the user's":
+                limited = {"x-queue-type": "quorum", "x-delivery-limit": 1}
+                channel.queue_declare(queue, durable=True, arguments=limited)
+            await broker.publish(messages(queue, 5))
+            consumer = await broker.consume(queue, prefetch=2)
+            tries = _count_publishes(consumer, monkeypatch)
+            bad, good = await take(consumer, 2)
+            await consumer.dead_letter(bad, "broken")
+            await consumer.ack([good])
+            for number in range(2, 5):
+                (good,) = await take(consumer, 1)
+                assert (good.body, good.redeliveries) == (b"%d" % number, 0)
+                await consumer.ack([good])
+            await until(lambda: len(tries) > 4, saying="several tries")
+            channel.queue_purge(dlq_of(queue))
+        (letter,) = await letters(broker, queue, 1)
+        assert (letter.body, letter.reason, letter.redeliveries) == (b"0", "broken", 0)
+        await eventually(lambda: state(broker, queue), lambda now: now.ready + now.unacked == 0)
 
     async def test_a_redrive_into_a_full_queue_moves_what_it_takes(
         self, broker: RabbitMQBroker, url: str, queue: str
@@ -430,6 +462,17 @@ class TestFull:
             forget(server.url, [queue, other])
 
 
+def _count_publishes(consumer: RabbitMQConsumer, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Parcel]]:
+    publish, calls = consumer._publish, list[Sequence[Parcel]]()
+
+    async def counted(parcels: Sequence[Parcel]) -> None:
+        calls.append(parcels)
+        await publish(parcels)
+
+    monkeypatch.setattr(consumer, "_publish", counted)
+    return calls
+
+
 @asynccontextmanager
 async def _suspended(server: RabbitMQ, queue: str) -> AsyncIterator[None]:
     """Its one member hears nothing, as if it had no majority."""
@@ -447,6 +490,75 @@ async def _turn(server: RabbitMQ, queue: str, verb: str) -> None:
     name = f'rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)'
     found = f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), {{N, _}} = amqqueue:get_pid(Q)"
     await asyncio.to_thread(server.control, "eval", f"{found}, ra:{verb}_server(quorum_queues, {{N, node()}}).")
+
+
+# -- what RabbitMQ refuses ------------------------------------------------------------------------------------------
+
+
+class TestRefused:
+    async def test_a_queue_that_is_refused_holds_up_no_other(self, broker: RabbitMQBroker, queue: str) -> None:
+        refused = f"amq.{queue}"
+        for _ in range(2):  # when it is first seen, and when it is known
+            with pytest.raises(NotTaken, match=rf"did not take 2 of 5 messages, for {refused}: RabbitMQ") as caught:
+                await broker.publish([*messages(refused, 1), *messages(queue, 3), *messages(refused, 1)])
+            assert caught.value.vias == [None, "rabbitmq", "rabbitmq", "rabbitmq", None]
+            assert caught.value.down == {0, 4}
+            assert "majority" not in str(caught.value)
+        assert [name for name, _ in broker.links()[0].stuck] == [refused]
+        assert trouble(broker) == ""
+        assert [(found.queue, found.ready) for found in await broker.queues()] == [(queue, 6)]
+
+    async def test_what_is_all_refused_is_told_as_refused(self, broker: RabbitMQBroker, queue: str) -> None:
+        """Whoever sent it can then say so, and need not wait."""
+        batch = [*messages(f"amq.{queue}", 2), *messages(f"amq.{queue}.too", 1)]
+        began = time.monotonic()
+        for _ in range(1000):  # as one sends them who tries each alone
+            with pytest.raises(BrokerError, match=rf"RabbitMQ .*amq\.{queue}") as caught:
+                await broker.publish(batch)
+            assert not isinstance(caught.value, BrokerUnavailable)
+        assert time.monotonic() - began < 3.0
+
+    async def test_a_user_who_may_not_publish_is_told_of_until_he_may(self, fleet: Fleet) -> None:
+        server, queue = cast("RabbitMQ", fleet.breakable("rabbitmq")), fresh_name()
+        async with running(server.url) as founder:
+            await founder.declare([queue])
+        server.control("eval", _ADD_READER + _MAY_WRITE % "^nothing$")
+        async with running(server.url.replace("guest:guest", "reader:pw")) as broker:
+            for _ in range(2):
+                with pytest.raises(BrokerUnavailable, match="access to exchange"):
+                    await broker.publish(messages(queue, 1))
+                await broker.check()
+                assert "access to exchange" in trouble(broker)
+            server.control("eval", _MAY_WRITE % ".*")
+            await broker.publish(messages(queue, 1))
+            assert trouble(broker) == ""
+
+
+_ADD_READER = 'rabbit_auth_backend_internal:add_user(<<"reader">>, <<"pw">>, <<"tests">>), '
+_MAY_WRITE = """
+rabbit_auth_backend_internal:set_permissions(<<"reader">>, <<"/">>, <<".*">>, <<"%s">>, <<".*">>, <<"tests">>).
+"""
+
+
+# -- policies -------------------------------------------------------------------------------------------------------
+
+
+class TestPolicies:
+    async def test_looking_wears_no_letter_out_where_a_policy_limits_deliveries(
+        self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server heeds the lower one of what a policy says and what we declared."""
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.letters.CHUNK", 2)
+        server, queue = cast("RabbitMQ", fleet.breakable("rabbitmq")), fresh_name()
+        policy = '[{<<"delivery-limit">>, 1}], 0, <<"queues">>, <<"tests">>'
+        server.control("eval", f'rabbit_policy:set(<<"/">>, <<"poison">>, <<"^{queue}">>, {policy}).')
+        async with running(server.url) as broker:
+            await broker.publish([Outgoing(queue, b"%d" % n, reason="kept") for n in range(5)])
+            first = await letters(broker, queue, 5)
+            for _ in range(6):
+                assert await broker.dead_letters(queue, limit=10) == first
+            assert await broker.redrive(queue, [letter.id for letter in first[:3]]) == 3
+            assert await letters(broker, queue, 2) == first[3:]
 
 
 # -- deaf consumers and queues that vanish --------------------------------------------------------------------------

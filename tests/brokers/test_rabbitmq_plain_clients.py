@@ -13,10 +13,12 @@ import pika
 import pytest
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
+from oraculo.brokers.rabbitmq import connection as connection_module
 from oraculo.brokers.rabbitmq.letters import carried, encoded, redeliveries_of
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
-from oraculo.ports.broker import Outgoing
+from oraculo.errors import BrokerError
+from oraculo.ports.broker import NotTaken, Outgoing
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
     already,
@@ -102,10 +104,31 @@ class TestPlainClients:
     ) -> None:
         assert redeliveries_of(encoded(pika.BasicProperties(headers=headers)), is_redelivered) == expected
 
-    def test_headers_that_would_not_fit_a_frame_are_left_behind(self) -> None:
-        properties = pika.BasicProperties(headers={"large": "x" * 120_000}, message_id="m")
-        moved = pika.BasicProperties().decode(carried(encoded(properties), reason="kept"))
-        assert (moved.headers, moved.message_id) == ({"reason": "kept"}, "m")
+    @pytest.mark.parametrize(
+        ("large", "told"), [({"large": "x" * 4000}, "kept"), ({"x-oraculo-reason": "é" * 4000}, "é" * 1000)]
+    )
+    async def test_what_does_not_fit_a_frame_is_left_behind(
+        self, url: str, queue: str, large: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server chooses how large a frame may be, and ends a connection that sends a larger one."""
+        parameters = connection_module._parameters
+
+        def small(*about: Any) -> Any:
+            chosen = parameters(*about)
+            chosen.frame_max = 4096
+            return chosen
+
+        monkeypatch.setattr(connection_module, "_parameters", small)
+        properties = pika.BasicProperties(headers={"x-oraculo-reason": "kept", **large}, message_id="m" * 255)
+        async with running(url) as broker:
+            await broker.declare([queue])
+            await broker._publisher.publish([Parcel(dlq_of(queue), encoded(properties), b"0")])
+            (letter,) = await letters(broker, queue, 1)
+            assert letter.reason.startswith(told)
+            with plain_channel(url) as channel:
+                _, found, _ = channel.basic_get(dlq_of(queue))
+        assert found.message_id == "m" * 255
+        assert "large" not in found.headers
 
     async def test_what_a_plain_worker_rejects_is_in_quarantine(
         self, broker: RabbitMQBroker, url: str, queue: str
@@ -185,6 +208,53 @@ class TestPlainClients:
                 channel.queue_declare(queue, durable=durable)  # the user's own way to name it still works
 
 
+class TestOthersNames:
+    @pytest.mark.parametrize("owner", ["ours", "the user's"])
+    async def test_a_queue_that_has_the_name_of_a_delay_swallows_nothing(
+        self, broker: RabbitMQBroker, url: str, queue: str, owner: str
+    ) -> None:
+        with plain_channel(url) as channel:
+            channel.queue_declare(f"{queue}.retry.100", durable=True)
+            if owner == "the user's":
+                channel.queue_declare(queue, durable=True)
+        await broker.publish(messages(queue, 1))
+        consumer = await broker.consume(queue, prefetch=1)
+        (delivery,) = await take(consumer, 1)
+        for redeliveries in range(1, 3):
+            began = time.monotonic()
+            await consumer.retry(delivery, 0.1, "later")
+            await consumer.ack([delivery])  # it is not settled twice
+            (delivery,) = await take(consumer, 1)
+            assert (delivery.body, delivery.redeliveries) == (b"0", redeliveries)
+            assert time.monotonic() - began >= 0.1
+        depth = await broker._queues.depth(f"{queue}.retry.100")
+        assert depth is not None
+        assert depth.messages == 0
+
+
+class TestReplyQueues:
+    @pytest.mark.parametrize("name", ["named", ""], ids=["named", "named by the server"])
+    @pytest.mark.parametrize("exclusive", [True, False], ids=["exclusive", "shared"])
+    async def test_a_client_gets_its_answer_on_a_queue_that_lives_as_long_as_it_does(
+        self, broker: RabbitMQBroker, url: str, queue: str, name: str, exclusive: bool
+    ) -> None:
+        """As in RabbitMQ's own tutorial on RPC."""
+        with plain_channel(url) as channel:
+            asked = f"{name}-{queue}" if name else ""
+            reply = channel.queue_declare(asked, exclusive=exclusive, auto_delete=True).method.queue
+            await broker.publish([*messages(reply, 1), *messages(queue, 1)])
+            assert channel.basic_get(reply, auto_ack=True)[2] == b"0"
+            assert await broker._queues.depth(dlq_of(reply)) is None
+            assert [found.queue for found in await broker.queues() if found.queue == queue] == [queue]
+            channel.queue_delete(reply)
+        if not name:
+            with pytest.raises(NotTaken, match=f"for {reply}") as caught:
+                await broker.publish([*messages(reply, 1), *messages(queue, 1)])
+            assert caught.value.vias == [None, "rabbitmq"]
+            with pytest.raises(BrokerError, match=f"there is no queue {reply}"):
+                await broker.publish(messages(reply, 1))
+
+
 def _odd_properties(copy_to: str) -> pika.BasicProperties:
     """What must not come along when a message moves: the copy, the expiry, the user's name, the server's notes."""
     return pika.BasicProperties(
@@ -223,6 +293,7 @@ class TestThePlainWorkerOfTheExamples:
             (answer,) = await take(answers, 1)
             assert json.loads(answer.body)["correlation_id"] == queue
             await answers.ack([answer])
+            await broker.declare([queue])
             assert broker._queues.is_ours(dlq_of(queue))
         finally:
             with suppress(ProcessLookupError):  # it ended by itself, which the test tells better

@@ -17,15 +17,16 @@ set): the consumer is lost, and what it held comes again. There is no lease to e
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from pika import BasicProperties
 from pika.exceptions import AMQPError
 
 from oraculo.brokers.address import read_address
-from oraculo.brokers.rabbitmq.connection import BLOCKED, CLOSED, Channel, Connection, unused
+from oraculo.brokers.rabbitmq.connection import BLOCKED, CLOSED, Channel, Connection, Refused, unused
 from oraculo.brokers.rabbitmq.letters import (
     NO_REASON,
     PERSISTENT,
@@ -34,10 +35,11 @@ from oraculo.brokers.rabbitmq.letters import (
     carried,
     dead,
     encoded,
+    fitted,
     redeliveries_of,
 )
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Publisher
-from oraculo.brokers.rabbitmq.queues import Queues, dlq_name, is_dlq
+from oraculo.brokers.rabbitmq.queues import NotDelayed, Queues, dlq_name, is_dlq
 from oraculo.brokers.rabbitmq.sending import Sender, StuckQueues
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import dlq_of
@@ -49,7 +51,10 @@ PORT = 5672
 TLS_PORT = 5671
 HIGHEST_PRIORITY = 9
 MOST_PREFETCH = 65_535  # what AMQP can say
-FAILED_MOVE_PAUSE = 1.0  # seconds until a message comes again that could not be moved
+FAILED_MOVE_PAUSE = 1.0  # seconds until it is tried again to move a message, or it comes again
+LONGEST_MOVE_PAUSE = 5.0
+LONGEST_HELD = 60.0  # seconds that a message waits here which can wait in no queue: it takes a place of the prefetch
+MOVED_TOGETHER = 50  # of the messages that could not be moved before
 _BY_PRIORITY = {
     priority: encoded(BasicProperties(delivery_mode=PERSISTENT, priority=priority or None))
     for priority in range(HIGHEST_PRIORITY + 1)
@@ -57,6 +62,18 @@ _BY_PRIORITY = {
 
 Token = Any  # a delivery tag of AMQP; the port knows it as `int | str`
 Publish = Callable[[Sequence[Parcel]], Awaitable[None]]
+FindQueue = Callable[[], Awaitable[str]]
+
+
+class _Move(NamedTuple):
+    """A message on its way from this queue to another, which is made when it is missing."""
+
+    find_queue: FindQueue
+    properties: bytes
+    body: bytes
+
+    async def parcel(self) -> Parcel:
+        return Parcel(await self.find_queue(), self.properties, self.body)
 
 
 class RabbitMQConsumer:
@@ -87,7 +104,9 @@ class RabbitMQConsumer:
         self._moving: set[Token] = set()  # of these, those that are on the way to another queue
         self._waiting: deque[Delivery] = deque()  # of these, those that nobody took yet
         self._arrived = asyncio.Event()
-        self._burials: set[asyncio.Task[None]] = set()
+        self._kept: dict[Token, _Move] = {}  # of these, those that could not be moved yet
+        self._most_kept = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self._fault: BrokerError | None = None
         self._closed = False
 
@@ -96,6 +115,8 @@ class RabbitMQConsumer:
         return len(self._held)
 
     async def subscribe(self, prefetch: int) -> None:
+        # A queue of ours is not to be deaf for good messages: what is given back too often, the server moves itself.
+        self._most_kept = prefetch // 2 if self._is_counting else prefetch
         self._channel.on_close = self._lose
         self._channel.listen(Deliveries(self._on_message))
         self._channel.raw.add_on_cancel_callback(self._on_cancel)
@@ -142,10 +163,15 @@ class RabbitMQConsumer:
             self._give_back(delivery.token)
         else:
             counted = carried(properties, **{REDELIVERIES: deliveries})
-            await self._move(delivery, counted, lambda: self._later(delay))
+            try:
+                await self._move(delivery, counted, lambda: self._later(delay))
+            except NotDelayed:
+                if delivery.token in self._moving:  # else the consumer has ended
+                    self._run(self._retry_after(delivery, min(delay, LONGEST_HELD), reason), "retry a message")
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
-        """Raises BrokerUnavailable when it could not be moved; it then comes again, after a pause."""
+        """One that cannot be moved now is held until it can be. Raises BrokerUnavailable when too many are held so; it
+        then comes again, after a pause."""
         properties = self._held.get(delivery.token)
         if properties is not None and delivery.token not in self._moving:
             letter = dead(properties, reason, self._clock.now(), delivery.redeliveries)
@@ -165,9 +191,7 @@ class RabbitMQConsumer:
         self._closed = True
         self._on_end(self)
         self._forget()
-        for burial in self._burials:
-            burial.cancel()
-        await asyncio.gather(*self._burials, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # -- what the server says -------------------------------------------------------------------------------------
 
@@ -195,8 +219,11 @@ class RabbitMQConsumer:
         """The server gives to others what was held."""
         self._held.clear()
         self._moving.clear()
+        self._kept.clear()
         self._waiting.clear()
         self._arrived.set()
+        for task in self._tasks:
+            task.cancel()
 
     def _tell_ack(self, tag: Token, *, multiple: bool = False) -> None:
         if self._channel.is_open:  # else what it held comes again
@@ -213,19 +240,63 @@ class RabbitMQConsumer:
             with suppress(AMQPError):  # the channel is closing in this moment, and what it held comes again
                 self._channel.raw.basic_reject(tag, requeue=True)  # since RabbitMQ 4.3 a nack is not counted
 
-    async def _move(self, delivery: Delivery, properties: bytes, find_queue: Callable[[], Awaitable[str]]) -> None:
-        """To another queue: it leaves this one once it is confirmed there."""
-        tag = delivery.token
+    async def _move(self, delivery: Delivery, properties: bytes, find_queue: FindQueue) -> None:
+        """To another queue: it leaves this one once it is confirmed there. To give it back meanwhile would be counted:
+        it would lose its reason, or all be dropped by a queue that has a limit and no dead letters."""
+        tag, move = delivery.token, _Move(find_queue, properties, delivery.body)
         self._moving.add(tag)
         try:
-            await self._publish([Parcel(await find_queue(), properties, delivery.body)])
+            await self._publish([await move.parcel()])
+        except NotDelayed:
+            raise  # it is still ours to move
         except BrokerError:
+            if tag in self._moving and len(self._kept) < self._most_kept:
+                self._keep(tag, move)
+                return
             asyncio.get_running_loop().call_later(FAILED_MOVE_PAUSE, self._moved, tag, False)
             raise
         except BaseException:
             self._moving.discard(tag)
             raise
         self._moved(tag, True)
+
+    async def _retry_after(self, delivery: Delivery, delay: float, reason: str) -> None:
+        """It waits here, for it can wait nowhere else."""
+        await asyncio.sleep(delay)
+        self._moving.discard(delivery.token)
+        with suppress(BrokerError):  # then it comes again
+            await self.retry(delivery, 0.0, reason)
+
+    def _keep(self, tag: Token, move: _Move) -> None:
+        self._kept[tag] = move
+        if len(self._kept) == 1:
+            self._run(self._move_kept(), "move what could not be moved")
+
+    async def _move_kept(self) -> None:
+        """Until none is left, or the consumer ends."""
+        pause = FAILED_MOVE_PAUSE
+        await asyncio.sleep(pause)
+        while self._kept:
+            if left := await self._moved_some(dict(islice(self._kept.items(), MOVED_TOGETHER))):
+                self._kept |= {tag: self._kept.pop(tag) for tag in left}  # the others come first the next time
+                pause = min(2 * pause, LONGEST_MOVE_PAUSE)
+                await asyncio.sleep(pause)
+
+    async def _moved_some(self, moves: dict[Token, _Move]) -> list[Token]:
+        """Returns those that could not be moved this time either."""
+        refused = set[int]()
+        try:
+            parcels = [await move.parcel() for move in moves.values()]
+            await self._publish(parcels)
+        except NotConfirmed as error:
+            refused = set(map(id, error.parcels))
+        except BrokerError:
+            return list(moves)
+        left = [tag for tag, parcel in zip(moves, parcels, strict=True) if id(parcel) in refused]
+        for tag in moves.keys() - left:
+            del self._kept[tag]
+            self._moved(tag, True)
+        return left
 
     def _moved(self, tag: Token, is_done: bool) -> None:
         if tag in self._moving:
@@ -244,9 +315,12 @@ class RabbitMQConsumer:
     def _bury(self, delivery: Delivery) -> None:
         """It was delivered too often before it came here."""
         reason = f"delivered {delivery.redeliveries} times and never settled"
-        burial = asyncio.create_task(self._buried(delivery, reason), name=f"bury a message of {self.queue}")
-        self._burials.add(burial)
-        burial.add_done_callback(self._burials.discard)
+        self._run(self._buried(delivery, reason), "bury a message")
+
+    def _run(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        task = asyncio.create_task(work, name=f"{what} of {self.queue}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _buried(self, delivery: Delivery, reason: str) -> None:
         with suppress(BrokerError):  # then it comes again, and so to this point
@@ -285,10 +359,10 @@ class RabbitMQBroker:
         self._working = Connection(self._address, f"{name} working", self._note, **times)
         self._publishing = Connection(self._address, f"{name} publishing", self._note, **times)
         self._queues = Queues(self._working, delivery_limit, call_timeout)
-        self._publisher = Publisher(self._publishing, self._queues.remake)
+        self._publisher = Publisher(self._publishing, self._queues.remake, fitted)
         self._stuck = StuckQueues(proof_within)
         self._sender = Sender(self._publisher, self._queues, publish_timeout, self._stuck)
-        self._quarantine = Quarantine(self._working, self._queues, self._sender.send)
+        self._quarantine = Quarantine(self._working, self._sender.send)
         self._consumers: set[RabbitMQConsumer] = set()
         self._is_started = False
         self._trouble: str | None = None
@@ -315,7 +389,8 @@ class RabbitMQBroker:
     def links(self) -> Sequence[Link]:
         if not self._is_started:
             return [Link(self.name, CLOSED)]
-        trouble = self._publishing.blocked or self._trouble or self._stuck.all_of_them()
+        takes_nothing = self._publishing.blocked or self._publisher.forbidden
+        trouble = takes_nothing or self._trouble or self._stuck.all_of_them()
         return [Link(self.name, trouble, stuck=self._stuck.told())]
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
@@ -350,7 +425,13 @@ class RabbitMQBroker:
         are those that its own consumers hold; of messages that wait for a delay it knows those that it delayed."""
         async with self._watched():
             wanted = self._queues.names if names is None else [name for name in names if not is_dlq(name)]
-            states = [await self._state(name) for name in wanted]
+            states = list[QueueState | None]()
+            for name in wanted:
+                try:
+                    states.append(await self._state(name))
+                except Refused:  # one that RabbitMQ does not let us see is left out, unless it was asked for
+                    if names is not None:
+                        raise
         return [state for state in states if state is not None]
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:

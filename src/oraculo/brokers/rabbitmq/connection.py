@@ -23,8 +23,10 @@ HEARTBEAT = 10  # seconds: a peer that is silent for about twice as long is gone
 CLOSE_GRACE = 1.0  # seconds that a polite good-bye may take
 BLOCKED = "RabbitMQ blocks publishers: low on memory or disk"
 CLOSED = "the RabbitMQ broker is closed: call start() first"
+ACCESS_REFUSED = 403
 NOT_FOUND = 404
-_REFUSALS = {403: "refused the user", 530: "refused the vhost"}
+LOCKED = 405  # it is there, and another connection's alone
+_REFUSALS = {ACCESS_REFUSED: "refused the user", 530: "refused the vhost"}
 _LOST = re.compile(r"Stream connection lost: \w+\((?:\d+, )?['\"](.*?)['\"]\)")
 _CLOSED_BY = re.compile(r"\((\d{3})\) ['\"](.*?)['\"]\"?,?\)?$")
 
@@ -162,11 +164,21 @@ class Connection:
         self.version = "unknown"
 
     async def start(self) -> None:
-        """Opens it, also after it was closed."""
+        """Opens it, also after it was closed. Raises BrokerError when the server does not let us in."""
         self._is_closed = False
-        await self.opened()
+        await self._connected()
 
     async def opened(self) -> RawConnection:
+        """Raises BrokerUnavailable, also for who is not let in: that is never about the one message that is sent, and
+        it may pass (a limit of connections, users who are still to be read in)."""
+        try:
+            return await self._connected()
+        except BrokerUnavailable:
+            raise
+        except BrokerError as error:
+            raise BrokerUnavailable(str(error)) from error
+
+    async def _connected(self) -> RawConnection:
         if self._is_closed:
             raise BrokerUnavailable(CLOSED)
         if self._raw is not None and self._raw.is_open:

@@ -24,10 +24,10 @@ from pika import BasicProperties
 
 from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, Refused, unused
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed
-from oraculo.brokers.rabbitmq.queues import NO_LIMIT, Queues, dlq_name, source_name
+from oraculo.brokers.rabbitmq.queues import dlq_name, source_name
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import shown
-from oraculo.errors import BrokerError
+from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import DeadLetter
 
 NO_REASON = "published to the dead-letter queue without a reason"
@@ -35,14 +35,14 @@ PERSISTENT = 2
 CHUNK = 500  # dead letters that are moved at once
 _PATIENCE = 1.0  # seconds without a letter that should be there: somebody else has it now
 _MOST_PREFETCH = 65_535
-_LONGEST_REASON = 4_000  # characters: all headers together must fit one frame
-_LARGEST_HEADERS = 100_000
+_LONGEST_REASON = 4_000  # characters
 
 _OURS = "x-oraculo-"
 REDELIVERIES = _OURS + "redeliveries"
 _LETTER = _OURS + "letter"
 _REASON = _OURS + "reason"
 _DIED_AT = _OURS + "died-at"
+_OUR_HEADERS = (REDELIVERIES, _LETTER, _REASON, _DIED_AT)
 _COUNTERS = ("x-delivery-count", "x-acquired-count")  # failures and, since RabbitMQ 4.3, all; a classic queue has none
 # What the server wrote, or would act upon: CC and BCC would send copies of a message that only goes on its way.
 _NOT_CARRIED = re.compile(rf"{_OURS}.*|x-delivery-count|x-acquired-count|x-death|x-(first|last)-death-.*|CC|BCC")
@@ -84,9 +84,19 @@ def carried(properties: bytes, **ours: str | int) -> bytes:
     own.expiration = own.user_id = None  # it may not vanish, and the server takes no other user's name from us
     own.headers = headers | ours or None
     with suppress(Exception):  # a type that pika reads but does not write
-        if len(packed := encoded(own)) <= _LARGEST_HEADERS:
-            return packed
+        return encoded(own)
     own.headers = dict(ours) or None
+    return encoded(own)
+
+
+def fitted(properties: bytes, room: int) -> bytes:
+    """All headers stand in one frame, whose size the server chooses: only ours are left, and of the reason as much as
+    there is room for."""
+    own = _decoded(properties)
+    own.headers = {name: value for name, value in (own.headers or {}).items() if name in _OUR_HEADERS}
+    excess = len(encoded(own)) - room
+    if excess > 0 and isinstance(reason := own.headers.get(_REASON), str):
+        own.headers[_REASON] = reason.encode()[:-excess].decode(errors="ignore")
     return encoded(own)
 
 
@@ -173,12 +183,12 @@ def _own_id(headers: dict[str, Any]) -> str | None:
     return letter if isinstance(letter, str) and _ID.fullmatch(letter) else None
 
 
-def _given_back(properties: bytes) -> int:
-    """How often its queue counted that. Where the count cannot be read it may be any."""
+def _was_given_back(properties: bytes) -> bool:
+    """As its queue counted. Where the count cannot be read it may be any."""
+    if not struct.unpack_from(">H", properties)[0] & _HAS_HEADERS:
+        return False
     headers = _decoded(properties).headers
-    if headers is None and struct.unpack_from(">H", properties)[0] & _HAS_HEADERS:
-        return NO_LIMIT
-    return _number((headers or {}).get(_COUNTERS[0]))
+    return headers is None or _number(headers.get(_COUNTERS[0])) > 0
 
 
 def _renewed(found: _Found, letter: DeadLetter) -> bytes:
@@ -219,16 +229,16 @@ def _told_by_server(properties: BasicProperties, headers: dict[str, Any]) -> flo
 
 
 class _Visit:
-    """The letters of one dead-letter queue, handed over in their order and held until the channel closes.
+    """The letters of one dead-letter queue, handed over in their order and held until the channel closes."""
 
-    `limit`: how often a letter can be given back before the server drops it. None: always.
-    """
-
-    def __init__(self, channel: Channel, source: str, limit: int | None) -> None:
+    def __init__(self, channel: Channel, queue: str, publish: "_Publish") -> None:
         self._channel = channel
-        self._reader = _Reader(source)
-        self._limit = limit
-        self._worn: dict[int, tuple[_Found, DeadLetter]] = {}  # those that come too near to the limit, by tag
+        self._queue = queue
+        self._publish = publish
+        self._reader = _Reader(source_name(queue))
+        self._worn: list[tuple[_Found, Parcel]] = []  # those that were given back before, and what takes their place
+        self._renewed: list[_Found] = []  # whose place is taken
+        self._held: dict[int, None] = {}  # the tags of what is not settled, ascending
         self._count = 0
         self._arrived: deque[_Found] = deque()
         self._signal = asyncio.Event()
@@ -236,14 +246,15 @@ class _Visit:
         channel.listen(Deliveries(self._on_message, channel.got))
 
     def _on_message(self, tag: int, _: bool, properties: bytes, body: bytes) -> None:
+        self._held[tag] = None
         self._arrived.append(_Found(tag, properties, body))
         self._signal.set()
 
-    async def enter(self, queue: str, window: int) -> None:
+    async def enter(self, window: int) -> None:
         """Asks for the first letter alone: only that answer tells how many there are, when some were just given
         back. A count that is asked for does not wait for them."""
         try:
-            behind = await self._channel.get(queue)
+            behind = await self._channel.get(self._queue)
         except Refused as refusal:
             if refusal.code != NOT_FOUND:
                 raise
@@ -251,32 +262,53 @@ class _Visit:
         if behind is not None:
             self._count = behind + 1
         if behind:
-            await self._consume(queue, window or behind)
+            await self._consume(window or behind)
 
-    async def _consume(self, queue: str, held: int) -> None:
+    async def _consume(self, held: int) -> None:
         """As many consumers as it takes to hold so many: a prefetch counts for each, and has a highest value. None at
         all would be worse: a quorum queue takes that for 2,000."""
         await self._channel.call("basic_qos", prefetch_count=min(held, _MOST_PREFETCH))
         for _ in range(ceil(held / _MOST_PREFETCH)):
-            await self._channel.call("basic_consume", queue=queue, on_message_callback=unused)
+            await self._channel.call("basic_consume", queue=self._queue, on_message_callback=unused)
 
     def read(self, found: _Found) -> DeadLetter:
         """Once for each."""
-        letter = self._reader.letter(found)
-        if self._limit is not None and _given_back(found.properties) >= self._limit // 2:
-            self._worn[found.tag] = found, letter
-        return letter
+        return self._reader.letter(found)
 
-    async def leave(self, publish: "_Publish", queue: str) -> None:
+    async def keep(self, found: _Found, letter: DeadLetter) -> None:
+        """It stays. One that was given back before is published anew: its queue, or a policy that nobody tells of, may
+        have the server drop what is given back twice."""
+        if _was_given_back(found.properties):
+            self._worn.append((found, Parcel(self._queue, _renewed(found, letter), found.body)))
+            if len(self._worn) == CHUNK:
+                await self._renew()
+
+    async def _renew(self) -> None:
+        """The old ones are held until the end: for each that left, a new one would be handed over."""
+        worn, self._worn = self._worn, []
+        refused = set[int]()
+        try:
+            await self._publish([parcel for _, parcel in worn])
+        except NotConfirmed as error:
+            refused = set(map(id, error.parcels))
+        except BrokerUnavailable:
+            return  # one may look all the same; they stay as they are
+        self._renewed += [found for found, parcel in worn if id(parcel) not in refused]
+
+    async def leave(self) -> None:
         """First no more may come: what is given back while somebody consumes is delivered to him again."""
         if self._channel.fault is None:
             for tag in self._channel.raw.consumer_tags:
                 await self._channel.call("basic_cancel", consumer_tag=tag)
-            worn = list(self._worn.values())
-            for chunk in [worn[at : at + CHUNK] for at in range(0, len(worn), CHUNK)]:
-                await publish([Parcel(queue, _renewed(found, letter), found.body) for found, letter in chunk])
-                self.settle([found for found, _ in chunk])
+            if self._worn:
+                await self._renew()
+            self.settle_renewed()
             self._channel.raw.basic_nack(0, multiple=True, requeue=True)
+
+    def settle_renewed(self) -> None:
+        if self._channel.is_open:
+            self.settle(self._renewed)
+            self._renewed = []
 
     async def __aiter__(self) -> AsyncIterator[_Found]:
         for _ in range(self._count):
@@ -288,9 +320,17 @@ class _Visit:
             yield self._arrived.popleft()
 
     def settle(self, letters: Sequence[_Found]) -> None:
-        for found in letters:
-            self._channel.raw.basic_ack(found.tag)
-            self._worn.pop(found.tag, None)
+        """One ack for all up to the oldest that is still held, and one for each behind it. Of many the server would
+        lose some that it has not passed on to the queue when the channel closes: they would be there twice."""
+        tags = [found.tag for found in letters]
+        for tag in tags:
+            del self._held[tag]
+        oldest = next(iter(self._held), None)
+        together = tags if oldest is None else [tag for tag in tags if tag < oldest]
+        if together:
+            self._channel.raw.basic_ack(max(together), multiple=True)
+        for tag in set(tags).difference(together):
+            self._channel.raw.basic_ack(tag)
 
     async def _has_signal(self) -> bool:
         self._signal.clear()
@@ -301,15 +341,10 @@ class _Visit:
 
 
 class Quarantine:
-    """The dead letters of every queue. One at a time looks at those of a queue: two would hide them from each other.
+    """The dead letters of every queue. One at a time looks at those of a queue: two would hide them from each other."""
 
-    Where somebody else made the dead-letter queue, the server may drop what is given back too often. There a letter
-    that was given back half as often as it can be is published anew before it leaves.
-    """
-
-    def __init__(self, connection: Connection, queues: Queues, publish: "_Publish") -> None:
+    def __init__(self, connection: Connection, publish: "_Publish") -> None:
         self._connection = connection
-        self._queues = queues
         self._publish = publish
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of the queues looked at now
 
@@ -320,6 +355,7 @@ class Quarantine:
         async with self._visit(queue) as letters:
             async for found in letters:
                 letter = letters.read(found)
+                await letters.keep(found, letter)
                 if after is None or letter.id > after:
                     page.append(letter)
                 if len(page) > 2 * limit:  # now and then, so that no more are kept than are wanted
@@ -352,8 +388,11 @@ class Quarantine:
         taken = 0
         async with self._visit(queue) as letters:
             async for found in letters:
-                if letters.read(found).id in wanted:
+                letter = letters.read(found)
+                if letter.id in wanted:
                     chunk.append(found)
+                else:
+                    await letters.keep(found, letter)
                 if len(chunk) == CHUNK:
                     taken += await self._flush(letters, chunk, target)
             return taken + await self._flush(letters, chunk, target)
@@ -380,14 +419,14 @@ class Quarantine:
         settled is in quarantine again at the end."""
         name = dlq_name(queue)
         async with self._turns.setdefault(name, asyncio.Lock()):
-            limit = await self._queues.letter_limit(name)
             channel = await self._connection.channel()
+            visit = _Visit(channel, name, self._publish)
             try:
-                visit = _Visit(channel, source_name(queue), limit)
-                await visit.enter(name, window)
+                await visit.enter(window)
                 yield visit
-                await visit.leave(self._publish, name)
+                await visit.leave()
             finally:
+                visit.settle_renewed()
                 await channel.close()
 
 

@@ -2,17 +2,18 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 from weakref import WeakSet
 
-from oraculo.brokers.rabbitmq.connection import Channel, Connection, Refused
-from oraculo.brokers.rabbitmq.wire import Confirms, Packer, Parcel
+from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, Channel, Connection, Refused
+from oraculo.brokers.rabbitmq.wire import Confirms, Fit, Packer, Parcel
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 _MOST_QUEUES = 10_000  # of which it is remembered that they were there
+_MOST_TOLD = 5  # queues that are named, and reasons
 _PRECONDITION_FAILED = 406  # on a channel that only publishes: a message is too large
 
 # A queue that was deleted is not made again at once, but after so many seconds: RabbitMQ (seen on 3.10) would forget to
@@ -23,17 +24,18 @@ PING_PATIENCE = 1.0  # seconds, before its time is over, in which a server that 
 
 
 class NotConfirmed(BrokerUnavailable):
-    """The server said no to some; all others are confirmed. `down`: of their queues, those that do not work."""
+    """The server said no to some; all others are confirmed. `down`: of their queues, those that do not work, and why,
+    as far as it told."""
 
     silent: Collection[str] = ()
 
-    def __init__(self, parcels: Sequence[Parcel], of: int, down: Collection[str] = ()) -> None:
-        queues = ", ".join(sorted({parcel.queue for parcel in parcels})[:5])
-        super().__init__(
-            f"RabbitMQ did not take {len(parcels)} of {of} messages, for {queues}: is it full, or without its majority?"
-        )
+    def __init__(self, parcels: Sequence[Parcel], of: int, down: Mapping[str, str] | None = None) -> None:
         self.parcels = parcels
-        self.down = down
+        self.down = down or {}
+        queues = sorted({parcel.queue for parcel in parcels})
+        told = dict.fromkeys(self.down.get(queue) or "is it full, or without its majority?" for queue in queues)
+        names, whys = ", ".join(queues[:_MOST_TOLD]), "; ".join(list(told)[:_MOST_TOLD])
+        super().__init__(f"RabbitMQ did not take {len(parcels)} of {of} messages, for {names}: {whys}")
 
 
 class Overdue(NotConfirmed):
@@ -44,6 +46,10 @@ class Overdue(NotConfirmed):
     is_blocked = False
     is_gone = False
     unheard: "Unheard | None" = None
+
+
+class Forbidden(BrokerUnavailable):
+    """Our user may not publish."""
 
 
 class _TooLate(Exception):
@@ -103,9 +109,9 @@ class _Batch:
 class _Session:
     """A channel that publishes, and what was published on it and is not confirmed yet."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, fit: Fit) -> None:
         self.channel = channel
-        self._packer = Packer(channel.raw.channel_number, channel.raw.connection.params.frame_max)
+        self._packer = Packer(channel.raw.channel_number, channel.raw.connection.params.frame_max, fit)
         self._last_tag = 0
         self._unconfirmed: dict[int, _Batch] = {}  # by delivery tag, the oldest first
         self._batches: dict[_Batch, None] = {}  # those of which a confirm is missing, the oldest first
@@ -167,8 +173,11 @@ class _Session:
                 return
 
     def _on_close(self, fault: BrokerError) -> None:
-        """What is wrong with one message is told to who sent it; the others only lost their channel."""
+        """What is wrong with one message is told to who sent it; the others only lost their channel. A user who may not
+        publish at all is about no message: that may be mended while they wait."""
         batches, self._batches, self._unconfirmed = list(self._batches), {}, {}
+        if isinstance(fault, Refused) and fault.code == ACCESS_REFUSED:
+            fault = Forbidden(str(fault))
         culprit = max(batches, key=lambda batch: batch.largest, default=None)
         for batch in batches:
             is_told = batch is culprit or not isinstance(fault, Refused) or fault.code != _PRECONDITION_FAILED
@@ -234,15 +243,20 @@ class Unheard:
 
 
 class Publisher:
-    """Publishes on one channel. `declare` makes a queue that vanished; what was meant for it is published again."""
+    """Publishes on one channel. `declare` makes queues that vanished, and returns those that it could; what was meant
+    for them is published again."""
 
-    def __init__(self, connection: Connection, declare: Callable[[Iterable[str]], Awaitable[None]]) -> None:
+    def __init__(
+        self, connection: Connection, declare: Callable[[Iterable[str]], Awaitable[set[str]]], fit: Fit
+    ) -> None:
         self._connection = connection
+        self._fit = fit
         self._connection.on_blocked = self._on_blocked
         self._declare = declare
         self._session: _Session | None = None
         self._sessions: WeakSet[_Session] = WeakSet()
         self._opening = asyncio.Lock()
+        self.forbidden: str | None = None  # why our user may not publish
         self._routed: dict[str, None] = {}  # queues that were there once
         self._has_forgotten = False  # some of these: then any that is missing may have been there
 
@@ -255,14 +269,21 @@ class Publisher:
             async with asyncio.timeout_at(until):
                 session = await self._ready(alone=alone)
             batch = session.send(parcels)
-            await self._confirmed(session, batch, refused, count, until, alone=alone)
+            try:
+                await self._confirmed(session, batch, refused, count, until, alone=alone)
+            except Forbidden as error:
+                self.forbidden = str(error)
+                raise
+            self.forbidden = None
             if batch.refused:
                 self._retire(session)
             refused += batch.refused
             parcels = batch.returned
             if missing := {parcel.queue for parcel in parcels}:
                 async with asyncio.timeout_at(until):
-                    await self._make_again(missing)
+                    made = await self._make_again(missing)
+                refused += [parcel for parcel in parcels if parcel.queue not in made]
+                parcels = [parcel for parcel in parcels if parcel.queue in made]
             self._remember({parcel.queue for parcel in batch.parcels})
         if refused:
             raise NotConfirmed(refused, count)
@@ -294,10 +315,11 @@ class Publisher:
             if alone:
                 self._retire(session)
 
-    async def _make_again(self, missing: set[str]) -> None:
+    async def _make_again(self, missing: set[str]) -> set[str]:
+        """Returns those that the server let us make."""
         if self._has_forgotten or not missing.isdisjoint(self._routed):
             await asyncio.sleep(VANISHED_PAUSE)
-        await self._declare(missing)
+        return await self._declare(missing)
 
     def give_up(self, reason: str) -> None:
         """The server does not confirm: whoever waits is told, and the next to publish connects anew."""
@@ -334,7 +356,7 @@ class Publisher:
         except BaseException:
             channel.abandon()  # nobody else knows of it
             raise
-        session = _Session(channel)
+        session = _Session(channel, self._fit)
         self._sessions.add(session)
         return session
 

@@ -9,25 +9,26 @@ goes to the end. RabbitMQ 4 has a limit of 20 where none is set, and drops what 
 """
 
 import asyncio
-import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, Refused
+from oraculo.brokers.rabbitmq.connection import LOCKED, NOT_FOUND, Channel, Connection, Refused
 from oraculo.core.naming import DLQ_SUFFIX, dlq_of, shown
 from oraculo.errors import BrokerError, BrokerUnavailable
 
-NO_LIMIT = 1_000_000_000
+_NO_LIMIT = 1_000_000_000
 _STEPS = (100, 150, 200, 300, 400, 500, 600, 800)  # delays of one decade: each makes a queue, so there are few
 _MOST_NAMES = 10_000  # that are remembered in each table; a queue for each answer would fill the memory
-_LIMIT_OF_SERVER = 20  # RabbitMQ 4, where nobody set one
-_LIMIT_UNKNOWN = 2  # of a queue whose limit nobody told: as good as the lowest
 _LONGEST_NAME = 255
 _LONGEST_SUFFIX = len(".retry.") + 10  # what is put behind a name for a queue beside it; the longest delay in ms
 _LONGEST_DELAY = 7 * 24 * 3600.0
-_LIMIT_TOLD = re.compile(r"'x-delivery-limit' .*current is (?:(none)|(?:the value )?'(\d+)')")
 
 Value = TypeVar("Value")
+
+
+class NotDelayed(BrokerError):
+    """There is no queue in which a message could wait, and RabbitMQ does not let us make it."""
 
 
 class Depth(NamedTuple):
@@ -50,7 +51,6 @@ class Queues:
         self._channel: Channel | None = None
         self._turn = asyncio.Lock()
         self._made: dict[str, bool] = {}  # whether it is as we would make it; False: somebody else's
-        self._limits: dict[str, int] = {}  # how often those of somebody else let a message be given back
         self._delays: dict[str, _Delay] = {}  # the queues in which messages wait
 
     @property
@@ -66,46 +66,55 @@ class Queues:
         """Those that were not seen yet."""
         return [name for name in names if name not in self._made and name not in self._delays]
 
-    async def ensure(self, names: Iterable[str]) -> None:
-        """Makes those that were not seen yet."""
-        for name in self.unmade(names):
+    async def ensure(self, name: str) -> None:
+        """Makes it so that something can be sent to it. To somebody else's, as a reply queue is that lives as long as
+        its client, no dead-letter queue is put beside."""
+        if _is_reserved(name):
+            await self._find(name)
+        elif is_dlq(name) or name_fault(name):
             await self.declare([name])
+        else:
+            made = await self._declare(name, self._arguments(name))
+            if made is not False:
+                await self._make(dlq_of(name), _quorum(_NO_LIMIT))
+            _remember(self._made, name, bool(made))
 
     async def declare(self, names: Iterable[str]) -> None:
         """Makes each, and its dead-letter queue before it, so that no dead letter finds it missing."""
         for name in dict.fromkeys(source_name(name) for name in names):
             if fault := name_fault(name):
                 raise BrokerError(fault)
-            await self._make(dlq_of(name), _quorum(NO_LIMIT))
-            await self._make(name, _quorum(self._delivery_limit - 1) | _dead_letters_to(dlq_of(name)))
-
-    async def letter_limit(self, name: str) -> int | None:
-        """How often a letter can be given back to this dead-letter queue before the server drops it. None: always, for
-        the queue is ours, or is not there."""
-        if name not in self._made and await self.depth(name) is not None:
-            await self._make(name, _quorum(NO_LIMIT))
-        return None if self._made.get(name, True) else self._limits.get(name, _LIMIT_UNKNOWN)
+            if _is_reserved(name):
+                await self._find(name)
+            else:
+                await self._make(dlq_of(name), _quorum(_NO_LIMIT))
+                await self._make(name, self._arguments(name))
 
     async def delay(self, name: str, seconds: float) -> str:
         """The queue in which a message for `name` waits that long, or a little longer. It is made where it is missing.
 
         These stay: a quorum queue that expires is deleted with what is in it, even if it was declared again meanwhile.
+        Raises NotDelayed.
         """
         milliseconds = _rounded_up(seconds)
         waiting = f"{name}.retry.{milliseconds}"
         if waiting in self._delays:
             _remember(self._delays, waiting, self._delays[waiting])
         else:
-            await self._declare_delay(waiting, _Delay(name, milliseconds))
+            try:
+                await self._declare_delay(waiting, _Delay(name, milliseconds))
+            except Refused as refusal:
+                raise NotDelayed(str(refusal)) from refusal
         return waiting
 
-    async def remake(self, names: Iterable[str]) -> None:
-        """Those that vanished while something was published to them."""
+    async def remake(self, names: Iterable[str]) -> set[str]:
+        """Those that vanished while something was published to them. Returns those that the server let us make."""
+        made = set[str]()
         for name in names:
-            if name in self._delays:
-                await self._declare_delay(name, self._delays[name])
-            else:
-                await self.declare([name])
+            with suppress(Refused):
+                await (self._declare_delay(name, delay) if (delay := self._delays.get(name)) else self.ensure(name))
+                made.add(name)
+        return made
 
     async def depth(self, name: str) -> Depth | None:
         """None when there is no such queue."""
@@ -129,25 +138,47 @@ class Queues:
         await self._call("basic_qos", prefetch_count=0)
 
     async def _declare_delay(self, waiting: str, delay: _Delay) -> None:
-        ttl = {"x-message-ttl": delay.milliseconds}
-        await self._declare(waiting, _quorum(NO_LIMIT) | ttl | _dead_letters_to(delay.source))
+        """Raises Refused also when somebody has a queue of that name: nothing might ever come back from it."""
+        arguments = _quorum(_NO_LIMIT) | {"x-message-ttl": delay.milliseconds} | _dead_letters_to(delay.source)
+        if await self._declare(waiting, arguments) is False:
+            await self._declare_plain(waiting, arguments)
         _remember(self._delays, waiting, delay)
 
-    async def _make(self, name: str, arguments: dict[str, Any]) -> None:
-        _remember(self._made, name, await self._declare(name, arguments))
+    async def _find(self, name: str) -> None:
+        """One of those that only the server can make."""
+        try:
+            is_there = await self.depth(name) is not None
+        except Refused as refusal:
+            if refusal.code != LOCKED:
+                raise
+            is_there = True
+        if not is_there:
+            self._made.pop(name, None)
+            raise Refused(NOT_FOUND, f"there is no queue {name}, and RabbitMQ alone makes those that begin with 'amq.'")
+        _remember(self._made, name, False)
 
-    async def _declare(self, name: str, arguments: dict[str, Any]) -> bool:
-        """Whether it is now as these arguments say; else it is somebody's own, or the best that this server has."""
+    def _arguments(self, name: str) -> dict[str, Any]:
+        return _quorum(self._delivery_limit - 1) | _dead_letters_to(dlq_of(name))
+
+    async def _make(self, name: str, arguments: dict[str, Any]) -> None:
+        _remember(self._made, name, bool(await self._declare(name, arguments)))
+
+    async def _declare(self, name: str, arguments: dict[str, Any]) -> bool | None:
+        """Whether it is now as these arguments say: False when it is somebody's own, None when it was made as well as
+        this server can."""
         try:
             await self._call("queue_declare", queue=name, durable=True, arguments=arguments)
         except Refused as refusal:
-            if told := _LIMIT_TOLD.search(str(refusal)):
-                _remember(self._limits, name, _LIMIT_OF_SERVER if told[1] else int(told[2]))
-            if await self.depth(name) is None:
-                plain = {key: value for key, value in arguments.items() if key in _CLASSIC_ARGUMENTS}
-                await self._call("queue_declare", queue=name, durable=True, arguments=plain)
-            return False
+            self._made.pop(name, None)  # if it is refused for good, it is asked for again before anything is sent
+            if refusal.code == LOCKED or await self.depth(name) is not None:
+                return False
+            await self._declare_plain(name, arguments)
+            return None
         return True
+
+    async def _declare_plain(self, name: str, arguments: dict[str, Any]) -> None:
+        plain = {key: value for key, value in arguments.items() if key in _CLASSIC_ARGUMENTS}
+        await self._call("queue_declare", queue=name, durable=True, arguments=plain)
 
     async def _call(self, method: str, **arguments: Any) -> Any:
         """One at a time: a refusal closes the channel, and must be told to nobody else."""
@@ -183,6 +214,10 @@ def name_fault(name: str) -> str | None:
     if 0 < len(name.encode()) <= most:
         return None
     return f"RabbitMQ cannot have the queue {shown(name)}: a name has 1 to {most} bytes; this one {len(name.encode())}"
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith("amq.")
 
 
 def is_dlq(name: str) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from pika.exceptions import AMQPError
 
+from oraculo.brokers.rabbitmq.connection import Refused
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Overdue, Publisher, Unheard
 from oraculo.brokers.rabbitmq.queues import Queues
 from oraculo.brokers.rabbitmq.wire import Parcel
@@ -24,9 +25,11 @@ MOST_UNHEARD = 500  # each is a channel, of which a connection has 2,047 unless 
 STUCK_TOLD = 30.0  # seconds that a queue is told of that did not work: who wants it to tries again sooner
 AGAIN_PATIENCE = 2.0  # seconds for what is tried once more: it was waited for already
 ANSWER_PATIENCE = 1.0  # seconds in which a server that could not make a queue may say that it is there
+REFUSAL_KEPT = 1.0  # seconds in which a queue that was refused is not asked for again: to ask takes a new channel
 DEPTHS_PATIENCE = 5.0  # seconds for a look at all queues of a call that refused something
 
-Refused = tuple[Sequence[Parcel], set[str]]  # what was not taken, and which of their queues are down
+Down = dict[str, str]  # queues that do not work, and why, as far as RabbitMQ told
+NotSent = tuple[Sequence[Parcel], Down]  # what was not taken, and which of their queues are down
 
 
 class StuckQueues:
@@ -82,24 +85,25 @@ class Sender:
         self._queues = queues
         self._publish_timeout = publish_timeout
         self._stuck = stuck
+        self._refusals: dict[str, tuple[Refused, float]] = {}  # those of late, and until when they count
         self._unheard: dict[str, tuple[Unheard, float]] = {}  # the last that was sent alone, and until when it counts
 
     async def send(self, parcels: Sequence[Parcel]) -> None:
         """Makes the queues that were never seen, and publishes. Raises NotConfirmed for what was not taken, which says
-        what is down; BrokerUnavailable when nothing is known."""
+        what is down; BrokerUnavailable when nothing is known, Refused when RabbitMQ wants none of the queues."""
         queues = {parcel.queue for parcel in parcels}
         stuck = self._stuck.among(queues)
         unmade = self._queues.unmade(queues - stuck)
-        not_made = await self._not_made(unmade, queues) if unmade else set[str]()
+        not_made = await self._not_made(unmade, queues) if unmade else Down()
         if stuck or not_made:
-            refused, down = await self._send_by_state(parcels, stuck, not_made)
+            left, down = await self._send_by_state(parcels, stuck, not_made)
         else:
-            refused, down = await self._send_together(parcels)
-        if refused:
-            raise NotConfirmed(refused, len(parcels), down)
+            left, down = await self._send_together(parcels)
+        if left:
+            raise NotConfirmed(left, len(parcels), down)
 
-    async def _send_by_state(self, parcels: Sequence[Parcel], stuck: set[str], not_made: set[str]) -> Refused:
-        refused, down = [parcel for parcel in parcels if parcel.queue in not_made], set(not_made)
+    async def _send_by_state(self, parcels: Sequence[Parcel], stuck: set[str], not_made: Down) -> NotSent:
+        refused, down = [parcel for parcel in parcels if parcel.queue in not_made], not_made
         well = [parcel for parcel in parcels if parcel.queue not in stuck and parcel.queue not in not_made]
         if well:
             left, also_down = await self._send_together(well)
@@ -108,58 +112,71 @@ class Sender:
         left, also_down = await self._send_apart(_by_queue(parcels, stuck), must_tell=must_tell)
         return [*refused, *left], down | also_down
 
-    async def _not_made(self, unmade: Iterable[str], queues: set[str]) -> set[str]:
-        """Makes them. Returns those that could not be made; raises why when nothing else is known of the server."""
+    async def _not_made(self, unmade: Iterable[str], queues: set[str]) -> Down:
+        """Makes them. Returns those that could not be made; raises why when nothing else is known of the server, or
+        when it refuses all that the call is for."""
         until = asyncio.get_running_loop().time() + self._publish_timeout
         faults = {queue: fault for queue in unmade if (fault := await self._fault_of_making(queue, until))}
-        if len(faults) == len(queues) and not await self._answers():
+        refusals = {queue: str(fault) for queue, fault in faults.items() if isinstance(fault, Refused)}
+        if len(faults) == len(queues) and not refusals and not await self._answers():
             raise next(iter(faults.values()))
         for queue, fault in faults.items():
             self._stuck.note([queue], str(fault))
-        return set(faults)
+        if faults and len(refusals) == len(queues):
+            raise next(iter(faults.values()))
+        return dict.fromkeys(faults, "") | refusals
 
-    async def _fault_of_making(self, queue: str, until: float) -> BrokerUnavailable | None:
+    async def _fault_of_making(self, queue: str, until: float) -> BrokerUnavailable | Refused | None:
+        now = time.monotonic()
+        self._refusals = {name: kept for name, kept in self._refusals.items() if kept[1] > now}
+        if queue in self._refusals:
+            return self._refusals[queue][0].with_traceback(None)
         try:
             async with asyncio.timeout_at(until):
-                await self._queues.ensure([queue])
+                await self._queues.ensure(queue)
         except TimeoutError:
             return BrokerUnavailable(f"RabbitMQ did not make {queue} in time")
+        except Refused as refusal:
+            self._refusals[queue] = refusal, time.monotonic() + REFUSAL_KEPT
+            return refusal
         except BrokerUnavailable as error:
             return error
         return None
 
-    async def _send_together(self, parcels: Sequence[Parcel]) -> Refused:
+    async def _send_together(self, parcels: Sequence[Parcel]) -> NotSent:
         try:
             await self._publish(parcels, self._publish_timeout)
         except NotConfirmed as error:
             silent = set(error.silent)
             is_blocked = isinstance(error, Overdue) and error.is_blocked  # then nothing is known of any one queue
-            down = set[str]() if is_blocked else silent
+            down = Down() if is_blocked else dict.fromkeys(silent, "")
             self._stuck.note(down, str(error))
-            doubtful = await self._quiet(parcels, error) | (silent - down)
+            doubtful = await self._quiet(parcels, error) | (silent - down.keys())
             left = [parcel for parcel in error.parcels if parcel.queue not in doubtful]
             again, also_down = await self._send_apart(_by_queue(error.parcels, doubtful), once_more=True)
             return [*left, *again], down | also_down
-        return [], set()
+        return [], {}
 
     async def _send_apart(
         self, groups: dict[str, list[Parcel]], *, must_tell: bool = False, once_more: bool = False
-    ) -> Refused:
+    ) -> NotSent:
         """Each queue's on a channel of its own. What went wrong is only told when nothing else is known: the others of
         the call may be confirmed."""
         patience = min(self._publish_timeout, AGAIN_PATIENCE) if once_more else self._publish_timeout
         calls = (self._send_alone(queue, parcels, patience) for queue, parcels in groups.items())
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if must_tell and failures and len(failures) == len(groups):
+        is_known = len({isinstance(failure, Refused) for failure in failures}) > 1  # then it is, which it never takes
+        if must_tell and failures and len(failures) == len(groups) and not is_known:
             raise failures[0]
-        left, down = list[Parcel](), set[str]()
+        left, down = list[Parcel](), Down()
         for (queue, parcels), outcome in zip(groups.items(), outcomes, strict=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, BrokerError | AMQPError | OSError):
                 raise outcome
             refused, is_down = (parcels, True) if isinstance(outcome, BaseException) else outcome
             left += refused
-            down |= {queue} if is_down else set()
+            if is_down:
+                down[queue] = str(outcome) if isinstance(outcome, Refused) else ""
         return left, down
 
     async def _send_alone(

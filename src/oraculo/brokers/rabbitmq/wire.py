@@ -32,6 +32,9 @@ _ack = Struct(">BHIHHQBc")  # a whole frame
 _ACK_SIZE = _index.size + _tag.size
 
 
+Fit = Callable[[bytes, int], bytes]  # makes of properties some that have no more bytes than that
+
+
 class Parcel(NamedTuple):
     """A message on its way to a queue."""
 
@@ -165,11 +168,14 @@ class Confirms:
 
 
 class Packer:
-    """Packs messages for the default exchange into frames of one channel."""
+    """Packs messages for the default exchange into frames of one channel. Properties that do not fit into one are cut
+    by `fit`: the server would end the connection."""
 
-    def __init__(self, channel: int, frame_max: int) -> None:
+    def __init__(self, channel: int, frame_max: int, fit: Fit) -> None:
         self._channel = channel
         self._most = frame_max - _OVERHEAD
+        self._room = self._most - _content.size
+        self._fit = fit
         self._publishes: dict[str, bytes] = {}  # the frame that opens a message, by queue
 
     def pack(self, parcels: Iterable[Parcel]) -> list[bytes]:
@@ -181,6 +187,8 @@ class Packer:
             if size + len(body) > _PIECE:
                 pieces.append(b"".join(parts))
                 parts, size = [], 0
+            if len(properties) > self._room:
+                properties = self._fit(properties, self._room)
             parts.append(self._publishes.get(queue) or self._publish(queue))
             parts.append(self._frame(_HEADER, _content.pack(_BASIC, 0, len(body)) + properties))
             if len(body) <= self._most:
