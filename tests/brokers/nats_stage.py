@@ -29,14 +29,21 @@ PROMPT = 4.0  # seconds; a default lease has 60
 class BareNats(Nats):
     """With lines of its own in the configuration."""
 
-    def __init__(self, *lines: str, jetstream: bool = True) -> None:
+    def __init__(self, *lines: str, jetstream: bool = True, limits: str = "") -> None:
         super().__init__()
         self._lines = lines
         self._jetstream = jetstream
+        self._limits = limits  # of JetStream
 
     def _configuration(self) -> list[str]:
         usual = [line for line in super()._configuration() if self._jetstream or "jetstream" not in line]
+        usual = [line.replace("jetstream {", f"jetstream {{ limits {{ {self._limits} }},") for line in usual]
         return [*usual, *self._lines]
+
+    def restart_with(self, *lines: str, jetstream: bool = True) -> None:
+        self.kill()
+        self._lines, self._jetstream = lines, jetstream
+        self.start()
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PATIENCE,
+    PROMPT,
     BareNats,
     assert_fails_soon,
     bodies,
@@ -324,6 +325,17 @@ async def test_many_thousands(url: str, queue: str) -> None:
         await eventually(lambda: is_empty(broker, queue))
 
 
+async def test_large_messages_come_a_few_at_a_time(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server cuts off a client for which too much waits to be read. One message may be over what is asked for."""
+    monkeypatch.setattr("oraculo.brokers.nats.consumer.PULL_BYTES", 1_000_000)
+    sizes = [*[800_000] * 40, 3_000_000, 2_000_000, *[400_000] * 5]
+    with BareNats("max_pending: 8MB") as server:
+        async with running(server.url) as broker:
+            await broker.publish([Outgoing(queue, bytes(size)) for size in sizes])
+            consumer = await broker.consume(queue, prefetch=2000)
+            assert [len(each.body) for each in await take(consumer, len(sizes), PROMPT)] == sizes
+
+
 async def test_one_publish_to_many_queues_that_are_missing(url: str, queue: str) -> None:
     names = [f"{queue}.{number}" for number in range(40)]
     async with running(url) as broker:
@@ -345,6 +357,17 @@ async def test_thousands_of_dead_letters_with_gaps_between_them(url: str, queue:
         assert await broker.redrive(queue) == 110
         assert await broker.redrive(queue) == 0
         assert len(await take(await broker.consume(queue, prefetch=200), 110)) == 110
+
+
+async def test_large_dead_letters_are_looked_at_a_few_at_a_time(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oraculo.brokers.nats.letters.PAGE_BYTES", 4_000_000)
+    with BareNats("max_payload: 1MB", "max_pending: 8MB") as server:
+        async with running(server.url) as broker:
+            await broker.publish([Outgoing(queue, bytes(800_000), reason="r") for _ in range(40)])
+            letters = await broker.dead_letters(queue, limit=100)
+            assert len(letters) == 40
+            assert await broker.discard(queue, [letter.id for letter in letters[::2]]) == 20
+            assert await broker.redrive(queue) == 20
 
 
 async def test_of_many_queues_only_some_are_remembered(url: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:

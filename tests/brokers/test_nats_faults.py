@@ -19,6 +19,7 @@ from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PATIENCE,
     PROMPT,
+    BareNats,
     api,
     assert_fails_soon,
     bodies,
@@ -58,6 +59,22 @@ async def test_what_a_full_stream_does_not_take_is_told_and_the_others_go(url: s
         assert [link.trouble for link in broker.links()] == [None]
         assert await ready(broker, queue, 2)
         assert await ready(broker, other, 4)
+
+
+async def test_what_a_full_account_does_not_take_is_tried_again_later(queue: str) -> None:
+    """It is no fault of the message: a worker must not throw its answer away for it."""
+    account = "accounts { A { jetstream: { max_file: 100KB, max_mem: 0 }, users: [ { user: a, password: p } ] } }"
+    with BareNats(account) as server:
+        async with running(server.url.replace("//", "//a:p@")) as broker:
+            small, large = Outgoing(queue, b"small"), Outgoing(queue, bytes(60_000))
+            with pytest.raises(NotTaken, match="resource limits exceeded for account") as caught:
+                await broker.publish([large, large, small])
+            assert caught.value.vias == ["nats", None, "nats"]
+            assert not caught.value.down
+            consumer = await broker.consume(queue, prefetch=2)
+            await consumer.ack(await take(consumer, 2))
+            assert await eventually(lambda: ready(broker, queue, 0))
+            await broker.publish([large])
 
 
 async def test_what_a_full_stream_did_not_take_is_no_repeat_later(url: str, queue: str) -> None:
@@ -102,6 +119,83 @@ async def test_a_redrive_into_a_full_stream_moves_what_it_takes(url: str, queue:
         assert [link.trouble for link in broker.links()] == [None]
         assert [letter.body for letter in await broker.dead_letters(queue, limit=9)] == [b"2", b"3", b"4"]
         assert bodies(await take(await broker.consume(queue, prefetch=2), 2)) == [b"0", b"1"]
+
+
+# -- queues that do not work, on a server that does -----------------------------------------------------------------
+
+
+def _user(*denied: str) -> str:
+    subjects = ", ".join(f'"{subject}"' for subject in denied)
+    ana = f"{{ user: ana, password: s3, permissions: {{ publish: {{ deny: [{subjects}] }} }} }}"
+    return f"authorization {{ users: [ {ana}, {{ user: owner, password: s3 }} ] }}"
+
+
+async def test_a_queue_that_we_may_not_send_to_holds_up_no_other() -> None:
+    with BareNats(_user("bad")) as server:
+        async with running(server.url.replace("//", "//ana:s3@")) as broker, asyncio.timeout(2):
+            with pytest.raises(
+                NotTaken, match='does not allow it: permissions violation for publish to "bad"'
+            ) as caught:
+                await broker.publish([Outgoing("bad", b"0"), *numbered("good", 2)])
+            assert caught.value.vias == [None, "nats", "nats"]
+            assert caught.value.down == {0}
+            with pytest.raises(BrokerError, match="does not allow it") as refused:
+                await broker.publish(numbered("bad", 2))
+            assert not isinstance(refused.value, BrokerUnavailable), "a worker has to know that waiting does not help"
+            assert await ready(broker, "good", 2)
+
+
+async def test_a_queue_that_cannot_be_made_holds_up_no_other(url: str, queue: str) -> None:
+    async with running(url) as broker, plain_client(url) as client:
+        await api(client, f"STREAM.CREATE.other-{queue}", {"name": f"other-{queue}", "subjects": [f"{queue}.bad"]})
+        await api(
+            client,
+            f"STREAM.CREATE.{queue}=mute",
+            {"name": f"{queue}=mute", "subjects": [f"{queue}.mute"], "retention": "workqueue", "no_ack": True},
+        )
+        names = (f"{queue}.bad", f"{queue}.mute", queue)
+        with pytest.raises(NotTaken, match=r"overlap.*no_ack") as caught:
+            await broker.publish([Outgoing(name, b"x") for name in names])
+        assert (caught.value.vias, caught.value.down) == ([None, None, "nats"], {0, 1})
+        await api(client, f"STREAM.DELETE.other-{queue}")
+        await broker.publish([Outgoing(f"{queue}.bad", b"x")])
+
+
+@pytest.mark.parametrize("limit", ["rights", "number"])
+async def test_a_queue_that_is_there_and_that_we_could_not_make_is_used(limit: str) -> None:
+    server = BareNats(_user("$JS.API.STREAM.CREATE.>"))
+    if limit == "number":
+        users = "users: [ { user: ana, password: s3 }, { user: owner, password: s3 } ]"
+        server = BareNats(f"accounts {{ A {{ jetstream: {{ max_file: 1GB, max_streams: 2 }}, {users} }} }}")
+    with server:
+        async with running(server.url.replace("//", "//owner:s3@")) as owner:
+            await owner.declare(["there"])
+        async with running(server.url.replace("//", "//ana:s3@")) as broker, asyncio.timeout(2):
+            await broker.publish([Outgoing("there", b"x")])
+            assert bodies(await take(await broker.consume("there", prefetch=1), 1)) == [b"x"]
+            with pytest.raises(NotTaken, match="missing") as caught:
+                await broker.publish([Outgoing("missing", b"x"), Outgoing("there", b"y")])
+            assert caught.value.vias == [None, "nats"]
+
+
+async def test_a_queue_that_confirms_nothing_holds_up_no_other(url: str, queue: str) -> None:
+    """Its owner changed it while it was in use."""
+    mute = f"{queue}.mute"
+    async with running(url, publish_timeout=1.0) as broker, plain_client(url) as client:
+        await broker.declare([mute])
+        config = (await api(client, f"STREAM.INFO.{queue}=mute"))["config"]
+        await api(client, f"STREAM.UPDATE.{queue}=mute", {**config, "no_ack": True})
+        with pytest.raises(NotTaken, match=f"did not confirm what is for {mute}") as caught:
+            await broker.publish([Outgoing(mute, b"x"), Outgoing(queue, b"y")])
+        assert (caught.value.vias, caught.value.down) == ([None, "nats"], {0})
+        ((stuck, _),) = broker.links()[0].stuck
+        assert stuck == mute
+        assert broker.links()[0].trouble is None
+        async with asyncio.timeout(0.5):
+            await broker.publish([Outgoing(queue, b"z")])
+            with pytest.raises(BrokerError, match="no_ack"):
+                await broker.publish([Outgoing(mute, b"x")])
+        assert await ready(broker, queue, 2)
 
 
 # -- deaf consumers -------------------------------------------------------------------------------------------------
@@ -204,6 +298,39 @@ async def test_a_cut_connection_is_told_at_once_and_what_was_held_comes_again_at
             await eventually(lambda: is_empty(broker, queue))
 
 
+_ANA = 'authorization { user: ana, password: "s3cret" }'
+
+
+@pytest.mark.parametrize(
+    ("trouble", "jetstream", "told"),
+    [(_ANA.replace("s3cret", "other"), True, "refused the credentials"), (_ANA, False, "has no JetStream")],
+    ids=["password", "JetStream"],
+)
+async def test_a_server_that_let_us_in_before_and_does_not_now_is_away(
+    queue: str, trouble: str, jetstream: bool, told: str
+) -> None:
+    """It is no fault of the message that was to be sent."""
+    with BareNats(_ANA) as server:
+        async with running(server.url.replace("//", "//ana:s3cret@")) as broker:
+            server.restart_with(trouble, jetstream=jetstream)
+            await until(lambda: broker.links()[0].trouble)
+            assert told in await assert_fails_soon(broker.publish([Outgoing(queue, b"x")]), 2.0)
+            server.restart_with(_ANA)
+            await broker.publish([Outgoing(queue, b"x")])
+
+
+async def test_a_login_that_took_too_long_is_not_blamed_on_the_credentials() -> None:
+    with BareNats(_ANA.replace("{", "{ timeout: 0.1,")) as server, Proxy(server.url) as proxy:
+        proxy.delay = 0.3
+        broker = NatsBroker(proxy.url.replace("//", "//ana:s3cret@"))
+        said = await assert_fails_soon(broker.start(), 3.5)
+        assert "Authentication Timeout" in said
+        assert "credentials" not in said
+        proxy.delay = 0.0
+        assert await broker.check()
+        await broker.close()
+
+
 async def test_all_who_call_after_a_break_share_one_connection(url: str, queue: str) -> None:
     with Proxy(url) as proxy:
         async with running(proxy.url) as broker:
@@ -278,10 +405,10 @@ async def test_with_many_streams_a_connection_is_made_again_all_the_same(
     names = [f"{queue}.{number}" for number in range(30)]
     ask_many = Connection.ask_many
 
-    async def slow(self: Connection, calls: Any) -> Any:
+    async def slow(self: Connection, calls: Any, *patience: float) -> Any:
         several = list(calls)
         await asyncio.sleep(0.02 * sum(verb.startswith("STREAM.INFO") for verb, _ in several))
-        return await ask_many(self, several)
+        return await ask_many(self, several, *patience)
 
     with Nats() as server:
         async with running(server.url, connect_timeout=1.0) as broker:

@@ -15,6 +15,8 @@ from oraculo.ports.broker import Outgoing
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PATIENCE,
+    PROMPT,
+    BareNats,
     api,
     assert_fails_soon,
     bodies,
@@ -24,6 +26,7 @@ from tests.brokers.nats_stage import (
     numbered,
     plain_client,
     running,
+    stays_quiet,
     take,
 )
 from tests.servers.nats import Nats
@@ -94,11 +97,80 @@ async def test_a_plain_durable_consumer_is_shared_and_its_traps_are_taken_out(ur
 
 
 @pytest.mark.parametrize(
+    ("theirs", "left"),
+    [
+        ({"ack_wait": 120 * 10**9}, {"ack_wait": 120 * 10**9}),
+        ({"backoff": [10**9, 120 * 10**9], "max_deliver": 3}, {"ack_wait": 60 * 10**9}),
+        ({"max_bytes": 1000}, {}),
+    ],
+    ids=["longer lease", "backoff", "size"],
+)
+async def test_of_a_plain_consumer_only_what_does_harm_is_changed(
+    url: str, queue: str, theirs: dict[str, Any], left: dict[str, Any]
+) -> None:
+    async with running(url) as broker, plain_client(url) as client:
+        await broker.declare([queue])
+        await api(client, f"CONSUMER.DELETE.{queue}.{queue}")
+        config = {"durable_name": queue, "name": queue, "ack_policy": "explicit"} | theirs
+        assert "error" not in await api(
+            client, f"CONSUMER.CREATE.{queue}.{queue}", {"stream_name": queue, "config": config}
+        )
+        await broker.publish([Outgoing(queue, bytes(2000))])
+        assert len(await take(await broker.consume(queue, prefetch=5), 1, PROMPT)) == 1
+        config = (await api(client, f"CONSUMER.INFO.{queue}.{queue}"))["config"]
+        assert left.items() <= config.items()
+        assert not {"backoff", "max_bytes"} & config.keys()
+
+
+@pytest.mark.parametrize("theirs", [{"max_batch": 10}, {"max_expires": 10**9}], ids=str)
+async def test_a_plain_consumer_is_asked_for_no_more_than_its_owner_allows(
+    url: str, queue: str, theirs: dict[str, Any]
+) -> None:
+    async with running(url) as broker, plain_client(url) as client:
+        await broker.declare([queue])
+        config = (await api(client, f"CONSUMER.INFO.{queue}.{queue}"))["config"] | theirs
+        await api(client, f"CONSUMER.CREATE.{queue}.{queue}", {"stream_name": queue, "config": config})
+        await broker.publish(numbered(queue, 35))
+        consumer = await broker.consume(queue, prefetch=50)
+        assert len(await take(consumer, 35, PROMPT)) == 35
+        await stays_quiet(consumer)
+
+
+async def test_a_server_is_asked_for_no_more_than_it_allows(queue: str) -> None:
+    with BareNats(limits="max_request_batch: 10") as server:
+        async with running(server.url) as broker:
+            await broker.publish(numbered(queue, 35))
+            consumer = await broker.consume(queue, prefetch=50)
+            assert len(await take(consumer, 35, PROMPT)) == 35
+            await stays_quiet(consumer)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "why"),
+    [
+        ({"headers_only": True}, "headers only"),
+        ({"priority_groups": ["g"], "priority_policy": "overflow"}, "priority groups"),
+    ],
+)
+async def test_a_plain_consumer_that_cannot_serve_is_told(
+    url: str, queue: str, theirs: dict[str, Any], why: str
+) -> None:
+    async with running(url) as broker, plain_client(url) as client:
+        await broker.declare([queue])
+        await api(client, f"CONSUMER.DELETE.{queue}.{queue}")
+        config = {"durable_name": queue, "name": queue, "ack_policy": "explicit"} | theirs
+        await api(client, f"CONSUMER.CREATE.{queue}.{queue}", {"stream_name": queue, "config": config})
+        with pytest.raises(BrokerError, match=why):
+            await broker.consume(queue, prefetch=1)
+
+
+@pytest.mark.parametrize(
     ("theirs", "why"),
     [
         ({"retention": "limits"}, "retention 'limits'"),
         ({"retention": "workqueue", "subjects": ["{queue}", "{queue}.more"]}, "has the subjects"),
         ({"retention": "workqueue", "name": "other-{queue}"}, "overlap"),
+        ({"retention": "workqueue", "max_msgs_per_subject": 1}, "push out an old one"),
     ],
 )
 async def test_a_foreign_stream_in_the_way_is_told(url: str, queue: str, theirs: dict[str, Any], why: str) -> None:

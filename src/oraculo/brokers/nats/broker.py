@@ -6,6 +6,9 @@ drop the duplicate when the move is done again soon.
 
 A connection that broke is opened again by the next call; all calls share one attempt. Then the streams that were used
 before are looked at: one that is gone, or was made anew, had messages that were confirmed, and counts as a loss.
+
+A queue that does not work (its stream has no leader, or cannot be made, or the account may not send to it) holds up no
+other: what was confirmed of a call is told, and a queue that said nothing is left alone for a while.
 """
 
 import asyncio
@@ -15,14 +18,15 @@ from types import MappingProxyType
 from typing import Any
 
 from oraculo.brokers.address import Address, no_node, read_address
-from oraculo.brokers.nats.connection import MOST_KNOWN, NOBODY, ApiError, Connection, Request
-from oraculo.brokers.nats.consumer import FAREWELL, PULL_EXPIRES, Letter, NatsConsumer, Terms, give_back
+from oraculo.brokers.nats.connection import MOST_KNOWN, NOBODY, UNANSWERED, ApiError, Connection, Request
+from oraculo.brokers.nats.consumer import FAREWELL, Letter, NatsConsumer, Terms, give_back
 from oraculo.brokers.nats.layout import (
+    agreed_terms,
     consumer_config,
     consumer_fault,
-    consumer_terms,
     is_queue,
     letter_headers,
+    mended_consumer,
     name_fault,
     quarantine_of,
     queue_of,
@@ -45,6 +49,8 @@ MOST_ORPHANS = 100_000  # about as many deliveries are given back after a break;
 MOST_GIVEN_BACK = 10_000  # for each queue; more are counted as unacked
 MOST_GIVEN_BACK_TOGETHER = 100_000  # then those of the queue that was first given something back count as unacked
 LOOKING_FOR_LOSSES = 1.0  # seconds after which no more streams are looked at before a new connection is used
+CONFIRM_SHARE = 0.8  # of the time of a call; in the rest a server that did not confirm may show that it works
+LOOK_SHARE = 0.4  # of it, for a stream or a consumer to tell of itself
 _CLOSED = "the NATS broker is closed: call start() first"
 _NAME_IN_USE = 10058
 _SYSTEM_CLOCK = SystemClock()
@@ -120,12 +126,14 @@ class NatsBroker:
         self._delivery_limit = delivery_limit
         self._lease = lease
         self._leases = leases
-        self._heartbeat = min(heartbeat, PULL_EXPIRES / 2)  # JetStream refuses a longer one
+        self._heartbeat = heartbeat
         self._connect_timeout = connect_timeout
         self._publish_timeout = publish_timeout
+        self._look_patience = publish_timeout * LOOK_SHARE
         self._started = False
         self._node = self._address  # of the cluster, if it is one: where it is connected, or tries to be
         self._failures = 0  # to connect: each time it goes on to the next server
+        self._was_connected = False  # since it was started
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._consumers: set[NatsConsumer] = set()
@@ -147,10 +155,12 @@ class NatsBroker:
         return Capabilities(durable=True, shared=True, priorities=False, counts_consumers=False, drops_repeats=True)
 
     def links(self) -> Sequence[Link]:
-        return [Link(self._name, self._trouble, self._losses)]
+        stuck = self._connection.stuck() if self._connection is not None else {}
+        return [Link(self._name, self._trouble, self._losses, stuck=tuple(stuck.items()))]
 
     async def start(self) -> None:
-        """Raises BrokerUnavailable when the server cannot be reached; the next call tries again."""
+        """Raises BrokerUnavailable when the server cannot be reached; the next call tries again. Raises BrokerError
+        when it lets nobody in with this URL; if it has before, it counts as away."""
         self._started = True
         async with self._calling(self._connect_timeout * len(self._address.hosts)):
             pass
@@ -171,6 +181,7 @@ class NatsBroker:
         if connection is not None:
             await self._hang_up(connection)
         self._orphans.clear()
+        self._was_connected = False
         self._trouble = _CLOSED
 
     async def _hang_up(self, connection: Connection) -> None:
@@ -211,6 +222,7 @@ class NatsBroker:
             return self._no_answer(self._node, seconds)
         if connection.complaint:
             return BrokerError(f"{connection.place} does not allow it: {connection.complaint}")
+        connection.forget_stuck()
         connection.made.clear()  # perhaps a stream is gone and somebody else listens on its subject
         if connection.heard == heard:
             connection.fail(f"it was silent for {seconds:g} s")
@@ -241,7 +253,9 @@ class NatsBroker:
             attempt.exception()  # whoever waits has it; if nobody does, it must not be reported as forgotten
 
     async def _connect(self) -> Connection:
-        """Tries each server of the cluster once, beginning with the one that it was at."""
+        """Tries each server of the cluster once, beginning with the one that it was at. A login that was good before is
+        refused by a server in trouble: to whoever has a message to send that must not look as if the message were bad.
+        """
         failures: list[BrokerError] = []
         for _ in self._address.hosts:
             self._node = self._address.turned(self._failures)
@@ -253,7 +267,8 @@ class NatsBroker:
             else:
                 self._failures -= 1
                 return connection
-        raise no_node(failures)
+        refusal = no_node(failures)
+        raise BrokerUnavailable(str(refusal)) if self._was_connected else refusal
 
     async def _connect_to(self, address: Address) -> Connection:
         connection = Connection(address, self._connection_lost)
@@ -271,6 +286,7 @@ class NatsBroker:
         orphans, self._orphans = self._orphans, {}
         give_back(connection, orphans)
         self._connection = connection
+        self._was_connected = True
         return connection
 
     def _connection_lost(self, connection: Connection) -> None:
@@ -349,47 +365,74 @@ class NatsBroker:
             raise BrokerError(fault)
         for start in range(0, len(sources), MADE_TOGETHER):  # each part has its own time: a disk may be slow
             async with self._calling(self._publish_timeout) as connection:
-                await self._make(connection, sources[start : start + MADE_TOGETHER])
+                _raise_first(await self._make(connection, sources[start : start + MADE_TOGETHER]))
 
-    async def _make(self, connection: Connection, sources: Sequence[str]) -> None:
-        """Streams for the queues and their quarantines, and a consumer for each queue."""
+    async def _make(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
+        """Streams for the queues and their quarantines, and a consumer for each queue. Returns why some could not be
+        made; the others are."""
+        faults = await self._make_streams(connection, sources)
+        faults |= await self._make_consumers(connection, [source for source in sources if source not in faults])
+        connection.note_made(source for source in sources if source not in faults)
+        return faults
+
+    async def _make_streams(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
         names = [name for source in sources for name in (source, quarantine_of(source))]
         answers = await connection.ask_many(
             (f"STREAM.CREATE.{stream_of(name)}", stream_config(name, self._replicas)) for name in names
         )
-        reborn = [await self._note_stream(connection, *made) for made in zip(names, answers, strict=True)]
-        self._losses += any(reborn)
-        await self._make_consumers(connection, sources)
-        connection.note_made(sources)
-
-    async def _note_stream(self, connection: Connection, queue: str, made: dict[str, Any] | ApiError) -> bool:
-        """Whether it was there before and is another now. One that others made otherwise is taken if it can serve."""
-        stream = stream_of(queue)
-        if isinstance(made, ApiError):
-            if made.err_code != _NAME_IN_USE:
-                raise connection.refusal(made, f"to make the stream {stream}")
-            made = await connection.ask(f"STREAM.INFO.{stream}")
-            if fault := stream_fault(queue, made["config"]):
-                raise BrokerError(f"the stream {stream} at {connection.place} cannot be the queue {queue}: it {fault}")
-        before = self._born.get(stream)
-        self._note_born(stream, made["created"])
-        return before is not None and before != made["created"]
-
-    async def _make_consumers(self, connection: Connection, queues: Sequence[str]) -> None:
-        streams = [stream_of(queue) for queue in queues]
-        found = await connection.ask_many((f"CONSUMER.INFO.{stream}.{stream}", None) for stream in streams)
-        wanted = [
-            (queue, config)
-            for queue, answer in zip(queues, found, strict=True)
-            if (config := self._wanted_consumer(connection, queue, answer)) is not None
+        made = dict(zip(names, answers, strict=True))
+        refused = {name: answer for name, answer in made.items() if isinstance(answer, ApiError)}
+        made |= await self._streams_there(connection, list(refused))
+        faults = {
+            source_of(name): fault
+            for name, refusal in refused.items()
+            if (fault := _stream_fault(connection, name, refusal, made[name]))
+        }
+        ours = {name: told for name, told in made.items() if source_of(name) not in faults}
+        reborn = [
+            name for name, told in ours.items() if isinstance(told, dict) and self._is_reborn(name, told["created"])
         ]
-        answers = await connection.ask_many(
+        connection.note_working(reborn)
+        self._losses += bool(reborn)
+        return faults
+
+    async def _streams_there(
+        self, connection: Connection, names: Sequence[str]
+    ) -> dict[str, dict[str, Any] | ApiError]:
+        """Those that others made otherwise, and those that the account has no right, or no room, to make."""
+        calls = ((f"STREAM.INFO.{stream_of(name)}", None) for name in names)
+        looks = await connection.ask_many(calls, self._look_patience)
+        return dict(zip(names, looks, strict=True))
+
+    def _is_reborn(self, queue: str, born: str) -> bool:
+        """Whether its stream was there before and is another now. Notes that."""
+        stream = stream_of(queue)
+        before = self._born.get(stream)
+        self._note_born(stream, born)
+        return before is not None and before != born
+
+    async def _make_consumers(self, connection: Connection, queues: Sequence[str]) -> dict[str, BrokerError]:
+        """Returns why some could not be made."""
+        looks = ((f"CONSUMER.INFO.{stream}.{stream}", None) for stream in map(stream_of, queues))
+        found = await connection.ask_many(looks, self._look_patience)
+        faults: dict[str, BrokerError] = {}
+        wanted: dict[str, dict[str, Any]] = {}
+        for queue, told in zip(queues, found, strict=True):
+            try:
+                config = self._wanted_consumer(connection, queue, told)
+            except BrokerError as error:
+                faults[queue] = error
+            else:
+                wanted |= {} if config is None else {queue: config}
+        calls = (
             (f"CONSUMER.CREATE.{stream}.{stream}", {"stream_name": stream, "config": config})
-            for stream, config in ((stream_of(queue), config) for queue, config in wanted)
+            for stream, config in ((stream_of(queue), config) for queue, config in wanted.items())
         )
-        for (queue, _), answer in zip(wanted, answers, strict=True):
+        answers = await connection.ask_many(calls, self._look_patience)
+        for queue, answer in zip(wanted, answers, strict=True):
             if isinstance(answer, ApiError):
-                raise connection.refusal(answer, f"to make the consumer of {queue}")
+                faults[queue] = connection.refusal(answer, f"to make the consumer of {queue}")
+        return faults
 
     def _lease_of(self, queue: str) -> float:
         return self._leases.get(queue, self._lease)
@@ -402,10 +445,11 @@ class NatsBroker:
             if not found.is_missing:
                 raise connection.refusal(found, f"to tell of the consumer of {queue}")
             return consumer_config(queue, self._lease_of(queue))
-        config, terms = found["config"], consumer_terms(self._lease_of(queue))
+        config = found["config"]
         if fault := consumer_fault(queue, config):
             raise BrokerError(f"the consumer {stream_of(queue)} at {connection.place} cannot serve: it {fault}")
-        return None if terms.items() <= config.items() else config | terms
+        mended = mended_consumer(config, self._lease_of(queue))
+        return None if mended == config else mended
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
         async with self._calling(self._publish_timeout) as connection:
@@ -417,7 +461,7 @@ class NatsBroker:
             if names is not None:
                 sources = dict.fromkeys(name for name in names if name in sources)
             calls = ((f"CONSUMER.INFO.{stream_of(name)}.{stream_of(name)}", None) for name in sources)
-            consumers = await connection.ask_many(calls)
+            consumers = await connection.ask_many(calls, self._look_patience)
         return [self._state(name, counts, told) for name, told in zip(sources, consumers, strict=True)]
 
     async def _all_counts(self, connection: Connection) -> dict[str, int]:
@@ -434,12 +478,13 @@ class NatsBroker:
 
     async def _counts(self, connection: Connection, names: Sequence[str]) -> dict[str, int]:
         wanted = list(dict.fromkeys(name for each in names for name in (each, quarantine_of(each))))
-        answers = await connection.ask_many((f"STREAM.INFO.{stream_of(name)}", None) for name in wanted)
+        looks = ((f"STREAM.INFO.{stream_of(name)}", None) for name in wanted)
+        answers = await connection.ask_many(looks, self._look_patience)
         counts = {}
         for name, answer in zip(wanted, answers, strict=True):
             if not isinstance(answer, ApiError):
                 counts[name] = answer["state"]["messages"]
-            elif not answer.is_missing:
+            elif not answer.is_missing and answer is not UNANSWERED:  # of one without a leader nobody can tell
                 raise connection.refusal(answer, f"to tell of {name}")
         return counts
 
@@ -454,17 +499,31 @@ class NatsBroker:
     # -- publishing -----------------------------------------------------------------------------------------------
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """Raises BrokerError for messages that NATS cannot take (a name that is no subject, a body over max_payload);
-        the others are published."""
+        """Raises BrokerError for messages that NATS cannot take (a name that is no subject, a body over max_payload),
+        and when no queue of the call will take any as it is now; the others are published."""
         async with self._calling(self._publish_timeout) as connection:
             refusals = Refusals()
             requests = [request_of(message, connection.max_payload, refusals) for message in messages]
             await self._send(connection, [request for request in requests if request is not None], refusals)
+            if refusals.down and len(refusals.left) == len(messages):
+                await self._require_work(connection)
         refusals.raise_for_good()
-        if refusals.full:
-            full = refusals.full
-            raise NotTaken(refusals.told, [None if id(request) in full else self._name for request in requests])
-        return [self._name] * len(messages)
+        if not refusals.left:
+            return [self._name] * len(messages)
+        if len(refusals.forbidden) == len(messages):
+            raise BrokerError(refusals.told)
+        vias = [None if id(request) in refusals.left else self._name for request in requests]
+        down = {number for number, request in enumerate(requests) if id(request) in refusals.down}
+        raise NotTaken(refusals.told, vias, down)
+
+    @staticmethod
+    async def _require_work(connection: Connection) -> None:
+        """A cluster without its majority answers, and does no work."""
+        try:
+            await connection.ask("INFO")
+        except BrokerError:
+            connection.forget_stuck()
+            raise
 
     async def bury(self, letters: Sequence[Letter]) -> None:
         async with self._calling(self._publish_timeout) as connection:
@@ -482,48 +541,91 @@ class NatsBroker:
         refusals.raise_any()
 
     async def _send(self, connection: Connection, requests: Sequence[Request], refusals: Refusals) -> None:
-        """Returns once all are confirmed, but for those that were refused, which are told in `refusals`."""
-        await self._make_missing(connection, requests)
-        for window in windows(requests):
-            homeless = await self._send_window(connection, window, refusals)
+        """Returns once all are confirmed, but for those that were not taken, which are told in `refusals`."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._publish_timeout * CONFIRM_SHARE
+        for window in windows(await self._make_missing(connection, requests, refusals)):
+            if clock() >= until:
+                for request in window:
+                    refusals.note_left(request, f"{connection.place} was not asked in time to take {request.subject}")
+                continue
+            homeless = await self._send_window(connection, window, refusals, until)
             if homeless:  # their stream was deleted, so they are nowhere: sending them again makes no duplicate
                 connection.forget_made(source_of(request.subject) for request in homeless)
-                await self._make_missing(connection, homeless)
-                if await self._send_window(connection, homeless, refusals):
+                housed = await self._make_missing(connection, homeless, refusals)
+                if await self._send_window(connection, housed, refusals, until):
                     raise BrokerUnavailable(f"the stream of {homeless[0].subject} at {connection.place} is gone again")
 
-    async def _make_missing(self, connection: Connection, requests: Sequence[Request]) -> None:
+    async def _make_missing(
+        self, connection: Connection, requests: Sequence[Request], refusals: Refusals
+    ) -> Sequence[Request]:
+        """Returns those whose queue is there, as far as is known, and works."""
         used = {request.subject for request in requests}
         sources = {source_of(subject) for subject in used}
-        missing = sources - connection.made.keys()
+        missing = connection.unmade(sources)
         if len(connection.made) > MOST_KNOWN // 4:  # some may soon be forgotten: not those in use
-            connection.note_made(sources - missing)
+            connection.note_made(sources & connection.made.keys())
             for stream in map(stream_of, used):
                 if stream in self._born:
                     self._note_born(stream, self._born[stream])
-        if missing:
-            await self._make(connection, sorted(missing))
+        forbidden = await self._make_for_sending(connection, sorted(missing)) if missing else {}
+        stuck = connection.stuck()
+        if not stuck and not forbidden:
+            return requests
+        faults = {queue: BrokerUnavailable(why) for queue, why in stuck.items()} | forbidden
+        for request in requests:
+            if request.subject in faults:
+                refusals.note_down(request, faults[request.subject])
+        return [request for request in requests if request.subject not in faults]
+
+    async def _make_for_sending(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
+        """Returns which can never be made as things are, and why, their quarantines too. One that cannot be made now
+        counts as stuck for a while."""
+        forbidden: dict[str, BrokerError] = {}
+        for source, fault in (await self._make(connection, sources)).items():
+            both = (source, quarantine_of(source))
+            if isinstance(fault, BrokerUnavailable):
+                connection.note_unmakeable(both, str(fault))
+            else:
+                forbidden |= dict.fromkeys(both, fault)
+        return forbidden
 
     async def _send_window(
-        self, connection: Connection, requests: Sequence[Request], refusals: Refusals
+        self, connection: Connection, requests: Sequence[Request], refusals: Refusals, until: float
     ) -> list[Request]:
         """Those for which there is no stream."""
-        acks = await confirms_of(connection, requests)
+        acks = await confirms_of(connection, requests, until)
         if all(ack.error is None for ack in acks):
+            connection.note_working([request.subject for request in requests])
             return []
         homeless = []
         for request, ack in zip(requests, acks, strict=True):
-            if ack.error is NOBODY:
+            if ack.error is UNANSWERED:
+                refusals.note_down(request, self._unheard(connection, request.subject))
+            elif ack.error is NOBODY:
                 homeless.append(request)
             elif ack.error is not None:
-                refusal = connection.refusal(ack.error, f"a message for {request.subject}")
-                if ack.error.is_full:
-                    refusals.full[id(request)] = str(refusal)
-                elif isinstance(refusal, BrokerUnavailable):
-                    raise refusal
-                else:
-                    refusals.for_good[str(refusal)] = None
+                self._note_refusal(connection, request, ack.error, refusals)
         return homeless
+
+    def _unheard(self, connection: Connection, subject: str) -> BrokerUnavailable:
+        """Perhaps its stream has no leader; perhaps it is gone and somebody else listens on its subject."""
+        told = f"{connection.place} did not confirm what is for {subject} in time, while it answers otherwise"
+        connection.note_silent(subject, told)
+        connection.forget_made([source_of(subject)])
+        return BrokerUnavailable(told)
+
+    @staticmethod
+    def _note_refusal(connection: Connection, request: Request, error: ApiError, refusals: Refusals) -> None:
+        refusal = connection.refusal(error, f"a message for {request.subject}")
+        if error.is_full:
+            refusals.note_left(request, str(refusal))
+        elif error.is_forbidden:
+            refusals.note_down(request, refusal)
+        elif isinstance(refusal, BrokerUnavailable):
+            raise refusal
+        else:
+            refusals.for_good[str(refusal)] = None
 
     # -- consuming ------------------------------------------------------------------------------------------------
 
@@ -535,12 +637,14 @@ class NatsBroker:
         is_quarantine = queue.endswith(DLQ_SUFFIX)
         limit = None if is_quarantine else self._delivery_limit
         async with self._calling(self._publish_timeout) as connection:
-            await self._make(connection, [source_of(queue)])
+            _raise_first(await self._make(connection, [source_of(queue)]))
             if is_quarantine:
-                await self._make_consumers(connection, [queue])
-            consumer = NatsConsumer(
-                self, connection, queue, Terms(prefetch, self._lease_of(queue), self._heartbeat, limit)
-            )
+                _raise_first(await self._make_consumers(connection, [queue]))
+            terms = Terms(prefetch, self._lease_of(queue), self._heartbeat, limit)
+            (told,) = await connection.ask_many([(f"CONSUMER.INFO.{stream_of(queue)}.{stream_of(queue)}", None)])
+            if not isinstance(told, ApiError):  # if it is gone again, the first pull will tell
+                terms = terms._replace(**agreed_terms(told["config"]))
+            consumer = NatsConsumer(self, connection, queue, terms)
             consumer.open()
             self._consumers.add(consumer)
         return consumer
@@ -555,6 +659,24 @@ class NatsBroker:
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
         return await self._quarantine.discard(queue, ids)
+
+
+def _raise_first(faults: Mapping[str, BrokerError]) -> None:
+    for fault in faults.values():
+        raise fault
+
+
+def _stream_fault(
+    connection: Connection, queue: str, refusal: ApiError, seen: dict[str, Any] | ApiError
+) -> BrokerError | None:
+    """Why a stream that could not be made is no queue, not even one that is there already."""
+    stream = stream_of(queue)
+    if isinstance(seen, ApiError):
+        told = seen if refusal.err_code == _NAME_IN_USE else refusal
+        return connection.refusal(told, f"to make the stream {stream}")
+    if fault := stream_fault(queue, seen["config"]):
+        return BrokerError(f"the stream {stream} at {connection.place} cannot be the queue {queue}: it {fault}")
+    return None
 
 
 def _replicas(text: str) -> int:

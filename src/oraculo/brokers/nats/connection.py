@@ -10,7 +10,10 @@ of a message from there to whoever waits for it is short, without an object, a q
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +21,7 @@ import msgspec
 
 from oraculo.brokers.address import Address
 from oraculo.brokers.nats.layout import header_block
+from oraculo.core.troubled import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 try:
@@ -28,15 +32,20 @@ except ImportError as missing:
 
 PING_INTERVAL = 5  # seconds; a peer that leaves two pings unanswered is gone
 MOST_KNOWN = 10_000  # queues, or streams, of which something is remembered; the one not used for longest is forgotten
+SILENT_FOR = 5.0  # seconds until a queue is tried again that said nothing while the server answered
 NO_RESPONDERS = 503
+FORBIDDEN = 403  # JetStream itself never says it
 TOO_MANY_REQUESTS = 429
+_NO_ANSWER = 504
 _API = "$JS.API."
 _API_WINDOW = 128  # calls of the API that are out at a time
 _FROM_NOBODY = b"NATS/1.0 503"
 _NO_JETSTREAM = frozenset({10039, 10076})
+_ACCOUNT_FULL = 10002
 _NOT_STORED = 10077
 _OVER_SIZE = 10054
 _ID_IN_PROCESS = 10158
+_FORBIDDEN_SUBJECT = re.compile(r'permissions violation for publish to "([^"]+)"')
 _FAREWELL = 1.0  # seconds in which the tasks and the socket of an ended connection are gone
 
 Answer = TypeVar("Answer")
@@ -63,8 +72,13 @@ class ApiError(msgspec.Struct, frozen=True):
 
     @property
     def is_full(self) -> bool:
-        """That the stream has the most that its owner allows; not that the server's disk has."""
-        return self.err_code == _NOT_STORED and self.description.startswith("maximum ")
+        """That the stream, or the account, has the most that its owner allows; not that the server's disk has."""
+        is_stream_full = self.err_code == _NOT_STORED and self.description.startswith("maximum ")
+        return is_stream_full or self.err_code == _ACCOUNT_FULL
+
+    @property
+    def is_forbidden(self) -> bool:
+        return self.code == FORBIDDEN
 
     @property
     def is_over_size(self) -> bool:
@@ -78,6 +92,7 @@ class ApiError(msgspec.Struct, frozen=True):
 
 
 NOBODY = ApiError(NO_RESPONDERS, 0, "nobody listens there")
+UNANSWERED = ApiError(_NO_ANSWER, 0, "no answer in time")
 
 
 class PubAck(msgspec.Struct):
@@ -132,9 +147,10 @@ class _Client(Client):
     and leave tasks behind; and what it does with a message, where it makes a queue and a task for each subscription.
     """
 
-    def __init__(self, on_lost: Callable[[str], None], *, needs_tls: bool) -> None:
+    def __init__(self, on_lost: Callable[[str], None], on_complaint: Callable[[str], None], *, needs_tls: bool) -> None:
         super().__init__()
         self._on_lost = on_lost
+        self._on_complaint = on_complaint
         self._needs_tls = needs_tls
         self.problem: Exception | None = None  # the last one it told of
         self.complaint = ""  # what the server forbade last
@@ -210,6 +226,7 @@ class _Client(Client):
     async def _process_err(self, err_msg: str) -> None:
         if "permissions violation" in err_msg:
             self.complaint = err_msg.strip("'")
+            self._on_complaint(self.complaint)
         else:
             self.fail(f"the server said {err_msg}")
 
@@ -227,19 +244,23 @@ class _Client(Client):
 class _Replies:
     """The answers that one call waits for."""
 
-    def __init__(self, count: int, read: Read[Any]) -> None:
-        self.got: dict[bytes, Any] = {}
+    def __init__(self, requests: Mapping[bytes, Request], read: Read[Any]) -> None:
+        self.requests = requests  # by the last part of the subject on which each is answered
         self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._missing = count
+        self._got: dict[bytes, Any] = {}
         self._read = read
+
+    @property
+    def answers(self) -> list[Any]:
+        """In the order of the requests; None for what has none yet."""
+        return [self._got.get(token) for token in self.requests]
 
     def receive(self, token: bytes, data: bytes, headers: bytes | None) -> None:
         answer = self._read(data, headers)
-        if answer is None or token in self.got:
+        if answer is None or token in self._got:
             return
-        self.got[token] = answer
-        self._missing -= 1
-        if not self._missing and not self.complete.done():
+        self._got[token] = answer
+        if len(self._got) == len(self.requests) and not self.complete.done():
             self.complete.set_result(None)
 
     def fail(self, error: Exception) -> None:
@@ -255,8 +276,10 @@ class Connection:
         self.place = f"NATS at {address.place}"
         self.lost: str | None = None
         self.made: dict[str, None] = {}  # queues that are known to exist, since this connection has seen them
+        self._silent = TroubledQueues(SILENT_FOR)
+        self._unmakeable = TroubledQueues(SILENT_FOR)
         self._on_lost = on_lost
-        self._client = _Client(self._fail, needs_tls=address.tls is not None)
+        self._client = _Client(self._fail, self._refuse_forbidden, needs_tls=address.tls is not None)
         self._inbox = b""
         self._sent = 0
         self._awaiting: dict[bytes, _Replies] = {}
@@ -271,7 +294,7 @@ class Connection:
                 raise BrokerUnavailable(f"{self.place} hung up while connecting")
             self._inbox = self._client.new_inbox().encode() + b"."
             self._client.listen(f"{self._inbox.decode()}*", self._replied)
-            await self.ask("INFO")
+            await self._require_jetstream()
             is_open = True
         except (OSError, nats.errors.Error) as error:
             if isinstance(error, TimeoutError):
@@ -280,6 +303,13 @@ class Connection:
         finally:
             if not is_open:
                 await self._give_up()
+
+    async def _require_jetstream(self) -> None:
+        (answer,) = await self.ask_many([("INFO", None)])
+        if isinstance(answer, ApiError):
+            if answer is NOBODY or answer.err_code in _NO_JETSTREAM:
+                raise BrokerError(f"{self.place} has no JetStream for this account: start nats-server with -js")
+            raise self.refusal(answer, "INFO")
 
     @property
     def max_payload(self) -> int:
@@ -316,6 +346,31 @@ class Connection:
         for queue in queues:
             self.made.pop(queue, None)
 
+    def unmade(self, queues: set[str]) -> set[str]:
+        """Those that have to be made before something is sent there, but for those that could not be a moment ago."""
+        missing = queues - self.made.keys()
+        return missing - self._unmakeable.told(time.monotonic()).keys() if missing and self._unmakeable else missing
+
+    def note_unmakeable(self, queues: Iterable[str], why: str) -> None:
+        self._unmakeable.note(queues, why, time.monotonic())
+
+    def note_silent(self, queue: str, why: str) -> None:
+        self._silent.note([queue], why, time.monotonic())
+
+    def note_working(self, queues: Sequence[str]) -> None:
+        self._silent.works(queues)
+        self._unmakeable.works(queues)
+
+    def stuck(self) -> dict[str, str]:
+        """Queues that do not work, while the server does, and how that was seen."""
+        now = time.monotonic()
+        return self._silent.told(now) | self._unmakeable.told(now)
+
+    def forget_stuck(self) -> None:
+        """It was not the queues' fault."""
+        self._silent.clear()
+        self._unmakeable.clear()
+
     # -- sending --------------------------------------------------------------------------------------------------
 
     def send(self, messages: Iterable[tuple[str, bytes]], reply: str = "") -> None:
@@ -331,18 +386,40 @@ class Connection:
         self._require_alive()
         if not requests:
             return []
-        replies = _Replies(len(requests), read)
+        with self._asking(requests, read) as replies:
+            await replies.complete
+        return replies.answers
+
+    async def exchange_until(
+        self, requests: Sequence[Request], read: Read[Answer], until: float
+    ) -> Sequence[Answer | None]:
+        """As above; None for what has no answer by then, in the loop's time, while JetStream answers otherwise, for
+        which it waits."""
+        self._require_alive()
+        if not requests:
+            return []
+        with self._asking(requests, read) as replies:
+            try:
+                async with asyncio.timeout_at(until):
+                    await replies.complete
+            except TimeoutError:
+                await self.ask("INFO")  # a server that answers this has read all that was sent before
+            return replies.answers
+
+    @contextmanager
+    def _asking(self, requests: Sequence[Request], read: Read[Any]) -> Iterator[_Replies]:
         tokens = [b"%d" % number for number in range(self._sent, self._sent + len(requests))]
         self._sent += len(requests)
+        replies = _Replies(dict(zip(tokens, requests, strict=True)), read)
         self._awaiting.update(dict.fromkeys(tokens, replies))
         try:
-            pairs, inbox = zip(requests, tokens, strict=True), self._inbox
-            self._client.write(b"".join([_command(request, inbox + token) for request, token in pairs]))
-            await replies.complete
+            inbox = self._inbox
+            lines = [_command(request, inbox + token) for token, request in replies.requests.items()]
+            self._client.write(b"".join(lines))
+            yield replies
         finally:
             for token in tokens:
                 self._awaiting.pop(token, None)
-        return [replies.got[token] for token in tokens]
 
     def _require_alive(self) -> None:
         if self.lost:
@@ -352,12 +429,21 @@ class Connection:
         """Returns once the server has read all that was sent before: what is sent to oneself comes back in its turn."""
         await self.exchange([Request(f"{self._inbox.decode()}{self._sent}", b"barrier")], lambda data, _: data)
 
-    async def ask_many(self, calls: Iterable[tuple[str, Any]]) -> list[dict[str, Any] | ApiError]:
-        """Calls of JetStream's API: its verb and its object."""
+    async def ask_many(
+        self, calls: Iterable[tuple[str, Any]], patience: float | None = None
+    ) -> list[dict[str, Any] | ApiError]:
+        """Calls of JetStream's API: its verb and its object. With patience, in seconds, those of a stream that has no
+        leader are UNANSWERED after that."""
         requests = [Request(_API + verb, msgspec.json.encode(what) if what else b"") for verb, what in calls]
         answers: list[dict[str, Any] | ApiError] = []
         for start in range(0, len(requests), _API_WINDOW):
-            answers += await self.exchange(requests[start : start + _API_WINDOW], read_answer)
+            window = requests[start : start + _API_WINDOW]
+            if patience is None:
+                answers += await self.exchange(window, read_answer)
+            else:
+                until = asyncio.get_running_loop().time() + patience
+                some: Sequence[dict[str, Any] | ApiError | None] = await self.exchange_until(window, read_answer, until)
+                answers += [UNANSWERED if answer is None else answer for answer in some]
         return answers
 
     async def ask(self, verb: str, what: Any = None) -> dict[str, Any]:
@@ -369,10 +455,12 @@ class Connection:
 
     def refusal(self, error: ApiError, what: str) -> BrokerError:
         """The error for people, and whether it is worth a retry."""
-        if error.err_code in _NO_JETSTREAM or (error is NOBODY and what == "INFO"):
-            return BrokerError(f"{self.place} has no JetStream for this account: start nats-server with -js")
+        if error.is_forbidden:
+            return BrokerError(f"{self.place} does not allow it: {error.description}")
+        if error is UNANSWERED:
+            return BrokerUnavailable(f"{self.place} was asked {what} and gave no answer, while it answers otherwise")
         sentence = f"{self.place} refused {what}: {error.description} ({error.err_code or error.code})"
-        return BrokerUnavailable(sentence) if error.is_temporary else BrokerError(sentence)
+        return BrokerUnavailable(sentence) if error.is_temporary or error.is_full else BrokerError(sentence)
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -396,6 +484,21 @@ class Connection:
         replies = self._awaiting.get(token)
         if replies is not None:
             replies.receive(token, data, headers)
+
+    def _refuse_forbidden(self, complaint: str) -> None:
+        """What the account may not send is never answered. Its subject is told in small letters: where two that wait
+        differ in nothing else, it may be either's, and silence has to tell."""
+        found = _FORBIDDEN_SUBJECT.search(complaint)
+        if found is None:
+            return
+        waiting = [(token, replies, replies.requests[token].subject) for token, replies in self._awaiting.items()]
+        meant = [each for each in waiting if each[2].lower() == found[1]]
+        if len({subject for _, _, subject in meant}) > 1:
+            return
+        self.forget_complaint()  # whoever it concerns is told here; another's silence has other reasons
+        refusal = msgspec.json.encode({"error": {"code": FORBIDDEN, "description": complaint}})
+        for token, replies, _ in meant:
+            replies.receive(token, refusal, None)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -457,7 +560,7 @@ class Connection:
         said = str(error).removeprefix("nats: ").strip("'\"") or type(error).__name__
         if isinstance(error, nats.errors.SecureConnWantedError):
             return BrokerError(f"{self.place} has no TLS, and the URL asks for it with tls://")
-        if "authorization" in said.lower() or "authentication" in said.lower():
+        if "authorization" in said.lower() or ("authentication" in said.lower() and "timeout" not in said.lower()):
             return BrokerError(f"{self.place} refused the credentials in the URL: {said}")
         if "certificate" in said.lower():
             return BrokerError(f"{self.place} could not be trusted: {said}")

@@ -8,6 +8,7 @@ heartbeat, and a consumer that hears none is lost: it says so to whoever takes, 
 """
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,13 +22,16 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Delivery
 
 PULL_EXPIRES = 10.0  # seconds that a pull waits at the server; then it is made again
+PULL_BYTES = 8 * 1024 * 1024  # that come for one pull; a server cuts off whoever leaves 64 MB unread
 MISSED_HEARTBEATS = 3
 REFUSED_PAUSE = 5.0  # seconds until a message is moved again that the quarantine did not take
 FAREWELL = 1.0  # seconds in which the server should have read what is given back
 _ACK_SUBJECTS = b"$JS.ACK."
 _ACK, _NAK, _IN_PROGRESS = b"+ACK", b"-NAK", b"+WPI"
 _HEARTBEAT, _NO_MESSAGES, _PULL_ENDED, _CONFLICT = "100", "404", "408", "409"
-_PENDING_HEADER = "Nats-Pending-Messages"
+_ENDS_OF_PULLS = ("Leadership Change", "Message Size Exceeds MaxBytes", "Batch Completed")  # and of nothing else
+_PENDING_HEADER, _PENDING_BYTES_HEADER = "Nats-Pending-Messages", "Nats-Pending-Bytes"
+_OVER_BATCH = re.compile(r"Exceeded MaxRequestBatch of (\d+)")
 _TOP_UP_SHARE = 4  # more is asked for once a quarter of the prefetch is free
 
 _log = structlog.get_logger("oraculo.brokers.nats")
@@ -50,6 +54,8 @@ class Terms(NamedTuple):
     lease: float  # seconds until JetStream delivers again what was neither settled nor extended
     heartbeat: float
     delivery_limit: int | None  # None: a dead letter has nowhere else to go
+    pull_batch: int = 0  # the most that its owner lets one pull ask for; 0: whatever it likes
+    pull_expires: float = 0.0  # and for how many seconds
 
 
 class Home(Protocol):
@@ -95,7 +101,10 @@ class NatsConsumer:
         self._out: dict[str, Origin] = {}
         self._moving: set[str] = set()  # those out that are on their way to the quarantine
         self._requested = 0  # asked for and not yet come
+        self._most_pulled = terms.pull_batch or terms.prefetch
+        self._last_pull = 0  # how many it asked for
         self._pulled_at = 0.0
+        self._is_next_large = False  # the next message is over what a pull allows, so it is asked for alone
         self._heard = True
         self._stirred = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
@@ -130,11 +139,27 @@ class NatsConsumer:
         free = self._terms.prefetch - held - self._requested
         if free <= 0 or (self._requested and free * _TOP_UP_SHARE < self._terms.prefetch):
             return
-        expires, heartbeat = int(PULL_EXPIRES * NANOSECONDS), int(self._terms.heartbeat * NANOSECONDS)
-        request = f'{{"batch":{free},"expires":{expires},"idle_heartbeat":{heartbeat}}}'
+        if self._is_next_large:
+            self._is_next_large = False
+            self._pull(1, "")
+        else:
+            self._pull(min(free, self._most_pulled), f',"max_bytes":{PULL_BYTES}')
+
+    def _pull(self, count: int, limit: str) -> None:
+        expires, heartbeat = int(self._pull_expires * NANOSECONDS), int(self._heartbeat * NANOSECONDS)
+        request = f'{{"batch":{count},"expires":{expires},"idle_heartbeat":{heartbeat}{limit}}}'
         self.connection.send([(self._pull_subject, request.encode())], self._inbox)
-        self._requested += free
+        self._requested += count
+        self._last_pull = count
         self._pulled_at = asyncio.get_running_loop().time()
+
+    @property
+    def _pull_expires(self) -> float:
+        return min(PULL_EXPIRES, self._terms.pull_expires or PULL_EXPIRES)
+
+    @property
+    def _heartbeat(self) -> float:
+        return min(self._terms.heartbeat, self._pull_expires / 2)  # JetStream refuses a longer one
 
     def _hand_out(self, limit: int) -> list[Delivery]:
         now, buffer, leases, out, queue = self._now(), self._buffer, self._leases, self._out, self.queue
@@ -247,9 +272,15 @@ class NatsConsumer:
         status, said = parse_status(headers)
         if status == _HEARTBEAT:
             return
-        ended = parse_headers(headers).get(_PENDING_HEADER, "")
-        if status in (_NO_MESSAGES, _PULL_ENDED) or (status == _CONFLICT and ended and "Leadership" in said):
+        told = parse_headers(headers)
+        ended = told.get(_PENDING_HEADER, "")
+        if status in (_NO_MESSAGES, _PULL_ENDED) or (status == _CONFLICT and ended and said in _ENDS_OF_PULLS):
             self._requested = max(0, self._requested - int(ended or 0))
+            self._is_next_large |= status == _CONFLICT and told.get(_PENDING_BYTES_HEADER) == str(PULL_BYTES)
+            self._stirred.set()
+        elif over := _OVER_BATCH.fullmatch(said):
+            self._most_pulled = min(self._most_pulled, int(over[1]))
+            self._requested = max(0, self._requested - self._last_pull)
             self._stirred.set()
         else:
             what = said if status == _CONFLICT else "its consumer is gone"
@@ -261,7 +292,7 @@ class NatsConsumer:
         """Counts missed heartbeats, not seconds: when this process stood still, the server is not to blame."""
         missed = 0
         while True:
-            await asyncio.sleep(self._terms.heartbeat)
+            await asyncio.sleep(self._heartbeat)
             missed = 0 if self._heard or not self._requested else missed + 1
             self._heard = False
             if missed >= MISSED_HEARTBEATS:
@@ -286,7 +317,7 @@ class NatsConsumer:
 
     def _forget_stale_pulls(self) -> None:
         """Should the count of what was asked for ever be wrong, the consumer would ask for less and less."""
-        if self._requested and self._now() > self._pulled_at + PULL_EXPIRES + 2 * self._terms.heartbeat:
+        if self._requested and self._now() > self._pulled_at + self._pull_expires + 2 * self._heartbeat:
             self._requested = 0
             self._stirred.set()
 

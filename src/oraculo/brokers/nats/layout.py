@@ -30,6 +30,7 @@ _MAX_WAITING = 4096  # pulls that may wait at one queue; JetStream's default of 
 _MOST_REASON = 4096  # bytes of a reason, as it is written
 _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # what a reason may have unencoded; quote() lets letters and digits pass
 
+_TRAPS = frozenset({"backoff", "max_bytes"})  # deliver again before the lease ends; never deliver what is larger
 _LONGEST_STREAM = 255  # characters of a stream's name
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:~-]+")
@@ -79,6 +80,12 @@ def stream_fault(queue: str, config: Mapping[str, Any]) -> str | None:
         return f"has the subjects {config.get('subjects')}, not {queue}"
     if config.get("retention") != "workqueue":
         return f"has retention '{config.get('retention')}', so that acked messages would stay; it must be 'workqueue'"
+    if config.get("no_ack"):
+        return "has no_ack, so that nobody is told whether a message was stored"
+    if config.get("max_msgs_per_subject", -1) > 0 and not config.get("discard_new_per_subject"):
+        return (
+            "has max_msgs_per_subject and not discard_new_per_subject, so that a new message would push out an old one"
+        )
     return None
 
 
@@ -104,6 +111,23 @@ def consumer_terms(lease: float) -> dict[str, Any]:
     return {"ack_wait": int(lease * NANOSECONDS), "max_deliver": -1, "max_ack_pending": -1}
 
 
+def mended_consumer(config: Mapping[str, Any], lease: float) -> dict[str, Any]:
+    """A consumer that others made, without its traps. Its lease may be longer: a plain worker may need that."""
+    mended = {name: value for name, value in config.items() if name not in _TRAPS} | consumer_terms(lease)
+    if "backoff" not in config:  # it stands for the lease, where there is one
+        mended["ack_wait"] = max(mended["ack_wait"], config.get("ack_wait", 0))
+    return mended
+
+
+def agreed_terms(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What whoever pulls must keep to, for its owner may have set it."""
+    return {
+        "lease": config["ack_wait"] / NANOSECONDS,
+        "pull_batch": config.get("max_batch", 0),
+        "pull_expires": config.get("max_expires", 0) / NANOSECONDS,
+    }
+
+
 def consumer_fault(queue: str, config: Mapping[str, Any]) -> str | None:
     """Why a durable consumer that is there already, made by others, cannot serve."""
     if config.get("deliver_subject"):
@@ -112,6 +136,10 @@ def consumer_fault(queue: str, config: Mapping[str, Any]) -> str | None:
         return f"has ack policy '{config.get('ack_policy')}'; it must be 'explicit'"
     if config.get("filter_subject", queue) != queue or config.get("filter_subjects", [queue]) != [queue]:
         return "has a filter; it must take every message of its stream"
+    if config.get("headers_only"):
+        return "delivers headers only, so that no message would have a body"
+    if config.get("priority_groups"):
+        return "has priority groups; it must deliver to whoever asks"
     return None
 
 

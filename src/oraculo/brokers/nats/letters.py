@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 from oraculo.brokers.nats.connection import ApiError, Connection, Request
 from oraculo.brokers.nats.layout import (
@@ -23,6 +23,7 @@ from oraculo.errors import BrokerError
 from oraculo.ports.broker import DeadLetter
 
 PAGE = 128  # letters that are looked at together
+PAGE_BYTES = 16 * 1024 * 1024  # and how large they may be; a server cuts off whoever leaves 64 MB unread
 _NOTHING_TO_DELETE = frozenset(
     {10043, 10057}
 )  # JetStream says the one for a number in use before, the other for one beyond
@@ -31,6 +32,11 @@ _LONGEST_ID = 19  # digits; a stream's sequence has no more
 Calling = Callable[[], AbstractAsyncContextManager[Connection]]  # a connection for one call
 Send = Callable[[Connection, Sequence[Request], Refusals], Awaitable[None]]
 _Work = Callable[[Connection, str, Sequence[DeadLetter]], Awaitable[int]]  # returns to how many it was done
+
+
+class _Extent(NamedTuple):
+    last: int  # the last sequence that was given in the quarantine; 0 where there is none
+    page: int  # letters that can be looked at together
 
 
 class Quarantine:
@@ -44,13 +50,14 @@ class Quarantine:
         found: list[DeadLetter] = []
         position = _sequence(after or "0")
         async with self._calling() as connection:
-            last = await self._last_letter(connection, queue)
-            while limit > len(found) and position < last:
-                page = await self._page(connection, queue, position, last, limit - len(found))
-                if not page:
-                    break
-                found += page
-                position = int(page[-1].id)
+            last, most = await self._extent(connection, queue)
+        while limit > len(found) and position < last:
+            async with self._calling() as connection:  # each page has its own time: a link may be slow
+                page = await self._page(connection, queue, position, last, min(most, limit - len(found)))
+            if not page:
+                break
+            found += page
+            position = int(page[-1].id)
         return found
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
@@ -62,11 +69,11 @@ class Quarantine:
     async def _redrive_all(self, queue: str) -> int:
         """All that are there now; not what dies again meanwhile."""
         async with self._calling() as connection:
-            last = await self._last_letter(connection, queue)
+            last, most = await self._extent(connection, queue)
         moved = position = 0
         while position < last:
             async with self._calling() as connection:
-                page = await self._page(connection, queue, position, last, PAGE)
+                page = await self._page(connection, queue, position, last, most)
                 if not page:
                     break
                 moved += await self._move_back(connection, queue, page)
@@ -80,9 +87,11 @@ class Quarantine:
     async def _some(self, queue: str, sequences: Sequence[int], work: _Work) -> int:
         """Does it to those of them that are there, a page at a time. To the others not even a deletion: there a cluster
         of servers before 2.11.11 would give no answer at all."""
+        async with self._calling() as connection:
+            _, most = await self._extent(connection, queue)
         done = 0
-        for start in range(0, len(sequences), PAGE):
-            wanted = [{"seq": sequence} for sequence in sequences[start : start + PAGE]]
+        for start in range(0, len(sequences), most):
+            wanted = [{"seq": sequence} for sequence in sequences[start : start + most]]
             async with self._calling() as connection:
                 done += await work(connection, queue, await self._read(connection, queue, wanted))
         return done
@@ -100,7 +109,7 @@ class Quarantine:
         await self._send(connection, requests, refusals)
         refusals.raise_for_good()
         pairs = zip(letters, requests, strict=True)
-        taken = [int(letter.id) for letter, request in pairs if id(request) not in refusals.full]
+        taken = [int(letter.id) for letter, request in pairs if id(request) not in refusals.left]
         deleted = await self._delete(connection, queue, taken)
         refusals.raise_any()
         return deleted
@@ -113,16 +122,17 @@ class Quarantine:
                 raise connection.refusal(answer, f"to delete dead letters of {queue}")
         return sum(not isinstance(answer, ApiError) for answer in answers)
 
-    async def _last_letter(self, connection: Connection, queue: str) -> int:
-        """The last sequence that was given in the quarantine; 0 where there is none."""
+    async def _extent(self, connection: Connection, queue: str) -> _Extent:
         if name_fault(queue):
-            return 0
+            return _Extent(0, PAGE)
         quarantine = quarantine_of(queue)
         (told,) = await connection.ask_many([(f"STREAM.INFO.{stream_of(quarantine)}", None)])
         if not isinstance(told, ApiError):
-            return int(told["state"]["last_seq"]) if told["state"]["messages"] else 0
+            state = told["state"]
+            most = PAGE if state["bytes"] <= PAGE_BYTES else min(PAGE, PAGE_BYTES // connection.max_payload)
+            return _Extent(int(state["last_seq"]) if state["messages"] else 0, max(1, most))
         if told.is_missing:
-            return 0
+            return _Extent(0, PAGE)
         raise connection.refusal(told, f"to tell of {quarantine}")
 
     async def _page(
@@ -134,7 +144,7 @@ class Quarantine:
         if not first or int(first[0].id) > last:
             return []
         start = int(first[0].id) + 1
-        numbers = range(start, min(start + min(PAGE, limit) - 1, last + 1))
+        numbers = range(start, min(start + limit - 1, last + 1))
         return [*first, *await self._read(connection, queue, [{"seq": number} for number in numbers])]
 
     async def _read(self, connection: Connection, queue: str, wanted: Sequence[dict[str, Any]]) -> list[DeadLetter]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
-from oraculo.brokers.nats.connection import Connection, PubAck, Request, read_confirm
+from oraculo.brokers.nats.connection import UNANSWERED, Connection, PubAck, Request, read_confirm
 from oraculo.brokers.nats.layout import (
     ID_HEADER,
     NO_REASON,
@@ -15,7 +15,7 @@ from oraculo.brokers.nats.layout import (
     name_fault,
     quarantine_of,
 )
-from oraculo.errors import BrokerError
+from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import NotTaken, Outgoing
 
 WINDOW = 1000  # messages that wait for their confirm at a time; JetStream refuses when ten thousand do
@@ -30,12 +30,23 @@ class Refusals:
     """What became of the messages of one call that were not confirmed."""
 
     def __init__(self) -> None:
-        self.for_good: dict[str, None] = {}  # the reasons
-        self.full: dict[int, str] = {}  # the reasons, by the id of a request whose stream has no room now
+        self.for_good: dict[str, None] = {}  # why messages are such that NATS can never take them
+        self.left: dict[int, str] = {}  # why their queue did not take the others, by the id of the request
+        self.down: set[int] = set()  # those of them whose queue does not work at all
+        self.forbidden: set[int] = set()  # and those of them whose queue will not, as it is now
 
     @property
     def told(self) -> str:
-        return "; ".join(list(dict.fromkeys(self.full.values()))[:_MOST_TOLD])
+        return "; ".join(list(dict.fromkeys(self.left.values()))[:_MOST_TOLD])
+
+    def note_left(self, request: Request, why: str) -> None:
+        self.left[id(request)] = why
+
+    def note_down(self, request: Request, why: BrokerError) -> None:
+        self.note_left(request, str(why))
+        self.down.add(id(request))
+        if not isinstance(why, BrokerUnavailable):
+            self.forbidden.add(id(request))
 
     def raise_for_good(self) -> None:
         if self.for_good:
@@ -43,8 +54,8 @@ class Refusals:
 
     def raise_any(self) -> None:
         self.raise_for_good()
-        if self.full:
-            raise NotTaken(self.told)
+        if self.left:
+            raise BrokerError(self.told) if len(self.forbidden) == len(self.left) else NotTaken(self.told)
 
 
 def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | None:
@@ -62,19 +73,24 @@ def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | No
     return Request(queue, body, id_headers(as_header(message.key), room) if message.key else None)
 
 
-async def confirms_of(connection: Connection, requests: Sequence[Request]) -> Sequence[PubAck]:
+async def confirms_of(connection: Connection, requests: Sequence[Request], until: float) -> Sequence[PubAck]:
     """What only its id keeps out is sent again: an id is to spare a worker a repeat, not to lose it a message."""
-    requests, acks = list(requests), await connection.exchange(requests, read_confirm)
+    requests, acks = list(requests), await _confirms(connection, requests, until)
     while kept_out := _kept_out_by_id(requests, acks):
         await asyncio.sleep(_KEPT_OUT_PAUSE)
         for number, request in kept_out.items():
             requests[number] = request
-        answers = await connection.exchange(list(kept_out.values()), read_confirm)
+        answers = await _confirms(connection, list(kept_out.values()), until)
         for number, ack in zip(kept_out, answers, strict=True):
             acks[number] = ack
     if repeats := sum(ack.duplicate for ack in acks):
         _log.info("repeats were dropped: JetStream had these messages already", count=repeats)
     return acks
+
+
+async def _confirms(connection: Connection, requests: Sequence[Request], until: float) -> list[PubAck]:
+    acks = await connection.exchange_until(requests, read_confirm, until)
+    return [ack or PubAck(error=UNANSWERED) for ack in acks]
 
 
 def _kept_out_by_id(requests: Sequence[Request], acks: Sequence[PubAck]) -> dict[int, Request]:
