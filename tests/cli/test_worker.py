@@ -1,17 +1,21 @@
 """`oraculo worker` against a broker that it may take for a shared one."""
 
+import asyncio
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from typer.testing import CliRunner
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.cli import serving
 from oraculo.cli.app import app
 from oraculo.core.message import decode_message
+from oraculo.errors import OraculoError
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
 
@@ -88,3 +92,22 @@ def test_a_worker_that_fails_ends_with_one_line(tmp_path: Path, monkeypatch: pyt
     result = CliRunner().invoke(app, ["worker", "falha_de_teste:app"], env=env)
     assert result.exit_code == 2, result.output
     assert "oraculo: worker 'meu' stopped, for a part of it failed: ValueError" in result.stderr
+
+
+def test_a_worker_that_fails_ends_though_a_handler_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else whoever looks after the process would take it for one that works."""
+    left_behind, handler = list[Exception | None](), threading.Event()
+
+    def leave_behind(error: Exception | None = None) -> None:
+        left_behind.append(error)
+        handler.set()
+
+    async def fail() -> None:
+        asyncio.get_running_loop().run_in_executor(None, handler.wait)
+        raise OraculoError("a part of it failed")
+
+    monkeypatch.setattr(serving, "_CLOSE_GRACE", 0.05)
+    monkeypatch.setattr(serving, "_leave_behind", leave_behind)
+    with pytest.raises(OraculoError) as raised:
+        serving._run(fail(), uvicorn.Config(serving._no_app))
+    assert left_behind == [raised.value]

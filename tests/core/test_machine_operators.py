@@ -146,7 +146,7 @@ def test_an_end_and_a_repeat_in_one_batch_leave_nothing_to_deliver() -> None:
     driver.fail_for_good("a")
     changes = driver.changes
     machine.apply(driver.run, Repeated(), driver.now, changes)
-    assert (changes.ended, changes.deliver) == (False, False)
+    assert (changes.ended, changes.deliver) == (False, ())
 
 
 # -- redrive ----------------------------------------------------------------------------------------------------

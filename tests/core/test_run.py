@@ -51,7 +51,7 @@ def test_changes_begin_empty_on_the_version_they_were_decided_on() -> None:
     run = run_of({"destinos": ["a"]})
     run.head.version = 7
     changes = Changes(run)
-    assert (changes.based_on, changes.dirty, changes.ended, changes.deliver) == (7, False, False, False)
+    assert (changes.based_on, changes.dirty, changes.ended, changes.deliver) == (7, False, False, ())
     assert (changes.tasks, changes.history, changes.commands, changes.dead_letters) == ({}, [], [], [])
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -10,6 +10,8 @@ import pytest
 from standardwebhooks import Webhook
 
 from oraculo.core import machine
+from oraculo.ports.broker import Outgoing
+from oraculo.ports.clock import SystemEntropy
 from oraculo.ports.telemetry import DeliveryAttempted
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.stores.sqlite import SqliteStore
@@ -142,6 +144,35 @@ async def test_a_reply_comes_soon_after_its_broker_is_back_however_long_that_was
             return await delivery_state(oraculo, run_id) == ("entregue", 2)
 
         await until(noted)
+
+
+async def test_a_reply_that_waits_for_its_broker_does_not_hurry_the_webhook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.05)
+    monkeypatch.setattr(SystemEntropy, "jitter", lambda self: 0.9)
+    settings = Settings(webhook=WebhookSettings(backoff=600, max_backoff=600), engine=QUICK.engine)
+    broker, told = Durable("rabbitmq"), Told()
+    async with receiving(*[500] * 9) as receiver, Harness(settings=settings, broker=broker, telemetry=told) as oraculo:
+        await broker.leave()
+        request = {"destinos": ["escavador_a"], "timeout": 0.05, "webhook": receiver.url, "responder_em": "respostas"}
+        await oraculo.submit(request)
+        await until(lambda: len(told.of(DeliveryAttempted)) > 8, saying="many attempts")
+    assert len(receiver.received) == 1
+
+
+async def test_replies_to_a_broker_that_is_frozen_hold_up_no_webhook(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(webhook=WebhookSettings(concurrency=1), engine=QUICK.engine)
+    broker = Durable("rabbitmq")
+    async with receiving() as receiver, Harness(settings=settings, broker=broker) as oraculo:
+
+        async def publish(messages: Sequence[Outgoing]) -> Sequence[str]:
+            await asyncio.Event().wait()
+            raise AssertionError("it never thaws")
+
+        monkeypatch.setattr(broker, "publish", publish)
+        await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.05, "responder_em": "respostas"})
+        await until(lambda: oraculo.engine._courier._under_way, saying="the reply to be on its way")
+        await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": receiver.url})
+        await until(lambda: receiver.received, saying="the webhook")
 
 
 async def test_a_delivery_cut_off_by_a_stop_is_made_after_the_restart(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -210,19 +210,26 @@ async def _work(worker: Worker, broker: Broker, objects: Objects | None) -> None
 
 
 def _run(main: Coroutine[Any, Any, None], config: uvicorn.Config) -> None:
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(main)
-        # Closing the loop waits for every task and for the threads of `asyncio.to_thread`: one that a handler left
-        # behind, and that never ends, must not keep the process.
-        last_resort = threading.Timer(_CLOSE_GRACE, _leave_behind)
-        last_resort.daemon = True
-        last_resort.start()
-    last_resort.cancel()
+    # Closing the loop waits for every task and for the threads of `asyncio.to_thread`: one that a handler left behind,
+    # and that never ends, must not keep the process.
+    last_resort = threading.Timer(_CLOSE_GRACE, _leave_behind)
+    last_resort.daemon = True
+    try:
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            try:
+                runner.run(main)
+            except Exception as error:
+                last_resort.args = (error,)
+                raise
+            finally:
+                last_resort.start()
+    finally:
+        last_resort.cancel()
 
 
-def _leave_behind() -> None:
+def _leave_behind(error: Exception | None = None) -> None:
     os.write(2, b"oraculo: a handler does not end; stopped without it\n")
-    os._exit(0)
+    os._exit(0 if error is None else output.complain(str(error)))
 
 
 @contextmanager

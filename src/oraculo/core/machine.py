@@ -422,7 +422,7 @@ def _reopen(run: Run, tasks: list[Task], now: float, changes: Changes) -> None:
         _move_run(run, RunTrigger.REOPEN, RunStatus.RUNNING)
         changes.tell(now, Happened.RUN_REOPENED)
         head.ended_at, head.cancelled = None, False
-        changes.ended = changes.deliver = False
+        changes.ended, changes.deliver = False, ()
         head.deadline = head.due_at = now + head.timeout
     for task in tasks:
         _move(run, task, Trigger.REOPEN)
@@ -479,10 +479,11 @@ def _delivery_failed(run: Run, event: DeliveryFailed, now: float, changes: Chang
 
 def _lease_delivery(run: Run, now: float, changes: Changes) -> Verdict:
     """A delivery is due: whoever commits this change makes the attempt."""
-    for delivery in run.head.deliveries:
+    for number, delivery in enumerate(run.head.deliveries):
         if delivery.status is DeliveryStatus.PENDING and delivery.due_at is not None and delivery.due_at <= now:
             delivery.due_at = now + DELIVERY_LEASE
-            changes.deliver = changes.dirty = True
+            changes.deliver = (*changes.deliver, number)
+            changes.dirty = True
     _next_delivery(run)
     return Verdict.APPLIED
 
@@ -562,7 +563,7 @@ def _set_end(run: Run, trigger: RunTrigger, now: float, changes: Changes) -> Non
         delivery.due_at, delivery.error = now + DELIVERY_LEASE, None
     _next_delivery(run)
     changes.ended = True
-    changes.deliver = bool(head.deliveries)
+    changes.deliver = range(len(head.deliveries))
     changes.tell(now, Happened.RUN_ENDED, detail=f"{head.status}, versao {head.edition}")
 
 

@@ -1,5 +1,6 @@
 """The state of a run and of its tasks, and the list of what changed in it."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -194,7 +195,7 @@ class Changes:
         self.dead_letters: list[tuple[int, int]] = []  # (task, attempt) whose command goes to the dead letters
         self.dirty = False  # something is to be written
         self.ended = False  # the run has a new aggregate
-        self.deliver = False  # and it is this engine's to deliver
+        self.deliver: Sequence[int] = ()  # the deliveries of it, by number, that are this engine's to attempt
 
     def touch(self, task: Task) -> None:
         self.dirty = True

@@ -1,6 +1,7 @@
 """What follows a commit: commands go out, timers are set, aggregates are delivered, watchers are woken."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -67,9 +68,8 @@ class Consequences:
         if changes.ended:
             self._tell(changes)
 
-    def _hand_out(self, head: RunHead, encoded: bytes, deliver: bool, ended: bool) -> None:
-        if deliver:
-            self._courier.deliver(head, encoded)
+    def _hand_out(self, head: RunHead, encoded: bytes, deliver: Sequence[int], ended: bool) -> None:
+        self._courier.deliver(head, encoded, deliver)
         if ended:
             self._watchers.ended(head.id, encoded)
 
@@ -87,7 +87,7 @@ class Consequences:
         task.add_done_callback(partial(self._has_read, head.id))
 
     async def _read(
-        self, head: RunHead, made: dict[str, Any], references: dict[str, Reference], deliver: bool, ended: bool
+        self, head: RunHead, made: dict[str, Any], references: dict[str, Reference], deliver: Sequence[int], ended: bool
     ) -> None:
         async with self._turns:
             await self._results.fill(made["resultados"], references)

@@ -1,7 +1,8 @@
 """Brings the aggregate of an ended run to its webhook and to its reply queue, and notes how it went."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
@@ -9,7 +10,7 @@ import httpx2
 import msgspec
 from standardwebhooks import Webhook
 
-from oraculo.core import naming
+from oraculo.core import machine, naming
 from oraculo.core.events import Delivered, DeliveryFailed, Event
 from oraculo.core.message import Message, encode_message
 from oraculo.core.naming import QueueNames
@@ -23,7 +24,7 @@ from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeliveryAttempted, Telemetry
 from oraculo.settings import WebhookSettings
 
-# Attempts under way or waiting; past that a run is left to its delivery timer, which finds it again.
+# Attempts of one channel under way or waiting; past that a run is left to its delivery timer, which finds it again.
 MAX_UNDER_WAY = 1_000
 MAX_BYTES_UNDER_WAY = 64 * 1024 * 1024
 
@@ -52,26 +53,30 @@ class Courier:
         self._post = post
         self._retry = RetryPolicy(settings.max_attempts, settings.backoff, settings.max_backoff)
         self._signer = Webhook(settings.secret) if settings.secret else None
-        self._slots = asyncio.Semaphore(settings.concurrency)
+        # Apart, so that neither webhooks that are slow nor a broker that is frozen hold up the others.
+        self._slots = {channel: asyncio.Semaphore(settings.concurrency) for channel in Channel}
+        self._attempts = Counter[Channel]()
         self._under_way: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._bytes = 0
 
-    def deliver(self, head: RunHead, aggregate: bytes) -> None:
-        """Starts an attempt for each channel that is due. Never blocks."""
-        for number, delivery in enumerate(head.deliveries):
-            key = (head.id, number)
+    def deliver(self, head: RunHead, aggregate: bytes, due: Sequence[int]) -> None:
+        """Starts an attempt for each delivery that is due, by number. Never blocks."""
+        for number in due:
+            key, delivery = (head.id, number), head.deliveries[number]
             if delivery.status is not DeliveryStatus.PENDING or key in self._under_way:
                 continue
             is_too_much = self._bytes and self._bytes + len(aggregate) > MAX_BYTES_UNDER_WAY  # one alone always goes
-            if len(self._under_way) >= MAX_UNDER_WAY or is_too_much:
-                return
+            if self._attempts[delivery.channel] >= MAX_UNDER_WAY or is_too_much:
+                continue
             attempt = self._attempt(head.id, number, msgspec.structs.replace(delivery), head.edition, aggregate)
             self._bytes += len(aggregate)
+            self._attempts[delivery.channel] += 1
             self._under_way[key] = asyncio.create_task(attempt)
-            self._under_way[key].add_done_callback(partial(self._finished, key, len(aggregate)))
+            self._under_way[key].add_done_callback(partial(self._finished, key, delivery.channel, len(aggregate)))
 
-    def _finished(self, key: tuple[str, int], size: int, _: object) -> None:
+    def _finished(self, key: tuple[str, int], channel: Channel, size: int, _: object) -> None:
         del self._under_way[key]
+        self._attempts[channel] -= 1
         self._bytes -= size
 
     async def finished(self) -> None:
@@ -86,7 +91,7 @@ class Courier:
         await self.finished()
 
     async def _attempt(self, run_id: str, number: int, delivery: Delivery, edition: int, aggregate: bytes) -> None:
-        async with self._slots:
+        async with self._slots[delivery.channel]:
             try:
                 if delivery.channel is Channel.WEBHOOK:
                     await self._send_webhook(run_id, delivery.target, edition, aggregate)
@@ -103,7 +108,9 @@ class Courier:
         retry_at = None
         # A reply queue is our own broker's: it comes back, so the reply is never given up.
         if delivery.channel is Channel.QUEUE or attempt < self._retry.max_attempts:
-            retry_at = self._clock.now() + self._retry.delay(attempt, self._entropy.jitter())
+            delay = self._retry.delay(attempt, self._entropy.jitter())
+            soon = machine.DELIVERY_LEASE if isinstance(error, _Away) else delay
+            retry_at = self._clock.now() + min(delay, soon)
         outcome = "given_up" if retry_at is None else "failed"
         self._telemetry.emit(DeliveryAttempted(run_id, delivery.channel, outcome, reason))
         # An absence of the broker is noted once. What it holds up then comes back with the timer of its lease, soon

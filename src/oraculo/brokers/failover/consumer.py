@@ -57,14 +57,12 @@ class FailoverConsumer:
                 if not await self._subscribe(branch):
                     await asyncio.sleep(FAILED_PAUSE)
                 continue
-            try:
+            with suppress(Exception):  # whatever an adapter raises, a feed that ends would end in silence
                 await self._bring(branch, consumer)
-            except Exception:  # noqa: BLE001 - whatever an adapter raises, a feed that ends would end in silence
-                # No reason to give up the whole broker: it may be this consumer alone. A publish or a probe will tell.
-                await self._drop(branch, consumer)
-                await asyncio.sleep(RESUBSCRIBE_PAUSE)
-            else:
-                await self._drop(branch, consumer)
+            # No reason to give up the whole broker: it may be this consumer alone. A publish or a probe will tell. The
+            # pause is also for what could not be settled, so that it was closed here: that comes again at once.
+            await self._drop(branch, consumer)
+            await asyncio.sleep(RESUBSCRIBE_PAUSE)
 
     async def _bring(self, branch: Branch, consumer: Consumer) -> None:
         while not self._closed:

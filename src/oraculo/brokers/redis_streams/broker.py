@@ -57,6 +57,7 @@ HEARD_WITHIN = 10.0  # seconds in which a consumer that holds nothing shows itse
 FORGOTTEN_AFTER = 10  # leases without a sign, after which the name of a consumer that holds nothing is deleted
 COUNTED_TOGETHER = 200  # queues that are asked for in one go
 SCANNED_TOGETHER = 1_000
+MOST_TOLD = 3  # queues that are named in one error
 ADDED_TOGETHER = 100  # messages of one step: nobody else is served meanwhile
 
 
@@ -259,10 +260,12 @@ class RedisStreamsBroker:
 
     async def _told(self, faults: Mapping[str, ReplyError]) -> str:
         kinds: list[Any] = []
+        named = list(islice(faults, MOST_TOLD))
         with suppress(BrokerUnavailable):  # what is known without it must be told
-            kinds = await self._server.call([("TYPE", name) for name in faults])
-        found = dict(zip(faults, kinds, strict=False))
-        return "; ".join(_fault(name, reply, found.get(name)) for name, reply in faults.items())
+            kinds = await self._server.call([("TYPE", name) for name in named])
+        found = dict(zip(named, kinds, strict=False))
+        more = f"; and {len(faults) - len(named)} more" if len(faults) > len(named) else ""
+        return "; ".join(_fault(name, faults[name], found.get(name)) for name in named) + more
 
     # -- consuming ------------------------------------------------------------------------------------------------
 
