@@ -31,7 +31,7 @@ PIPELINE = parse_pipeline(
 
 def test_a_broken_law_is_shrunk_and_still_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     delivered_under_two_versions(monkeypatch)
-    first = next(outcome for seed in range(50) if not (outcome := run_seed(seed)).is_clean)
+    first = next(outcome for seed in range(26, 76) if not (outcome := run_seed(seed)).is_clean)  # 26 is a small world
     smallest = shrink(first, tries=60)
     assert smallest.violations[0].law == first.violations[0].law
     assert len(smallest.scenario.actions) <= len(first.scenario.actions)
