@@ -34,6 +34,7 @@ class BareNats(Nats):
         self._lines = lines
         self._jetstream = jetstream
         self._limits = limits  # of JetStream
+        self.tag = ""  # by which streams are placed on it
 
     def _configuration(self) -> list[str]:
         usual = [line for line in super()._configuration() if self._jetstream or "jetstream" not in line]

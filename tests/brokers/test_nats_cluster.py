@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from oraculo.brokers.nats import NatsBroker
+from oraculo.brokers.nats.layout import stream_config, stream_of
 from oraculo.core.naming import dlq_of
-from oraculo.errors import BrokerError
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import nats_stage as stage
-from tests.brokers.nats_stage import BareNats, eventually, plain_client, ready, running
+from tests.brokers.nats_stage import BareNats, api, eventually, plain_client, ready, running
 from tests.end_to_end.cluster import Cluster
 from tests.servers.fleet import Fleet
 from tests.servers.process import free_port
@@ -32,7 +33,8 @@ def servers() -> Iterator[list[BareNats]]:
         found = []
         for port in ports:
             member = f'cluster {{ name: "c", host: 127.0.0.1, port: {port}, routes: [{routes}] }}'
-            server = BareNats(f'server_name: "s{port}"', member)
+            server = BareNats(f'server_name: "s{port}"', f'server_tags: ["{port}"]', member)
+            server.tag = str(port)
             running_servers.enter_context(server)
             found.append(server)
         asyncio.run(until(lambda: has_leader(f"{found[0].url}?replicas=3"), within=30, saying="a leader"))
@@ -92,6 +94,34 @@ async def test_a_run_of_a_thousand_tasks_survives_the_server_that_it_went_by(
         await asyncio.to_thread(servers[0].kill)
         try:
             await cluster.check(run_id, TASKS)
+        finally:
+            await asyncio.to_thread(servers[0].start)
+
+
+@pytest.mark.long
+async def test_a_queue_that_died_with_its_server_holds_up_no_other(servers: list[BareNats], queue: str) -> None:
+    """It has one copy, as one that a plain worker made; the others have three."""
+    lost = f"{queue}-lost"
+    async with plain_client(servers[1].url) as client:
+        for name in (lost, dlq_of(lost)):
+            here = {"placement": {"tags": [servers[0].tag]}}
+            assert "error" not in await api(client, f"STREAM.CREATE.{stream_of(name)}", stream_config(name, 1) | here)
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    async with running(f"nats://{hosts}?replicas=3") as broker:
+        await broker.publish([Outgoing(queue, b"1"), Outgoing(lost, b"1")])
+        await asyncio.to_thread(servers[0].kill)  # the one that it is connected to
+
+        async def is_told_apart() -> bool:
+            try:
+                await broker.publish([Outgoing(queue, b"2"), Outgoing(lost, b"2")])
+            except NotTaken as error:
+                return list(error.vias) == ["nats", None]
+            except BrokerUnavailable:  # while the others choose their leaders
+                pass
+            return False
+
+        try:
+            await until(is_told_apart, within=40, saying="the other queue to be served")
         finally:
             await asyncio.to_thread(servers[0].start)
 

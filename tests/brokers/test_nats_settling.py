@@ -7,7 +7,7 @@ import pytest
 
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PROMPT,
@@ -120,6 +120,24 @@ async def test_a_delivery_whose_lease_ended_while_it_could_not_be_moved_is_let_g
         await consumer.ack(again)
         await broker.publish([Outgoing(queue, b"next")])
         assert bodies(await take(consumer, 1, PROMPT)) == [b"next"], "its place is free again"
+
+
+async def test_a_message_whose_quarantine_is_full_makes_no_queue_deaf(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(url, delivery_limit=1) as broker:
+        await broker.publish([Outgoing(queue, b"worn")])
+        before = await broker.consume(queue, prefetch=1)
+        await take(before, 1)
+        await before.close()  # so that it was delivered as often as it may be
+
+        async def bury(_: object) -> None:
+            raise NotTaken("the quarantine is full")
+
+        monkeypatch.setattr(broker, "bury", bury)
+        await broker.publish([Outgoing(queue, b"good")])
+        consumer = await broker.consume(queue, prefetch=10)
+        assert bodies(await take(consumer, 1)) == [b"good"]
 
 
 async def test_a_delivery_that_is_being_moved_keeps_its_place(

@@ -560,6 +560,26 @@ class TestPolicies:
             assert await broker.redrive(queue, [letter.id for letter in first[:3]]) == 3
             assert await letters(broker, queue, 2) == first[3:]
 
+    async def test_of_a_large_quarantine_a_part_is_published_anew_at_each_look(
+        self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In pieces that a slow link can carry, and not so much that memory is filled by what arrives meanwhile."""
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.letters.CHUNK_BYTES", 200)
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.letters.RENEWED_BYTES", 350)
+        async with running(url) as broker:
+            await broker.publish([Outgoing(queue, b"%d" % n * 100, reason="kept") for n in range(8)])
+            first = await letters(broker, queue, 8)
+            send, anew = broker._sender.send, list[list[bytes]]()
+
+            async def noting(parcels: Sequence[Parcel]) -> None:
+                anew.append([parcel.body[:1] for parcel in parcels])
+                await send(parcels)
+
+            monkeypatch.setattr(broker._quarantine, "_publish", noting)
+            for _ in range(2):
+                assert await broker.dead_letters(queue, limit=10) == first
+            assert anew == [[b"0", b"1"], [b"2", b"3"], [b"4", b"5"], [b"6", b"7"]]
+
 
 # -- deaf consumers and queues that vanish --------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ MOST_ORPHANS = 100_000  # about as many deliveries are given back after a break;
 MOST_GIVEN_BACK = 10_000  # for each queue; more are counted as unacked
 MOST_GIVEN_BACK_TOGETHER = 100_000  # then those of the queue that was first given something back count as unacked
 LOOKING_FOR_LOSSES = 1.0  # seconds after which no more streams are looked at before a new connection is used
+MAKE_SHARE = 0.6  # of the time of a call, for streams to be made
 CONFIRM_SHARE = 0.8  # of the time of a call; in the rest a server that did not confirm may show that it works
 LOOK_SHARE = 0.4  # of it, for a stream or a consumer to tell of itself
 _CLOSED = "the NATS broker is closed: call start() first"
@@ -315,7 +316,9 @@ class NatsBroker:
             self._losses += 1
 
     async def _lost_among(self, connection: Connection, known: Sequence[tuple[str, str]]) -> list[str]:
-        answers = await connection.ask_many((f"STREAM.INFO.{stream}", None) for stream, _ in known)
+        """Of one that has no leader nobody can tell: it was not lost, as far as is known."""
+        calls = ((f"STREAM.INFO.{stream}", None) for stream, _ in known)
+        answers = await connection.ask_many(calls, LOOKING_FOR_LOSSES)
         return [
             stream
             for (stream, born), answer in zip(known, answers, strict=True)
@@ -377,12 +380,11 @@ class NatsBroker:
 
     async def _make_streams(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
         names = [name for source in sources for name in (source, quarantine_of(source))]
-        answers = await connection.ask_many(
-            (f"STREAM.CREATE.{stream_of(name)}", stream_config(name, self._replicas)) for name in names
-        )
+        calls = ((f"STREAM.CREATE.{stream_of(name)}", stream_config(name, self._replicas)) for name in names)
+        answers = await connection.ask_many(calls, self._publish_timeout * MAKE_SHARE)
         made = dict(zip(names, answers, strict=True))
         refused = {name: answer for name, answer in made.items() if isinstance(answer, ApiError)}
-        made |= await self._streams_there(connection, list(refused))
+        made |= await self._streams_there(connection, [name for name in refused if refused[name] is not UNANSWERED])
         faults = {
             source_of(name): fault
             for name, refusal in refused.items()

@@ -19,7 +19,7 @@ import structlog
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import NANOSECONDS, Origin, origin_of, parse_headers, parse_status, stream_of
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Delivery
+from oraculo.ports.broker import Delivery, NotTaken
 
 PULL_EXPIRES = 10.0  # seconds that a pull waits at the server; then it is made again
 PULL_BYTES = 8 * 1024 * 1024  # that come for one pull; a server cuts off whoever leaves 64 MB unread
@@ -183,7 +183,7 @@ class NatsConsumer:
         try:
             await self._home.bury(letters)
         except BrokerError as error:
-            if isinstance(error, BrokerUnavailable):
+            if isinstance(error, BrokerUnavailable) and not isinstance(error, NotTaken):
                 self._condemn_again(condemned)
                 raise
             _log.warning("dead letters are refused; they wait in their queue", queue=self.queue, reason=str(error))

@@ -290,13 +290,24 @@ class RabbitMQConsumer:
             await self._publish(parcels)
         except NotConfirmed as error:
             refused = set(map(id, error.parcels))
-        except BrokerError:
+        except BrokerUnavailable:
             return list(moves)
+        except BrokerError:
+            return await self._moved_singly(moves)
         left = [tag for tag, parcel in zip(moves, parcels, strict=True) if id(parcel) in refused]
         for tag in moves.keys() - left:
             del self._kept[tag]
             self._moved(tag, True)
         return left
+
+    async def _moved_singly(self, moves: dict[Token, _Move]) -> list[Token]:
+        """One of them will never be taken where it is to go: it comes again, and holds up no other."""
+        if len(moves) > 1:
+            return [left for tag, move in moves.items() for left in await self._moved_some({tag: move})]
+        for tag in moves:
+            del self._kept[tag]
+            self._moved(tag, False)
+        return []
 
     def _moved(self, tag: Token, is_done: bool) -> None:
         if tag in self._moving:

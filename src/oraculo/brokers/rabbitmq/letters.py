@@ -33,6 +33,8 @@ from oraculo.ports.broker import DeadLetter
 NO_REASON = "published to the dead-letter queue without a reason"
 PERSISTENT = 2
 CHUNK = 500  # dead letters that are moved at once
+CHUNK_BYTES = 1024 * 1024  # and how large they may be, but for a single one: a link may be slow
+RENEWED_BYTES = 16 * 1024 * 1024  # of letters at one look: more arrive meanwhile, and wait in memory
 _PATIENCE = 1.0  # seconds without a letter that should be there: somebody else has it now
 _MOST_PREFETCH = 65_535
 _LONGEST_REASON = 4_000  # characters
@@ -237,7 +239,8 @@ class _Visit:
         self._publish = publish
         self._reader = _Reader(source_name(queue))
         self._worn: list[tuple[_Found, Parcel]] = []  # those that were given back before, and what takes their place
-        self._renewed: list[_Found] = []  # whose place is taken
+        self._renewed: list[int] = []  # the tags of those whose place is taken
+        self._renewable = RENEWED_BYTES  # so many more
         self._held: dict[int, None] = {}  # the tags of what is not settled, ascending
         self._count = 0
         self._arrived: deque[_Found] = deque()
@@ -277,10 +280,11 @@ class _Visit:
 
     async def keep(self, found: _Found, letter: DeadLetter) -> None:
         """It stays. One that was given back before is published anew: its queue, or a policy that nobody tells of, may
-        have the server drop what is given back twice."""
-        if _was_given_back(found.properties):
+        have the server drop what is given back twice. It is then the last, so that the next look renews others."""
+        if self._renewable > 0 and _was_given_back(found.properties):
+            self._renewable -= len(found.body)
             self._worn.append((found, Parcel(self._queue, _renewed(found, letter), found.body)))
-            if len(self._worn) == CHUNK:
+            if _is_chunk([worn for worn, _ in self._worn]):
                 await self._renew()
 
     async def _renew(self) -> None:
@@ -292,8 +296,9 @@ class _Visit:
         except NotConfirmed as error:
             refused = set(map(id, error.parcels))
         except BrokerUnavailable:
-            return  # one may look all the same; they stay as they are
-        self._renewed += [found for found, parcel in worn if id(parcel) not in refused]
+            self._renewable = 0  # one may look all the same; they stay as they are
+            return
+        self._renewed += [found.tag for found, parcel in worn if id(parcel) not in refused]
 
     async def leave(self) -> None:
         """First no more may come: what is given back while somebody consumes is delivered to him again."""
@@ -319,10 +324,9 @@ class _Visit:
                     return
             yield self._arrived.popleft()
 
-    def settle(self, letters: Sequence[_Found]) -> None:
+    def settle(self, tags: Sequence[int]) -> None:
         """One ack for all up to the oldest that is still held, and one for each behind it. Of many the server would
         lose some that it has not passed on to the queue when the channel closes: they would be there twice."""
-        tags = [found.tag for found in letters]
         for tag in tags:
             del self._held[tag]
         oldest = next(iter(self._held), None)
@@ -377,7 +381,7 @@ class Quarantine:
         async with self._visit(queue, window=CHUNK) as letters:
             async for found in letters:
                 chunk.append(found)
-                if len(chunk) == CHUNK:
+                if _is_chunk(chunk):
                     taken += await self._flush(letters, chunk, target)
             return taken + await self._flush(letters, chunk, target)
 
@@ -393,7 +397,7 @@ class Quarantine:
                     chunk.append(found)
                 else:
                     await letters.keep(found, letter)
-                if len(chunk) == CHUNK:
+                if _is_chunk(chunk):
                     taken += await self._flush(letters, chunk, target)
             return taken + await self._flush(letters, chunk, target)
 
@@ -406,9 +410,9 @@ class Quarantine:
             except NotConfirmed as error:
                 refused = set(map(id, error.parcels))
                 pairs = zip(chunk, parcels, strict=True)
-                letters.settle([found for found, parcel in pairs if id(parcel) not in refused])
+                letters.settle([found.tag for found, parcel in pairs if id(parcel) not in refused])
                 raise
-        letters.settle(chunk)
+        letters.settle([found.tag for found in chunk])
         count = len(chunk)
         chunk.clear()
         return count
@@ -431,6 +435,11 @@ class Quarantine:
 
 
 _Publish = Callable[[Sequence[Parcel]], Awaitable[None]]
+
+
+def _is_chunk(letters: Sequence[_Found]) -> bool:
+    """Whether they are as many as go together."""
+    return len(letters) == CHUNK or sum(len(found.body) for found in letters) >= CHUNK_BYTES
 
 
 def _oldest(letters: list[DeadLetter], limit: int) -> list[DeadLetter]:
