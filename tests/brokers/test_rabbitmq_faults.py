@@ -580,6 +580,21 @@ class TestPolicies:
                 assert await broker.dead_letters(queue, limit=10) == first
             assert anew == [[b"0", b"1"], [b"2", b"3"], [b"4", b"5"], [b"6", b"7"]]
 
+    async def test_letters_that_cannot_be_published_anew_can_be_looked_at(
+        self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As when the server takes no message of that size any more."""
+        async with running(url) as broker:
+            await broker.publish([Outgoing(queue, b"%d" % n, reason="kept") for n in range(3)])
+            first = await letters(broker, queue, 3)
+
+            async def refuse(parcels: Sequence[Parcel]) -> None:
+                raise BrokerError("message size is larger than allowed")
+
+            monkeypatch.setattr(broker._quarantine, "_publish", refuse)
+            for _ in range(2):
+                assert await broker.dead_letters(queue, limit=10) == first
+
 
 # -- deaf consumers and queues that vanish --------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from oraculo.brokers.rabbitmq.publisher import NotConfirmed
 from oraculo.brokers.rabbitmq.queues import dlq_name, source_name
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import shown
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError
 from oraculo.ports.broker import DeadLetter
 
 NO_REASON = "published to the dead-letter queue without a reason"
@@ -295,7 +295,7 @@ class _Visit:
             await self._publish([parcel for _, parcel in worn])
         except NotConfirmed as error:
             refused = set(map(id, error.parcels))
-        except BrokerUnavailable:
+        except BrokerError:
             self._renewable = 0  # one may look all the same; they stay as they are
             return
         self._renewed += [found.tag for found, parcel in worn if id(parcel) not in refused]
