@@ -207,11 +207,21 @@ async def test_a_migration_is_applied_whole_or_not_at_all(url: str, monkeypatch:
 
 async def test_a_migration_may_take_longer_than_a_call(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = migrations("postgres")
-    slow = known[0]._replace(number=len(known) + 1, script="SELECT pg_sleep(0.5)")
+    slow = known[0]._replace(number=len(known) + 1, script="SELECT pg_sleep(2)")
     monkeypatch.setattr(schema, "migrations", lambda dialect: [*known, slow])
-    store = PostgresStore(url, call_timeout=0.2)
+    store = PostgresStore(url, call_timeout=1.0)
     assert len(await store.migrate()) == len(known) + 1
     await store.close()
+
+
+async def test_the_tables_of_an_empty_database_may_take_longer_than_a_call(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = migrations("postgres")
+    slow = known[0]._replace(number=len(known) + 1, script="SELECT pg_sleep(2)")
+    monkeypatch.setattr(schema, "migrations", lambda dialect: [*known, slow])
+    async with opened(url, call_timeout=1.0) as store:
+        assert "PostgreSQL" in await store.check()
 
 
 async def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -590,7 +600,7 @@ async def test_a_server_that_is_killed_and_restarted_loses_nothing_confirmed(fle
 async def test_a_frozen_server_is_unavailable_in_bounded_time(fleet: Fleet) -> None:
     server = fleet.breakable("postgres")
     url = await with_schema(server.url)
-    async with opened(url, call_timeout=0.5, connect_timeout=0.5) as store:
+    async with opened(url, call_timeout=1.0, connect_timeout=1.0) as store:
         await create(store, run := make_run("a"))
         await store.load(["a"])
         server.freeze()
@@ -612,7 +622,7 @@ async def test_a_frozen_server_is_unavailable_in_bounded_time(fleet: Fleet) -> N
 
 async def test_a_connection_that_is_dead_without_saying_so_is_replaced(fleet: Fleet) -> None:
     url = with_option(await with_schema(fleet.breakable("postgres").url), application_name="dead")
-    async with opened(url, call_timeout=0.5) as store:
+    async with opened(url, call_timeout=1.0) as store:
         await create(store, run := make_run("a"))
         await store.load(["a"])
         found = await ask(url, "SELECT pid FROM pg_stat_activity WHERE application_name = 'dead' AND state = 'idle'")
@@ -628,7 +638,7 @@ async def test_a_connection_that_is_dead_without_saying_so_is_replaced(fleet: Fl
 
 
 async def test_a_call_does_not_wait_for_its_turn_for_ever(url: str) -> None:
-    async with opened(url, call_timeout=0.2) as store:
+    async with opened(url, call_timeout=1.0) as store:
         async with store._browser._turn:
             with pytest.raises(StoreUnavailable, match="no answer in time"):
                 await asyncio.wait_for(store.runs(RunQuery()), 5)
@@ -645,7 +655,7 @@ async def test_a_client_that_is_frozen_in_a_transaction_keeps_no_locks(url: str)
 
 
 async def test_a_statement_that_takes_too_long_is_ended_on_the_server_too(named_url: str) -> None:
-    async with opened(named_url, call_timeout=0.3) as store, connected(named_url.split("&")[0]) as other:
+    async with opened(named_url, call_timeout=1.0) as store, connected(named_url.split("&")[0]) as other:
         await create(store, run := make_run("a"))
         async with other.transaction():
             await other.execute("SELECT 1 FROM oraculo_runs FOR UPDATE")

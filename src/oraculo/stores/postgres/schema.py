@@ -7,17 +7,23 @@ from oraculo.stores.postgres.lanes import QUERIES, Connection
 from oraculo.stores.sql import Migration, migrations
 
 
-async def prepare(connection: Connection, place: str) -> None:
-    """An empty database gets its tables; one of another version is refused, in words that say what to do."""
+async def has_tables(connection: Connection, place: str) -> bool:
+    """Those of another version are refused, in words that say what to do."""
     if not await connection.fetchval(QUERIES["has_schema"]):
-        await migrate(connection, place)
-        return
+        return False
     version, known = await connection.fetchval(QUERIES["schema"]), len(migrations("postgres"))
     _refuse_newer(version, known, place)
     if version < known:
         raise StoreError(
             f"the schema of PostgreSQL at {place} is {version}, and this program needs {known}: run `oraculo migrate`"
         )
+    return True
+
+
+def statements_of_an_empty_database() -> int:
+    """How many calls `migrate` makes of it: each may take the time of one."""
+    around = 7  # BEGIN, no limit, the lock, the table of migrations, the version, COMMIT, and one to spare
+    return around + 2 * len(migrations("postgres"))
 
 
 async def migrate(connection: Connection, place: str) -> list[str]:

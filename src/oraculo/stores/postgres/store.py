@@ -27,7 +27,7 @@ from oraculo.stores.postgres.rows import (
     snapshots_of,
     statuses_of,
 )
-from oraculo.stores.postgres.schema import migrate, prepare
+from oraculo.stores.postgres.schema import has_tables, migrate, statements_of_an_empty_database
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
 from oraculo.stores.sql.jobs import parts_to_prune
 
@@ -55,9 +55,13 @@ class PostgresStore:
     # -- opening and closing ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        if not self._is_open:
-            await self._writer.run(partial(prepare, place=self._address.place))
-            self._is_open = True
+        """An empty database gets its tables."""
+        if self._is_open:
+            return
+        place = self._address.place
+        if not await self._writer.run(partial(has_tables, place=place)):
+            await self._writer.run(partial(migrate, place=place), statements=statements_of_an_empty_database())
+        self._is_open = True
 
     async def migrate(self) -> Sequence[str]:
         done = await self._writer.run(partial(migrate, place=self._address.place), statements=UPKEEP)
