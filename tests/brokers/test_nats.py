@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from oraculo.brokers.nats import NatsBroker
-from oraculo.brokers.nats.broker import _GivenBack
+from oraculo.brokers.nats.given_back import GivenBack
 from oraculo.brokers.nats.layout import NO_REASON, header_block, letter_headers, reason_in
 from oraculo.brokers.nats.outgoing import WINDOW
 from oraculo.core.naming import dlq_of
@@ -371,7 +371,7 @@ async def test_large_dead_letters_are_looked_at_a_few_at_a_time(queue: str, monk
 
 
 async def test_of_many_queues_only_some_are_remembered(url: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("broker", "connection"):
+    for module in ("births", "connection", "given_back", "sending"):
         monkeypatch.setattr(f"oraculo.brokers.nats.{module}.MOST_KNOWN", 10)
     async with running(url) as broker:
         consumer = await broker.consume(queue, prefetch=1)
@@ -382,18 +382,18 @@ async def test_of_many_queues_only_some_are_remembered(url: str, queue: str, mon
             await other.retry((await take(other, 1))[0], 60.0, "later")
             await other.close()
         assert broker._connection is not None
-        tables = (broker._connection.made, broker._born, broker._given_back._due)
+        tables = (broker._connection.made, broker._births._born, broker._given_back._due)
         assert [len(table) for table in tables] == [10, 10, 10]
-        assert {queue, f"{queue}=used"} <= broker._born.keys(), "what is in use is not forgotten"
+        assert {queue, f"{queue}=used"} <= broker._births._born.keys(), "what is in use is not forgotten"
         assert broker.links()[0].losses == 0
         await broker.publish(numbered(queue, 1))
         assert bodies(await take(consumer, 1)) == [b"0"]
 
 
 def test_of_what_is_given_back_only_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oraculo.brokers.nats.broker.MOST_GIVEN_BACK", 10)
-    monkeypatch.setattr("oraculo.brokers.nats.broker.MOST_GIVEN_BACK_TOGETHER", 30)
-    given_back = _GivenBack(SystemClock())
+    monkeypatch.setattr("oraculo.brokers.nats.given_back.MOST_GIVEN_BACK", 10)
+    monkeypatch.setattr("oraculo.brokers.nats.given_back.MOST_GIVEN_BACK_TOGETHER", 30)
+    given_back = GivenBack(SystemClock())
     told = {"ack_floor": {"stream_seq": 0}, "num_ack_pending": 100}
     for number in range(5):
         for sequence in range(1, 21):

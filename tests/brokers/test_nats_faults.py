@@ -400,8 +400,8 @@ async def test_with_many_streams_a_connection_is_made_again_all_the_same(
     queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looking at all of them would take longer than a connection may."""
-    monkeypatch.setattr("oraculo.brokers.nats.broker.PAGE", 8)
-    monkeypatch.setattr("oraculo.brokers.nats.broker.LOOKING_FOR_LOSSES", 0.2)
+    monkeypatch.setattr("oraculo.brokers.nats.births.PAGE", 8)
+    monkeypatch.setattr("oraculo.brokers.nats.births.LOOKING_FOR_LOSSES", 0.2)
     names = [f"{queue}.{number}" for number in range(30)]
     ask_many = Connection.ask_many
 

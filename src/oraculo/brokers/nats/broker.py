@@ -18,25 +18,24 @@ from types import MappingProxyType
 from typing import Any
 
 from oraculo.brokers.address import Address, no_node, read_address
-from oraculo.brokers.nats.connection import MOST_KNOWN, NOBODY, UNANSWERED, ApiError, Connection, Request
+from oraculo.brokers.nats.births import Births
+from oraculo.brokers.nats.connection import UNANSWERED, ApiError, Connection, Request
 from oraculo.brokers.nats.consumer import FAREWELL, Letter, NatsConsumer, Terms, give_back
+from oraculo.brokers.nats.given_back import GivenBack
 from oraculo.brokers.nats.layout import (
     agreed_terms,
-    consumer_config,
-    consumer_fault,
     is_queue,
     letter_headers,
-    mended_consumer,
     name_fault,
     quarantine_of,
     queue_of,
     source_of,
-    stream_config,
-    stream_fault,
     stream_of,
 )
 from oraculo.brokers.nats.letters import Quarantine
-from oraculo.brokers.nats.outgoing import Refusals, confirms_of, request_of, windows
+from oraculo.brokers.nats.making import LOOK_SHARE, Maker
+from oraculo.brokers.nats.outgoing import Refusals, request_of
+from oraculo.brokers.nats.sending import Sender
 from oraculo.core.naming import DLQ_SUFFIX, shown
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings
 from oraculo.ports.broker import Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
@@ -44,54 +43,9 @@ from oraculo.ports.clock import Clock, SystemClock
 
 DEFAULT_PORT = 4222
 MADE_TOGETHER = 32  # queues
-PAGE = 128  # streams that are looked at together
 MOST_ORPHANS = 100_000  # about as many deliveries are given back after a break; more wait for the end of their lease
-MOST_GIVEN_BACK = 10_000  # for each queue; more are counted as unacked
-MOST_GIVEN_BACK_TOGETHER = 100_000  # then those of the queue that was first given something back count as unacked
-LOOKING_FOR_LOSSES = 1.0  # seconds after which no more streams are looked at before a new connection is used
-MAKE_SHARE = 0.6  # of the time of a call, for streams to be made
-CONFIRM_SHARE = 0.8  # of the time of a call; in the rest a server that did not confirm may show that it works
-LOOK_SHARE = 0.4  # of it, for a stream or a consumer to tell of itself
 _CLOSED = "the NATS broker is closed: call start() first"
-_NAME_IN_USE = 10058
 _SYSTEM_CLOCK = SystemClock()
-
-
-class _GivenBack:
-    """What this process gave back and nobody took yet. JetStream counts it as delivered and not settled."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._due: dict[str, dict[int, float]] = {}  # when each is due, by queue and sequence; no queue has none
-        self._together = 0
-
-    def note(self, queue: str, sequence: int, delay: float) -> None:
-        waiting = self._due.setdefault(queue, {})
-        before = len(waiting)
-        if before < MOST_GIVEN_BACK:
-            waiting[sequence] = self._clock.now() + delay
-            self._together += len(waiting) - before
-        while len(self._due) > MOST_KNOWN or self._together > MOST_GIVEN_BACK_TOGETHER:
-            self._together -= len(self._due.pop(next(iter(self._due))))
-
-    def forget(self, queue: str, sequences: Iterable[int]) -> None:
-        waiting = self._due.get(queue)
-        if waiting is None:
-            return
-        before = len(waiting)
-        for sequence in sequences:
-            waiting.pop(sequence, None)
-        self._together -= before - len(waiting)
-        if not waiting:
-            del self._due[queue]
-
-    def count(self, queue: str, consumer: dict[str, Any]) -> int:
-        """One that is due is thought to be taken as soon as anybody pulls."""
-        waiting = self._due.get(queue, {})
-        now, floor, anybody = self._clock.now(), consumer["ack_floor"]["stream_seq"], consumer.get("num_waiting", 0)
-        gone = [sequence for sequence, due in waiting.items() if sequence <= floor or (anybody and due <= now)]
-        self.forget(queue, gone)
-        return min(len(waiting), int(consumer["num_ack_pending"]))
 
 
 class NatsBroker:
@@ -122,11 +76,8 @@ class NatsBroker:
     ) -> None:
         known = frozenset({"credentials", "replicas"})
         self._address = read_address(url, port=DEFAULT_PORT, known=known, is_cluster=True)
-        self._replicas = _replicas(self._address.parameters.get("replicas", "1"))
         self._name = name
         self._delivery_limit = delivery_limit
-        self._lease = lease
-        self._leases = leases
         self._heartbeat = heartbeat
         self._connect_timeout = connect_timeout
         self._publish_timeout = publish_timeout
@@ -140,11 +91,13 @@ class NatsBroker:
         self._consumers: set[NatsConsumer] = set()
         self._retiring: set[asyncio.Task[None]] = set()
         self._orphans: dict[str, float] = {}  # what was held when a connection broke, and when each lease ends
-        self._born: dict[str, str] = {}  # when each stream was made, as the server says; what was used last comes last
-        self._given_back = _GivenBack(clock)
-        self._quarantine = Quarantine(lambda: self._calling(publish_timeout), self._send)
+        self._given_back = GivenBack(clock)
+        self._births = Births(lambda: {stream_of(consumer.queue) for consumer in self._consumers})
+        replicas = _replicas(self._address.parameters.get("replicas", "1"))
+        self._maker = Maker(self._births, replicas=replicas, lease=lease, leases=leases, patience=publish_timeout)
+        self._sender = Sender(self._maker, self._births, patience=publish_timeout)
+        self._quarantine = Quarantine(lambda: self._calling(publish_timeout), self._sender.send)
         self._trouble: str | None = _CLOSED
-        self._losses = 0
 
     @property
     def name(self) -> str:
@@ -157,7 +110,7 @@ class NatsBroker:
 
     def links(self) -> Sequence[Link]:
         stuck = self._connection.stuck() if self._connection is not None else {}
-        return [Link(self._name, self._trouble, self._losses, stuck=tuple(stuck.items()))]
+        return [Link(self._name, self._trouble, self._births.losses, stuck=tuple(stuck.items()))]
 
     async def start(self) -> None:
         """Raises BrokerUnavailable when the server cannot be reached; the next call tries again. Raises BrokerError
@@ -276,7 +229,7 @@ class NatsBroker:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await connection.open(self._connect_timeout)
-            await self._look_for_losses(connection)
+            await self._births.compare(connection, self._connect_timeout)
             if connection.lost:
                 raise BrokerUnavailable(connection.lost)
         except BaseException as error:
@@ -297,42 +250,6 @@ class NatsBroker:
             self._trouble = connection.lost
             for consumer in [each for each in self._consumers if each.connection is connection]:
                 consumer.lose(connection.lost)
-
-    async def _look_for_losses(self, connection: Connection) -> None:
-        """At those used last first, and for a limited time: with thousands of streams no connection would ever be made.
-        One that was not looked at is compared when it is next used; but one loss is not to be counted again with each.
-        """
-        unseen = list(reversed(self._born.items()))
-        lost: list[str] = []
-        clock = asyncio.get_running_loop().time
-        ends = clock() + LOOKING_FOR_LOSSES
-        while unseen and clock() < ends:
-            async with asyncio.timeout(self._connect_timeout):
-                lost += await self._lost_among(connection, unseen[:PAGE])
-            del unseen[:PAGE]
-        if lost:
-            for stream in [*lost, *(stream for stream, _ in unseen)]:
-                self._born.pop(stream, None)  # made again when it is next used
-            self._losses += 1
-
-    async def _lost_among(self, connection: Connection, known: Sequence[tuple[str, str]]) -> list[str]:
-        """Of one that has no leader nobody can tell: it was not lost, as far as is known."""
-        calls = ((f"STREAM.INFO.{stream}", None) for stream, _ in known)
-        answers = await connection.ask_many(calls, LOOKING_FOR_LOSSES)
-        return [
-            stream
-            for (stream, born), answer in zip(known, answers, strict=True)
-            if (answer.is_missing if isinstance(answer, ApiError) else answer["created"] != born)
-        ]
-
-    def _note_born(self, stream: str, born: str) -> None:
-        """Forgets what was not used for longest, but no queue that is consumed: reply queues come and go, it stays."""
-        self._born.pop(stream, None)
-        self._born[stream] = born
-        if len(self._born) > MOST_KNOWN:
-            consumed = {stream_of(consumer.queue) for consumer in self._consumers}
-            oldest = next((each for each in self._born if each not in consumed), stream)
-            del self._born[oldest]
 
     # -- what consumers tell --------------------------------------------------------------------------------------
 
@@ -368,90 +285,7 @@ class NatsBroker:
             raise BrokerError(fault)
         for start in range(0, len(sources), MADE_TOGETHER):  # each part has its own time: a disk may be slow
             async with self._calling(self._publish_timeout) as connection:
-                _raise_first(await self._make(connection, sources[start : start + MADE_TOGETHER]))
-
-    async def _make(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
-        """Streams for the queues and their quarantines, and a consumer for each queue. Returns why some could not be
-        made; the others are."""
-        faults = await self._make_streams(connection, sources)
-        faults |= await self._make_consumers(connection, [source for source in sources if source not in faults])
-        connection.note_made(source for source in sources if source not in faults)
-        return faults
-
-    async def _make_streams(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
-        names = [name for source in sources for name in (source, quarantine_of(source))]
-        calls = ((f"STREAM.CREATE.{stream_of(name)}", stream_config(name, self._replicas)) for name in names)
-        answers = await connection.ask_many(calls, self._publish_timeout * MAKE_SHARE)
-        made = dict(zip(names, answers, strict=True))
-        refused = {name: answer for name, answer in made.items() if isinstance(answer, ApiError)}
-        made |= await self._streams_there(connection, [name for name in refused if refused[name] is not UNANSWERED])
-        faults = {
-            source_of(name): fault
-            for name, refusal in refused.items()
-            if (fault := _stream_fault(connection, name, refusal, made[name]))
-        }
-        ours = {name: told for name, told in made.items() if source_of(name) not in faults}
-        reborn = [
-            name for name, told in ours.items() if isinstance(told, dict) and self._is_reborn(name, told["created"])
-        ]
-        connection.note_working(reborn)
-        self._losses += bool(reborn)
-        return faults
-
-    async def _streams_there(
-        self, connection: Connection, names: Sequence[str]
-    ) -> dict[str, dict[str, Any] | ApiError]:
-        """Those that others made otherwise, and those that the account has no right, or no room, to make."""
-        calls = ((f"STREAM.INFO.{stream_of(name)}", None) for name in names)
-        looks = await connection.ask_many(calls, self._look_patience)
-        return dict(zip(names, looks, strict=True))
-
-    def _is_reborn(self, queue: str, born: str) -> bool:
-        """Whether its stream was there before and is another now. Notes that."""
-        stream = stream_of(queue)
-        before = self._born.get(stream)
-        self._note_born(stream, born)
-        return before is not None and before != born
-
-    async def _make_consumers(self, connection: Connection, queues: Sequence[str]) -> dict[str, BrokerError]:
-        """Returns why some could not be made."""
-        looks = ((f"CONSUMER.INFO.{stream}.{stream}", None) for stream in map(stream_of, queues))
-        found = await connection.ask_many(looks, self._look_patience)
-        faults: dict[str, BrokerError] = {}
-        wanted: dict[str, dict[str, Any]] = {}
-        for queue, told in zip(queues, found, strict=True):
-            try:
-                config = self._wanted_consumer(connection, queue, told)
-            except BrokerError as error:
-                faults[queue] = error
-            else:
-                wanted |= {} if config is None else {queue: config}
-        calls = (
-            (f"CONSUMER.CREATE.{stream}.{stream}", {"stream_name": stream, "config": config})
-            for stream, config in ((stream_of(queue), config) for queue, config in wanted.items())
-        )
-        answers = await connection.ask_many(calls, self._look_patience)
-        for queue, answer in zip(wanted, answers, strict=True):
-            if isinstance(answer, ApiError):
-                faults[queue] = connection.refusal(answer, f"to make the consumer of {queue}")
-        return faults
-
-    def _lease_of(self, queue: str) -> float:
-        return self._leases.get(queue, self._lease)
-
-    def _wanted_consumer(
-        self, connection: Connection, queue: str, found: dict[str, Any] | ApiError
-    ) -> dict[str, Any] | None:
-        """What has to be made or changed; None when all is well."""
-        if isinstance(found, ApiError):
-            if not found.is_missing:
-                raise connection.refusal(found, f"to tell of the consumer of {queue}")
-            return consumer_config(queue, self._lease_of(queue))
-        config = found["config"]
-        if fault := consumer_fault(queue, config):
-            raise BrokerError(f"the consumer {stream_of(queue)} at {connection.place} cannot serve: it {fault}")
-        mended = mended_consumer(config, self._lease_of(queue))
-        return None if mended == config else mended
+                _raise_first(await self._maker.make(connection, sources[start : start + MADE_TOGETHER]))
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
         async with self._calling(self._publish_timeout) as connection:
@@ -506,7 +340,7 @@ class NatsBroker:
         async with self._calling(self._publish_timeout) as connection:
             refusals = Refusals()
             requests = [request_of(message, connection.max_payload, refusals) for message in messages]
-            await self._send(connection, [request for request in requests if request is not None], refusals)
+            await self._sender.send(connection, [request for request in requests if request is not None], refusals)
             if refusals.down and len(refusals.left) == len(messages):
                 await self._require_work(connection)
         refusals.raise_for_good()
@@ -539,95 +373,8 @@ class NatsBroker:
                 )
                 for letter in letters
             ]
-            await self._send(connection, requests, refusals)
+            await self._sender.send(connection, requests, refusals)
         refusals.raise_any()
-
-    async def _send(self, connection: Connection, requests: Sequence[Request], refusals: Refusals) -> None:
-        """Returns once all are confirmed, but for those that were not taken, which are told in `refusals`."""
-        clock = asyncio.get_running_loop().time
-        until = clock() + self._publish_timeout * CONFIRM_SHARE
-        for window in windows(await self._make_missing(connection, requests, refusals)):
-            if clock() >= until:
-                for request in window:
-                    refusals.note_left(request, f"{connection.place} was not asked in time to take {request.subject}")
-                continue
-            homeless = await self._send_window(connection, window, refusals, until)
-            if homeless:  # their stream was deleted, so they are nowhere: sending them again makes no duplicate
-                connection.forget_made(source_of(request.subject) for request in homeless)
-                housed = await self._make_missing(connection, homeless, refusals)
-                if await self._send_window(connection, housed, refusals, until):
-                    raise BrokerUnavailable(f"the stream of {homeless[0].subject} at {connection.place} is gone again")
-
-    async def _make_missing(
-        self, connection: Connection, requests: Sequence[Request], refusals: Refusals
-    ) -> Sequence[Request]:
-        """Returns those whose queue is there, as far as is known, and works."""
-        used = {request.subject for request in requests}
-        sources = {source_of(subject) for subject in used}
-        missing = connection.unmade(sources)
-        if len(connection.made) > MOST_KNOWN // 4:  # some may soon be forgotten: not those in use
-            connection.note_made(sources & connection.made.keys())
-            for stream in map(stream_of, used):
-                if stream in self._born:
-                    self._note_born(stream, self._born[stream])
-        forbidden = await self._make_for_sending(connection, sorted(missing)) if missing else {}
-        stuck = connection.stuck()
-        if not stuck and not forbidden:
-            return requests
-        faults = {queue: BrokerUnavailable(why) for queue, why in stuck.items()} | forbidden
-        for request in requests:
-            if request.subject in faults:
-                refusals.note_down(request, faults[request.subject])
-        return [request for request in requests if request.subject not in faults]
-
-    async def _make_for_sending(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
-        """Returns which can never be made as things are, and why, their quarantines too. One that cannot be made now
-        counts as stuck for a while."""
-        forbidden: dict[str, BrokerError] = {}
-        for source, fault in (await self._make(connection, sources)).items():
-            both = (source, quarantine_of(source))
-            if isinstance(fault, BrokerUnavailable):
-                connection.note_unmakeable(both, str(fault))
-            else:
-                forbidden |= dict.fromkeys(both, fault)
-        return forbidden
-
-    async def _send_window(
-        self, connection: Connection, requests: Sequence[Request], refusals: Refusals, until: float
-    ) -> list[Request]:
-        """Those for which there is no stream."""
-        acks = await confirms_of(connection, requests, until)
-        if all(ack.error is None for ack in acks):
-            connection.note_working([request.subject for request in requests])
-            return []
-        homeless = []
-        for request, ack in zip(requests, acks, strict=True):
-            if ack.error is UNANSWERED:
-                refusals.note_down(request, self._unheard(connection, request.subject))
-            elif ack.error is NOBODY:
-                homeless.append(request)
-            elif ack.error is not None:
-                self._note_refusal(connection, request, ack.error, refusals)
-        return homeless
-
-    def _unheard(self, connection: Connection, subject: str) -> BrokerUnavailable:
-        """Perhaps its stream has no leader; perhaps it is gone and somebody else listens on its subject."""
-        told = f"{connection.place} did not confirm what is for {subject} in time, while it answers otherwise"
-        connection.note_silent(subject, told)
-        connection.forget_made([source_of(subject)])
-        return BrokerUnavailable(told)
-
-    @staticmethod
-    def _note_refusal(connection: Connection, request: Request, error: ApiError, refusals: Refusals) -> None:
-        refusal = connection.refusal(error, f"a message for {request.subject}")
-        if error.is_full:
-            refusals.note_left(request, str(refusal))
-        elif error.is_forbidden:
-            refusals.note_down(request, refusal)
-        elif isinstance(refusal, BrokerUnavailable):
-            raise refusal
-        else:
-            refusals.for_good[str(refusal)] = None
 
     # -- consuming ------------------------------------------------------------------------------------------------
 
@@ -639,10 +386,10 @@ class NatsBroker:
         is_quarantine = queue.endswith(DLQ_SUFFIX)
         limit = None if is_quarantine else self._delivery_limit
         async with self._calling(self._publish_timeout) as connection:
-            _raise_first(await self._make(connection, [source_of(queue)]))
+            _raise_first(await self._maker.make(connection, [source_of(queue)]))
             if is_quarantine:
-                _raise_first(await self._make_consumers(connection, [queue]))
-            terms = Terms(prefetch, self._lease_of(queue), self._heartbeat, limit)
+                _raise_first(await self._maker.make_consumers(connection, [queue]))
+            terms = Terms(prefetch, self._maker.lease_of(queue), self._heartbeat, limit)
             (told,) = await connection.ask_many([(f"CONSUMER.INFO.{stream_of(queue)}.{stream_of(queue)}", None)])
             if not isinstance(told, ApiError):  # if it is gone again, the first pull will tell
                 terms = terms._replace(**agreed_terms(told["config"]))
@@ -666,19 +413,6 @@ class NatsBroker:
 def _raise_first(faults: Mapping[str, BrokerError]) -> None:
     for fault in faults.values():
         raise fault
-
-
-def _stream_fault(
-    connection: Connection, queue: str, refusal: ApiError, seen: dict[str, Any] | ApiError
-) -> BrokerError | None:
-    """Why a stream that could not be made is no queue, not even one that is there already."""
-    stream = stream_of(queue)
-    if isinstance(seen, ApiError):
-        told = seen if refusal.err_code == _NAME_IN_USE else refusal
-        return connection.refusal(told, f"to make the stream {stream}")
-    if fault := stream_fault(queue, seen["config"]):
-        return BrokerError(f"the stream {stream} at {connection.place} cannot be the queue {queue}: it {fault}")
-    return None
 
 
 def _replicas(text: str) -> int:

@@ -1,0 +1,123 @@
+"""The streams and consumers of queues are made, or those that others made are looked at: will they do?"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oraculo.brokers.nats.births import Births
+from oraculo.brokers.nats.connection import UNANSWERED, ApiError, Connection
+from oraculo.brokers.nats.layout import (
+    consumer_config,
+    consumer_fault,
+    mended_consumer,
+    quarantine_of,
+    source_of,
+    stream_config,
+    stream_fault,
+    stream_of,
+)
+from oraculo.errors import BrokerError
+
+MAKE_SHARE = 0.6  # of the time of a call, for streams to be made
+LOOK_SHARE = 0.4  # of it, for a stream or a consumer to tell of itself
+_NAME_IN_USE = 10058
+
+
+class Maker:
+    """`patience`: seconds that a call may take."""
+
+    def __init__(
+        self, births: Births, *, replicas: int, lease: float, leases: Mapping[str, float], patience: float
+    ) -> None:
+        self._births = births
+        self._replicas = replicas
+        self._lease = lease
+        self._leases = leases
+        self._make_patience = patience * MAKE_SHARE
+        self._look_patience = patience * LOOK_SHARE
+
+    async def make(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
+        """Streams for the queues and their quarantines, and a consumer for each queue. Returns why some could not be
+        made; the others are."""
+        faults = await self._make_streams(connection, sources)
+        faults |= await self.make_consumers(connection, [source for source in sources if source not in faults])
+        connection.note_made(source for source in sources if source not in faults)
+        return faults
+
+    async def _make_streams(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
+        names = [name for source in sources for name in (source, quarantine_of(source))]
+        calls = ((f"STREAM.CREATE.{stream_of(name)}", stream_config(name, self._replicas)) for name in names)
+        answers = await connection.ask_many(calls, self._make_patience)
+        made = dict(zip(names, answers, strict=True))
+        refused = {name: answer for name, answer in made.items() if isinstance(answer, ApiError)}
+        made |= await self._streams_there(connection, [name for name in refused if refused[name] is not UNANSWERED])
+        faults = {
+            source_of(name): fault
+            for name, refusal in refused.items()
+            if (fault := _stream_fault(connection, name, refusal, made[name]))
+        }
+        ours = {name: told for name, told in made.items() if isinstance(told, dict) and source_of(name) not in faults}
+        reborn = [name for name, told in ours.items() if self._births.is_reborn(name, told["created"])]
+        connection.note_working(reborn)
+        self._births.losses += bool(reborn)
+        return faults
+
+    async def _streams_there(
+        self, connection: Connection, names: Sequence[str]
+    ) -> dict[str, dict[str, Any] | ApiError]:
+        """Those that others made otherwise, and those that the account has no right, or no room, to make."""
+        calls = ((f"STREAM.INFO.{stream_of(name)}", None) for name in names)
+        looks = await connection.ask_many(calls, self._look_patience)
+        return dict(zip(names, looks, strict=True))
+
+    async def make_consumers(self, connection: Connection, queues: Sequence[str]) -> dict[str, BrokerError]:
+        """Returns why some could not be made."""
+        looks = ((f"CONSUMER.INFO.{stream}.{stream}", None) for stream in map(stream_of, queues))
+        found = await connection.ask_many(looks, self._look_patience)
+        faults: dict[str, BrokerError] = {}
+        wanted: dict[str, dict[str, Any]] = {}
+        for queue, told in zip(queues, found, strict=True):
+            try:
+                config = self._wanted_consumer(connection, queue, told)
+            except BrokerError as error:
+                faults[queue] = error
+            else:
+                wanted |= {} if config is None else {queue: config}
+        calls = (
+            (f"CONSUMER.CREATE.{stream}.{stream}", {"stream_name": stream, "config": config})
+            for stream, config in ((stream_of(queue), config) for queue, config in wanted.items())
+        )
+        answers = await connection.ask_many(calls, self._look_patience)
+        for queue, answer in zip(wanted, answers, strict=True):
+            if isinstance(answer, ApiError):
+                faults[queue] = connection.refusal(answer, f"to make the consumer of {queue}")
+        return faults
+
+    def lease_of(self, queue: str) -> float:
+        return self._leases.get(queue, self._lease)
+
+    def _wanted_consumer(
+        self, connection: Connection, queue: str, found: dict[str, Any] | ApiError
+    ) -> dict[str, Any] | None:
+        """What has to be made or changed; None when all is well."""
+        if isinstance(found, ApiError):
+            if not found.is_missing:
+                raise connection.refusal(found, f"to tell of the consumer of {queue}")
+            return consumer_config(queue, self.lease_of(queue))
+        config = found["config"]
+        if fault := consumer_fault(queue, config):
+            raise BrokerError(f"the consumer {stream_of(queue)} at {connection.place} cannot serve: it {fault}")
+        mended = mended_consumer(config, self.lease_of(queue))
+        return None if mended == config else mended
+
+
+def _stream_fault(
+    connection: Connection, queue: str, refusal: ApiError, seen: dict[str, Any] | ApiError
+) -> BrokerError | None:
+    """Why a stream that could not be made is no queue, not even one that is there already."""
+    stream = stream_of(queue)
+    if isinstance(seen, ApiError):
+        told = seen if refusal.err_code == _NAME_IN_USE else refusal
+        return connection.refusal(told, f"to make the stream {stream}")
+    if fault := stream_fault(queue, seen["config"]):
+        return BrokerError(f"the stream {stream} at {connection.place} cannot be the queue {queue}: it {fault}")
+    return None

@@ -1,0 +1,107 @@
+"""Requests are sent to JetStream, their queues made where they are missing."""
+
+import asyncio
+from collections.abc import Sequence
+
+from oraculo.brokers.nats.births import Births
+from oraculo.brokers.nats.connection import MOST_KNOWN, NOBODY, UNANSWERED, ApiError, Connection, Request
+from oraculo.brokers.nats.layout import quarantine_of, source_of, stream_of
+from oraculo.brokers.nats.making import Maker
+from oraculo.brokers.nats.outgoing import Refusals, confirms_of, windows
+from oraculo.errors import BrokerError, BrokerUnavailable
+
+CONFIRM_SHARE = 0.8  # of the time of a call; in the rest a server that did not confirm may show that it works
+
+
+class Sender:
+    """`patience`: seconds that a call may take."""
+
+    def __init__(self, maker: Maker, births: Births, *, patience: float) -> None:
+        self._maker = maker
+        self._births = births
+        self._confirm_patience = patience * CONFIRM_SHARE
+
+    async def send(self, connection: Connection, requests: Sequence[Request], refusals: Refusals) -> None:
+        """Returns once all are confirmed, but for those that were not taken, which are told in `refusals`."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._confirm_patience
+        for window in windows(await self._make_missing(connection, requests, refusals)):
+            if clock() >= until:
+                for request in window:
+                    refusals.note_left(request, f"{connection.place} was not asked in time to take {request.subject}")
+                continue
+            homeless = await self._send_window(connection, window, refusals, until)
+            if homeless:  # their stream was deleted, so they are nowhere: sending them again makes no duplicate
+                connection.forget_made(source_of(request.subject) for request in homeless)
+                housed = await self._make_missing(connection, homeless, refusals)
+                if await self._send_window(connection, housed, refusals, until):
+                    raise BrokerUnavailable(f"the stream of {homeless[0].subject} at {connection.place} is gone again")
+
+    async def _make_missing(
+        self, connection: Connection, requests: Sequence[Request], refusals: Refusals
+    ) -> Sequence[Request]:
+        """Returns those whose queue is there, as far as is known, and works."""
+        used = {request.subject for request in requests}
+        sources = {source_of(subject) for subject in used}
+        missing = connection.unmade(sources)
+        if len(connection.made) > MOST_KNOWN // 4:  # some may soon be forgotten: not those in use
+            connection.note_made(sources & connection.made.keys())
+            self._births.note_used(map(stream_of, used))
+        forbidden = await self._make_for_sending(connection, sorted(missing)) if missing else {}
+        stuck = connection.stuck()
+        if not stuck and not forbidden:
+            return requests
+        faults = {queue: BrokerUnavailable(why) for queue, why in stuck.items()} | forbidden
+        for request in requests:
+            if request.subject in faults:
+                refusals.note_down(request, faults[request.subject])
+        return [request for request in requests if request.subject not in faults]
+
+    async def _make_for_sending(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
+        """Returns which can never be made as things are, and why, their quarantines too. One that cannot be made now
+        counts as stuck for a while."""
+        forbidden: dict[str, BrokerError] = {}
+        for source, fault in (await self._maker.make(connection, sources)).items():
+            both = (source, quarantine_of(source))
+            if isinstance(fault, BrokerUnavailable):
+                connection.note_unmakeable(both, str(fault))
+            else:
+                forbidden |= dict.fromkeys(both, fault)
+        return forbidden
+
+    async def _send_window(
+        self, connection: Connection, requests: Sequence[Request], refusals: Refusals, until: float
+    ) -> list[Request]:
+        """Those for which there is no stream."""
+        acks = await confirms_of(connection, requests, until)
+        if all(ack.error is None for ack in acks):
+            connection.note_working([request.subject for request in requests])
+            return []
+        homeless = []
+        for request, ack in zip(requests, acks, strict=True):
+            if ack.error is UNANSWERED:
+                refusals.note_down(request, self._unheard(connection, request.subject))
+            elif ack.error is NOBODY:
+                homeless.append(request)
+            elif ack.error is not None:
+                self._note_refusal(connection, request, ack.error, refusals)
+        return homeless
+
+    def _unheard(self, connection: Connection, subject: str) -> BrokerUnavailable:
+        """Perhaps its stream has no leader; perhaps it is gone and somebody else listens on its subject."""
+        told = f"{connection.place} did not confirm what is for {subject} in time, while it answers otherwise"
+        connection.note_silent(subject, told)
+        connection.forget_made([source_of(subject)])
+        return BrokerUnavailable(told)
+
+    @staticmethod
+    def _note_refusal(connection: Connection, request: Request, error: ApiError, refusals: Refusals) -> None:
+        refusal = connection.refusal(error, f"a message for {request.subject}")
+        if error.is_full:
+            refusals.note_left(request, str(refusal))
+        elif error.is_forbidden:
+            refusals.note_down(request, refusal)
+        elif isinstance(refusal, BrokerUnavailable):
+            raise refusal
+        else:
+            refusals.for_good[str(refusal)] = None
