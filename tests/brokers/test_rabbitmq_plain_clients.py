@@ -14,6 +14,7 @@ import pytest
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq import connection as connection_module
+from oraculo.brokers.rabbitmq import letters as letters_module
 from oraculo.brokers.rabbitmq.letters import carried, encoded, redeliveries_of
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
@@ -401,6 +402,20 @@ class TestOthersQuarantines:
             assert await letters(broker, queue, 5) == first
             assert await broker.discard(queue, ["0" * 14 + "-" + "0" * 14]) == 0
         assert await broker.redrive(queue, [first[0].id]) == 1
+
+    async def test_a_queue_that_must_read_much_before_it_hands_over_any_is_waited_for(
+        self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(letters_module, "_PATIENCE", 0.1)
+        consume, consuming = letters_module._Visit._consume, set[asyncio.Task[None]]()
+
+        async def consume_late(visit: letters_module._Visit, held: int) -> None:
+            begin = lambda: consuming.add(asyncio.create_task(consume(visit, held)))  # noqa: E731
+            asyncio.get_running_loop().call_later(0.4, begin)
+
+        monkeypatch.setattr(letters_module._Visit, "_consume", consume_late)
+        await broker.publish([Outgoing(queue, b"x", reason="large") for _ in range(2)])
+        assert len(await broker.dead_letters(queue, limit=10)) == 2
 
     async def test_looking_makes_no_queue(self, broker: RabbitMQBroker, queue: str) -> None:
         assert await broker.dead_letters(queue, limit=1) == []

@@ -36,6 +36,7 @@ CHUNK = 500  # dead letters that are moved at once
 CHUNK_BYTES = 1024 * 1024  # and how large they may be, but for a single one: a link may be slow
 RENEWED_BYTES = 16 * 1024 * 1024  # of letters at one look: more arrive meanwhile, and wait in memory
 _PATIENCE = 1.0  # seconds without a letter that should be there: somebody else has it now
+_FIRST_PATIENCE = 5.0  # for the first that is consumed: a quorum queue reads all from disk before it hands over any
 _MOST_PREFETCH = 65_535
 _LONGEST_REASON = 4_000  # characters
 
@@ -316,11 +317,11 @@ class _Visit:
             self._renewed = []
 
     async def __aiter__(self) -> AsyncIterator[_Found]:
-        for _ in range(self._count):
+        for number in range(self._count):
             while not self._arrived:
                 if self._channel.fault is not None:
                     raise self._channel.fault
-                if not await self._has_signal():
+                if not await self._has_signal(_PATIENCE if number > 1 else _FIRST_PATIENCE):
                     return
             yield self._arrived.popleft()
 
@@ -336,10 +337,10 @@ class _Visit:
         for tag in set(tags).difference(together):
             self._channel.raw.basic_ack(tag)
 
-    async def _has_signal(self) -> bool:
+    async def _has_signal(self, patience: float) -> bool:
         self._signal.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(patience):
                 await self._signal.wait()
         return self._signal.is_set()
 
