@@ -8,40 +8,33 @@ One check at a time for each queue: whatever comes to the check's own queue is t
 """
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from oraculo.core import machine, naming
-from oraculo.core.answer import has_failed, read_answer
-from oraculo.core.message import Message, decode_message
+from oraculo.core.answer import read_answer
 from oraculo.core.pipeline import Definition, Kind, Step
 from oraculo.core.plan import Plan
 from oraculo.core.run import Run, RunHead, Task
 from oraculo.core.timestamps import in_words, to_iso
-from oraculo.errors import BrokerError, BrokerUnavailable, InvalidInput
-from oraculo.ports.broker import Broker, Consumer, DeadLetter, Delivery, Outgoing, QueueState
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, DeadLetter, Outgoing, QueueState
 from oraculo.ports.clock import Clock, Entropy
+from oraculo.testing.mailbox import MARK, MOST_FOREIGN, Answer, Mailbox
 
 LARGE = 500_000  # bytes
 UNICODE = 'ação, coração, ÀÉÎÕÜ; 漢字 かな; Ελληνικά; עברית; 🧭👩‍🔬; \u2028 "aspas" \\ barra'
-
-_MARK = "verificacao-"
-_CHECK_ID = re.compile(_MARK + "[0-9a-f-]{36}-[0-9]+-[a-z]+")
 
 _GRACE = 0.5  # seconds for an answer that need not come, once a later command was answered
 _BURIAL = 2.0  # seconds in which what was rejected must have come to the dead letters
 _ACKED = "acked"
 _SETTLING = 2.0  # seconds in which what was answered must have left its queue
 _PAUSE = 0.1
-_RENEWAL = 5.0  # seconds between renewals of what is held, less than any sensible lease
-_MOST_FOREIGN = 1_000  # messages of others that are held while a check lasts
 _MOST_LETTERS = 10_000  # dead letters that are looked through
-_BOUNCES = 3  # how often a message of others is given back at once, where an engine may be waiting for it
 
 
 class State(StrEnum):
@@ -64,16 +57,6 @@ class Report(msgspec.Struct, frozen=True):
     @property
     def has_passed(self) -> bool:
         return all(verdict.state in (State.PASSED, State.NOTED) for verdict in self.verdicts)
-
-
-class Answer(NamedTuple):
-    queue: str
-    message: Message
-    failure: str  # what the worker says went wrong; empty when it succeeded
-
-    @property
-    def outcome(self) -> str:
-        return f"erro: {self.failure}" if self.failure else "ok"
 
 
 class _Failed(Exception):
@@ -109,8 +92,8 @@ class WorkerCheck:
         self._clock = clock
         self._timeout = timeout
         self._payload = usual_payload(queue) if payload is None else payload
-        self._mark = f"{_MARK}{entropy.new_id()}"
-        self._mail = _Mailbox(broker, self._mark)
+        self._mark = f"{MARK}{entropy.new_id()}"
+        self._mail = Mailbox(broker, self._mark)
         self._reads_answers = False  # whether `resultados` is listened to
         self._warnings: list[str] = []
         self._given_ids: set[str] = set()
@@ -402,14 +385,14 @@ class WorkerCheck:
     async def _withdraw(self) -> None:
         """Takes back commands that nobody took. Those of others are given back by closing."""
         state = await self._state(self._physical)
-        if state is None or not 0 < state.ready <= _MOST_FOREIGN:
+        if state is None or not 0 < state.ready <= MOST_FOREIGN:
             return
-        consumer = await self._broker.consume(self._physical, prefetch=_MOST_FOREIGN)
+        consumer = await self._broker.consume(self._physical, prefetch=MOST_FOREIGN)
         try:
             with suppress(TimeoutError):
                 while True:
                     async with asyncio.timeout(_GRACE):
-                        taken = await consumer.take(_MOST_FOREIGN)
+                        taken = await consumer.take(MOST_FOREIGN)
                     await consumer.ack([each for each in taken if self._mark.encode() in each.body])
         finally:
             await consumer.close()
@@ -449,7 +432,7 @@ def usual_payload(queue: str) -> dict[str, Any]:
 def _why_not_read(answers: QueueState) -> str | None:
     if answers.consumers:
         return "an engine reads it, and would take answers from the check, and the check from it"
-    if answers.ready > _MOST_FOREIGN:
+    if answers.ready > MOST_FOREIGN:
         return f"{answers.ready} messages of others wait there"
     return None
 
@@ -462,142 +445,3 @@ def _run_of(*queues: str) -> Run:
     run = Run(head, plan, b"", b"{}", [Task(number) for number in range(len(steps))])
     machine.start(run, 0.0)
     return run
-
-
-class _Told(msgspec.Struct):
-    """What of an answer's payload says how it went. The rest may hold what Python cannot, as 1e999."""
-
-    status: Any = None
-    erros: Any = None
-
-
-_payload_decoder = msgspec.json.Decoder(_Told)
-
-
-def _failure(message: Message) -> str:
-    """Raises msgspec.DecodeError for a payload that cannot be read."""
-    told = _payload_decoder.decode(message.payload)
-    return naming.shown(told.erros or told.status, 200) if has_failed(told.status, told.erros) else ""
-
-
-# -- where answers come ----------------------------------------------------------------------------------------------
-
-
-class _Mailbox:
-    """Reads the queues on which answers may come, and keeps those of this check by their correlation_id."""
-
-    def __init__(self, broker: Broker, mark: str) -> None:
-        self._broker = broker
-        self._mark = mark.encode()
-        self._answers: dict[str, list[Answer]] = {}
-        self._came = asyncio.Condition()
-        self._readers: list[asyncio.Task[None]] = []
-        self.malformed: list[str] = []  # for each answer that is no message: where it came, and its fault
-        self.foreign: dict[str, None] = {}  # what is on a queue of others and not of this check, for people
-
-    async def listen(self, queue: str, *, is_own: bool = False, is_shared: bool = False) -> None:
-        """`is_own`: all that comes there is meant for the check. `is_shared`: somebody else may be waiting there."""
-        subscription = _Subscription(await self._consume(queue), is_own, is_shared)
-        self._readers.append(asyncio.create_task(self._read(queue, subscription), name=f"read {queue}"))
-
-    async def answers(self, correlation_id: str, count: int, within: float) -> list[Answer]:
-        """Those that came, at once when there are as many as that."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within), self._came:
-                await self._came.wait_for(lambda: len(self._answers.get(correlation_id, ())) >= count)
-        return list(self._answers.get(correlation_id, ()))
-
-    def ids_beside(self, given: Collection[str]) -> list[str]:
-        """The correlation_ids of answers that are none of these, nor left over from an earlier check."""
-        mark = self._mark.decode()
-        left_over = (each for each in self._answers if _CHECK_ID.fullmatch(each) and not each.startswith(mark))
-        return list(self._answers.keys() - given - set(left_over))
-
-    def forget_oddities(self) -> None:
-        self.malformed.clear()
-        self.foreign.clear()
-
-    async def close(self) -> None:
-        for reader in self._readers:
-            reader.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
-
-    async def _consume(self, queue: str) -> Consumer:
-        return await self._broker.consume(queue, prefetch=2 * _MOST_FOREIGN)
-
-    async def _read(self, queue: str, subscription: "_Subscription") -> None:
-        """Until it is cancelled: a subscription that is lost is made again."""
-        while True:
-            renewing = asyncio.create_task(subscription.renew())
-            try:
-                while deliveries := await subscription.consumer.take(_MOST_FOREIGN):
-                    await self._sort(subscription, deliveries)
-            except BrokerError:
-                await asyncio.sleep(_PAUSE)
-            finally:
-                renewing.cancel()
-                with suppress(BrokerError):
-                    await subscription.consumer.close()
-            subscription = _Subscription(await self._consume_again(queue), subscription.is_own, subscription.is_shared)
-
-    async def _consume_again(self, queue: str) -> Consumer:
-        while True:
-            with suppress(BrokerError):
-                return await self._consume(queue)
-            await asyncio.sleep(_PAUSE)
-
-    async def _sort(self, subscription: "_Subscription", deliveries: Iterable[Delivery]) -> None:
-        ours = []
-        for delivery in deliveries:
-            if subscription.is_own or self._mark in delivery.body:
-                self._keep(delivery)
-                ours.append(delivery)
-            else:
-                self.foreign[_described(delivery.body)] = None
-                await subscription.give_back(delivery)
-        await subscription.consumer.ack(ours)
-        async with self._came:
-            self._came.notify_all()
-
-    def _keep(self, delivery: Delivery) -> None:
-        try:
-            message = decode_message(delivery.body)
-            failure = _failure(message)
-        except (InvalidInput, msgspec.DecodeError) as error:
-            shown = naming.shown(delivery.body.decode(errors="replace"))
-            self.malformed.append(f"{delivery.queue} came an answer that is no valid message: {error}; it is {shown}")
-            return
-        if message.tipo_evento != naming.PROGRESS:
-            self._answers.setdefault(message.correlation_id, []).append(Answer(delivery.queue, message, failure))
-
-
-class _Subscription:
-    """One life of a consumer, with the messages of others that it holds until it is closed."""
-
-    def __init__(self, consumer: Consumer, is_own: bool, is_shared: bool) -> None:
-        self.consumer = consumer
-        self.is_own = is_own
-        self.is_shared = is_shared
-        self._held: list[Delivery] = []
-
-    async def give_back(self, delivery: Delivery) -> None:
-        """At once where somebody may be waiting for it. Elsewhere, or when it comes again and again, it is held until
-        the end: each delivery counts, and too many would make a dead letter of it."""
-        if self.is_shared and delivery.redeliveries < _BOUNCES:
-            await self.consumer.retry(delivery, 0.0, "taken by `oraculo check-worker`, whose answer it is not")
-        else:
-            self._held.append(delivery)
-
-    async def renew(self) -> None:
-        while True:
-            await asyncio.sleep(_RENEWAL)
-            if self._held:
-                with suppress(BrokerError):
-                    await self.consumer.extend(self._held)
-
-
-def _described(body: bytes) -> str:
-    try:
-        return f"correlation_id {naming.shown(decode_message(body).correlation_id)}"
-    except InvalidInput as error:
-        return str(error)
