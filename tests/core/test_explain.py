@@ -1,13 +1,13 @@
 """One sentence: why a run is not finished, what it waits for, until when, what happens then."""
 
 from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Progressed, Redriven
-from oraculo.core.explain import explain
+from oraculo.core.explain import Audience, explain
 
 from .building import START, Driver, fan_out, flow
 
 
-def told(driver: Driver, **consumers: int | None) -> str:
-    sentence = explain(driver.run, driver.now, consumers)
+def told(driver: Driver, **audiences: Audience) -> str:
+    sentence = explain(driver.run, driver.now, audiences)
     assert sentence.endswith(".")
     assert "\n" not in sentence
     return sentence
@@ -29,10 +29,16 @@ def test_a_fan_out_that_has_nothing_yet() -> None:
 
 def test_that_nobody_listens_is_told_when_it_is_known() -> None:
     driver = fan_out("a").sent()
-    assert "and nobody listens on queue a" in told(driver, a=0)
-    assert "nobody" not in told(driver, a=1)
-    assert "nobody" not in told(driver, a=None)
+    assert "sent 0 s ago, and nobody listens on queue a);" in told(driver, a=Audience(0, 0))
+    assert "nobody" not in told(driver, a=Audience(1, 0))
+    assert "nobody" not in told(driver, a=Audience(None, 0))
     assert "nobody" not in told(driver)
+
+
+def test_somebody_who_took_a_message_and_was_not_heard_of_since_may_be_at_work() -> None:
+    sentence = told(fan_out("a").sent(), a=Audience(0, 2))
+    assert "nobody listens on queue a now, but somebody took 2 messages of it and is at work, or gone);" in sentence
+    assert "nobody" not in told(fan_out("a").sent(), a=Audience(None, 2))
 
 
 def test_brokers_that_cannot_be_used_are_told_while_the_run_is_open() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from oraculo.core.aggregate import summary
 from oraculo.core.pipeline import Kind
@@ -12,16 +13,26 @@ _NAMED = 3
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def explain(run: Run, now: float, consumers: Mapping[str, int | None], troubles: Mapping[str, str] = _NONE) -> str:
-    """`consumers` tells how many workers listen on a queue; a queue that is not in it, or None, is not known.
-    `troubles`: the brokers and queues that cannot be used now, and why."""
-    return _why_open(run, now, consumers, troubles) if run.is_open else _why_ended(run)
+class Audience(NamedTuple):
+    """Of a queue, as its broker tells."""
+
+    consumers: int | None  # None: it does not tell
+    held: int  # messages that somebody took and has not settled
 
 
-def _why_open(run: Run, now: float, consumers: Mapping[str, int | None], troubles: Mapping[str, str]) -> str:
+_UNKNOWN = Audience(None, 0)
+
+
+def explain(run: Run, now: float, audiences: Mapping[str, Audience], troubles: Mapping[str, str] = _NONE) -> str:
+    """`audiences`: of the queues of which it is known. `troubles`: the brokers and queues that cannot be used now, and
+    why."""
+    return _why_open(run, now, audiences, troubles) if run.is_open else _why_ended(run)
+
+
+def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], troubles: Mapping[str, str]) -> str:
     open_tasks = [task for task in run.tasks if task.is_open]
     active = [task for task in open_tasks if not task.missing]
-    told = [_task_state(run, task, now, consumers) for task in active[:_NAMED]]
+    told = [_task_state(run, task, now, audiences) for task in active[:_NAMED]]
     if len(active) > _NAMED:
         told.append(f"{len(active) - _NAMED} more")
     blocked = len(open_tasks) - len(active)
@@ -37,7 +48,7 @@ def _why_open(run: Run, now: float, consumers: Mapping[str, int | None], trouble
     )
 
 
-def _task_state(run: Run, task: Task, now: float, consumers: Mapping[str, int | None]) -> str:
+def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audience]) -> str:
     step = run.plan.steps[task.number]
     attempt = f"attempt {task.attempt} of {task.last_attempt}"
     if task.awaits_retry:
@@ -49,8 +60,18 @@ def _task_state(run: Run, task: Task, now: float, consumers: Mapping[str, int | 
     since = in_words(max(0.0, now - (task.sent_at or now)))
     progress = "" if task.percent is None else f", {task.percent:g} % done"
     own = f", its own deadline in {in_words(max(0.0, task.deadline - now))}" if task.deadline is not None else ""
-    deaf = f", and nobody listens on queue {step.queue}" if consumers.get(step.queue) == 0 else ""
+    deaf = _deafness(step.queue, audiences.get(step.queue, _UNKNOWN))
     return f"'{step.id}' ({attempt}, sent {since} ago{progress}{own}{deaf})"
+
+
+def _deafness(queue: str, audience: Audience) -> str:
+    """A plain worker of Redis is not heard of while it works."""
+    if audience.consumers != 0:
+        return ""
+    if not audience.held:
+        return f", and nobody listens on queue {queue}"
+    held = _count(audience.held, "message")
+    return f", and nobody listens on queue {queue} now, but somebody took {held} of it and is at work, or gone"
 
 
 def _what_then(run: Run, now: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from oraculo.core import naming
 from oraculo.core.events import Cancelled, Event, Repeated
-from oraculo.core.explain import explain
+from oraculo.core.explain import Audience, explain
 from oraculo.core.history import HistoryEntry
 from oraculo.core.machine import Verdict
 from oraculo.core.pipeline import Definition, text_fault
@@ -176,15 +176,13 @@ class Operations:
         run = await self.run(run_id)
         active = [task for task in run.tasks if task.is_open and not task.missing]
         stuck = self._stuck_queues(run, active)
-        knows = stuck.keys().isdisjoint(
-            self._own_queues
-        )  # a broker that fails them does not know who listens elsewhere
-        consumers = await self._consumers(_queues_of(run, active)) if active and knows else {}
+        knows = stuck.keys().isdisjoint(self._own_queues)  # who fails them does not know who listens elsewhere
+        audiences = await self._audiences(_queues_of(run, active)) if active and knows else {}
         troubles = {f"broker {link.name}": link.trouble for link in self.brokers() if link.trouble is not None}
         if (why_unsent := self._engine.sending_trouble) and any(task.unsent for task in active):
             troubles = troubles or {"the broker": why_unsent}  # it answers, so that it seems well, and takes nothing
         troubles |= {f"queue {queue}": why for queue, why in stuck.items()}
-        return explain(run, self._engine.clock.now(), consumers, troubles)
+        return explain(run, self._engine.clock.now(), audiences, troubles)
 
     @property
     def _own_queues(self) -> tuple[str, str]:
@@ -200,15 +198,16 @@ class Operations:
             queue: why for queue, why in refusing.items() if queue in unsent
         }
 
-    async def _consumers(self, queues: Collection[str]) -> Mapping[str, int | None]:
-        """How many listen on each, as far as it is known: a broker that is away may be what the run waits for."""
+    async def _audiences(self, queues: Collection[str]) -> Mapping[str, Audience]:
+        """As far as they are known: a broker that is away may be what the run waits for."""
         names, broker = self._engine.names, self._engine.broker
         try:
             states = await broker.queues([names.physical(queue) for queue in queues])
         except BrokerError:
             return {}
-        unseen = dict.fromkeys(queues, 0 if broker.capabilities.counts_consumers else None)
-        return unseen | {names.logical(state.queue): state.consumers for state in states}
+        unseen = Audience(0 if broker.capabilities.counts_consumers else None, 0)
+        seen = {names.logical(state.queue): Audience(state.consumers, state.unacked) for state in states}
+        return dict.fromkeys(queues, unseen) | seen
 
     async def cancel(self, run_id: str) -> Run:
         if await self._wish(run_id, Cancelled()) is Verdict.REFUSED:
