@@ -161,6 +161,8 @@ async def test_celerys_broker_is_killed_and_started_again(
         late = await submit(cluster, "loja.somar", {"a": 2, "b": 3}, timeout=1)
         trouble = await _bridge_is(cluster, "Celery's broker at ")
         assert "guest:guest" not in trouble
+        told = (await cluster.client.get(f"/orquestracoes/{run}/explicacao")).json()["explicacao"]
+        assert "; ponte celery cannot be used (Celery's broker at " in told
         assert (await cluster.ended(late))["falhas"]["t"]["status"] == "timeout"
         assert (await cluster.summary(run))["status"] == "em_execucao"
         await asyncio.to_thread(server.start)

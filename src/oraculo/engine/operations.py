@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.events import Cancelled, Event, Repeated
 from oraculo.core.explain import Audience, explain
@@ -182,6 +183,7 @@ class Operations:
         if (why_unsent := self._engine.sending_trouble) and any(task.unsent for task in active):
             troubles = troubles or {"the broker": why_unsent}  # it answers, so that it seems well, and takes nothing
         troubles |= {f"queue {queue}": why for queue, why in stuck.items()}
+        troubles |= self._bridge_troubles(_queues_of(run, active))
         return explain(run, self._engine.clock.now(), audiences, troubles)
 
     @property
@@ -196,6 +198,14 @@ class Operations:
         refusing = {logical(queue): why for queue, why in self._engine.refusing_queues.items()}
         return {queue: why for queue, why in found.items() if queue in concerned} | {
             queue: why for queue, why in refusing.items() if queue in unsent
+        }
+
+    def _bridge_troubles(self, queues: Collection[str]) -> dict[str, str]:
+        """Of the bridges that read one of these queues."""
+        return {
+            f"ponte {bridge.name}": bridge.trouble
+            for bridge in self._engine.bridges
+            if bridge.trouble is not None and bridges.QUEUES[bridge.name] in queues
         }
 
     async def _audiences(self, queues: Collection[str]) -> Mapping[str, Audience]:
