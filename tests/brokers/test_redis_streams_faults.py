@@ -337,6 +337,21 @@ class TestLosses:
                 await broker.consume("q", prefetch=1)
                 assert broker.links()[0].losses == 1
 
+    async def test_where_info_is_not_granted_each_new_connection_counts(self, url: str, plain: Any) -> None:
+        plain.acl_setuser(
+            "uninformed", enabled=True, passwords=["+s"], categories=["+@all"], commands=["-info"], keys="*"
+        )
+        with Proxy(url) as proxy:
+            async with started(proxy.url.replace("redis://", "redis://uninformed:s@")) as broker:
+                assert not broker.capabilities.durable
+                await broker.publish(messages(fresh_name(), 1))
+                assert broker.links()[0].losses == 0
+                proxy.cut()
+                await until(succeeds(broker.check), saying="a new connection")
+                assert broker.links()[0].losses == 1
+                assert "grant +info" in await broker.check()
+        plain.acl_deluser("uninformed")
+
     async def test_a_flush_counts_once_for_all_queues(self, server: Server) -> None:
         with redis.Redis.from_url(server.url) as plain:
             async with started(server.url) as broker:

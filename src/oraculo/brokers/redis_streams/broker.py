@@ -370,6 +370,10 @@ def _reason_not_to_write(about: dict[bytes, bytes]) -> str | None:
 def _warnings(about: dict[bytes, bytes]) -> str:
     """What is configured so that messages can be lost."""
     told = []
+    if not about:
+        told.append(
+            "its user may not ask INFO, so that each broken connection counts as a loss of messages: grant +info"
+        )
     if about.get(b"aof_enabled") == b"0":
         told.append("it keeps no append-only file: a restart may lose messages")
     policy = about.get(b"maxmemory_policy", b"").decode()

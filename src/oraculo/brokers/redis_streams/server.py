@@ -156,16 +156,17 @@ class Server:
 
     def _compare(self, about: dict[bytes, bytes]) -> None:
         """A server that started anew without an append-only file has forgotten what it had confirmed, and a replica
-        that took a master's place may never have heard of it: a master tells its replicas after it confirms."""
+        that took a master's place may never have heard of it: a master tells its replicas after it confirms. Where the
+        user may not ask, it may be either each time."""
         self.run_id = about.get(b"run_id", self.run_id)
-        self.keeps = about.get(b"aof_enabled") != b"0"
+        self.keeps = bool(about) and about.get(b"aof_enabled") != b"0"
         if about.get(b"role") == b"slave":
             return  # it confirms nothing: what counts is who is master next
-        if self._master and self.run_id != self._master:
+        if self._master and (not about or self.run_id != self._master):
             self.known.clear()
             if not self.keeps or _was_promoted(about):
                 self.losses += 1
-        self._master = self.run_id
+        self._master = self.run_id or b"unknown"
 
     def note_group_gone(self, queue: str) -> None:
         """Counts a flush once, however many queues tell of it: only the first was last seen after the last loss."""
