@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oraculo.core.answer import has_failed, read_answer
 from oraculo.core.events import Answered, Event, Progressed
 from oraculo.core.machine import Verdict
-from oraculo.core.message import decode_message
+from oraculo.core.message import Message, decode_message
 
 from .building import Driver, fan_out, flow, message
 
@@ -163,6 +163,33 @@ def test_then_the_only_open_one_that_awaits_such_an_answer() -> None:
     assert task_of(driver, {"resultado": "ok"}, "resultado_execucao") == "executador_relatorio"
     driver.ok("escavador_blog")
     assert task_of(driver, {"dados": []}) == "escavador_youtube"
+
+
+def test_a_wrong_tarefa_is_not_the_only_open_one() -> None:
+    driver = fan_out("escavador_a").sent()
+    assert "'nobody' is not one of its tasks; open were: escavador_a" in str(read(driver, {}, tarefa="nobody"))
+    progress = read(driver, {"percentual": 5}, "progresso", tarefa="nobody")
+    assert "'nobody' is not one of its tasks" in str(progress)
+
+
+def test_a_nameless_answer_that_is_delivered_again_is_not_that_of_the_next_step() -> None:
+    driver = flow({"type": "a"}, {"type": "b", "dependsOn": ["a"]}).sent()
+    first, second = (
+        message({"status": "ok"}, "resultado_execucao", timestamp=f"2025-10-14T12:00:0{n}Z") for n in (1, 2)
+    )
+
+    def verdict(answer: Message, redelivered: bool = True) -> Verdict:
+        event = read_answer(driver.run, answer, 0.5, redelivered=redelivered)
+        assert isinstance(event, Event)
+        return driver.apply(event)
+
+    assert verdict(first, redelivered=False) is Verdict.APPLIED
+    driver.sent()
+    assert verdict(first) is Verdict.DUPLICATE
+    assert driver.task("b").status == "em_execucao"
+    assert verdict(second) is Verdict.APPLIED
+    assert driver.status == "concluida"
+    assert verdict(first) is verdict(second) is Verdict.DUPLICATE
 
 
 def test_the_seeds_bare_worker_is_a_full_citizen() -> None:

@@ -41,14 +41,15 @@ def read_answer(run: Run, message: Message, jitter: float, *, redelivered: bool 
         reply = _reply_decoder.decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:  # a number out of range, say, in a field of ours
         return f"payload cannot be read: {error}"
-    number = _find_task(run, message, reply)
+    mark = zlib.crc32(payload, zlib.crc32(message.timestamp.encode())) | 1
+    number = _find_task(run, message, reply, mark if redelivered else None)
     if number is None:
         return _why_not_found(run, message)
     attempt = _attempt(run, number, message.tentativa)
     if message.tipo_evento == naming.PROGRESS:
         return Progressed(number, _percent(reply.percentual), _text(reply.mensagem))
     if not has_failed(reply.status, reply.erros):
-        return Answered(number, attempt, payload)
+        return Answered(number, attempt, payload, mark=mark)
     return Answered(
         number,
         attempt,
@@ -56,7 +57,7 @@ def read_answer(run: Run, message: Message, jitter: float, *, redelivered: bool 
         failed=True,
         retryable=reply.repetir is not False,
         reason=_reason(reply),
-        mark=zlib.crc32(payload, zlib.crc32(message.timestamp.encode())) | 1,
+        mark=mark,
         redelivered=redelivered,
         jitter=jitter,
     )
@@ -77,22 +78,30 @@ def is_failure(payload: bytes) -> bool:
     return has_failed(reply.status, reply.erros)
 
 
-def _find_task(run: Run, message: Message, reply: _Reply) -> int | None:
-    """The first of: `tarefa`; a name in the payload; the only task that awaits such an answer."""
+def _find_task(run: Run, message: Message, reply: _Reply, mark: int | None) -> int | None:
+    """The first of: `tarefa`; a name in the payload; the only task that awaits such an answer. `mark`: of a message
+    that the broker delivers again."""
     if message.tarefa is not None and (number := run.plan.by_id.get(message.tarefa)) is not None:
         return number
     named = [found for name in _names(reply) if (found := _named(run, name, message.tipo_evento))]
     for numbers in named:
         if (number := _one_of(run, numbers)) is not None:
             return number
-    if named:  # it said whose it is: it must not be taken for the answer of another destination
+    if named or message.tarefa is not None:  # it said whose it is: it must not be taken for the answer of another
         return None
     if message.tipo_evento == naming.PROGRESS:
         kinds = [numbers for numbers in run.awaited.values() if numbers]
         return _only(kinds[0]) if len(kinds) == 1 else None
+    if mark is not None and (number := _counted_for(run, mark)) is not None:
+        return number
     kind = message.tipo_evento == naming.COLLECTED
     # With nothing awaited it is late or a repeat, and can only be of the one task that ever awaited its kind.
     return _only(run.awaited[kind]) if run.awaited[kind] else run.plan.only_of_kind[kind]
+
+
+def _counted_for(run: Run, mark: int) -> int | None:
+    """The task that this very message ended before: its ack was lost, and another may be awaited now."""
+    return next((task.number for task in run.tasks if task.mark == mark and not task.is_open), None)
 
 
 def _names(reply: _Reply) -> tuple[object, ...]:

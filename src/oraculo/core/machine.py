@@ -188,6 +188,7 @@ def _answered(run: Run, event: Answered, now: float, changes: Changes) -> Verdic
     if not task.is_open:
         return _answered_after_end(run, task, event, now, changes)
     if not event.failed:
+        task.mark = event.mark
         _succeed(run, task, event.payload, now, changes)
     elif _is_repeated_failure(task, event):
         return _stray(run, task, Verdict.DUPLICATE, event.attempt, now, changes)
