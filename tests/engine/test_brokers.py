@@ -5,6 +5,7 @@ import asyncio
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.events import BrokerLost
+from oraculo.core.machine import Verdict
 from oraculo.engine import links, service
+from oraculo.engine.inputs import Wish
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.publishing import Key
 from oraculo.errors import BrokerUnavailable, NotFound, StoreUnavailable
@@ -203,6 +206,48 @@ async def test_what_an_engine_sent_over_a_broker_that_only_it_knew_is_sent_again
         assert (await after.ended(run_id))["status"] == "concluida"
 
 
+class Split:
+    """All that a watch asks for, in a world where another engine reaches the broker `first` and sends a run there again
+    whenever this one has taken it back."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.departures = 0
+
+    def links(self) -> Sequence[Link]:
+        return [Link("first", "away", 0), Link("second", None, 0)]
+
+    async def held_by(self, via: str, limit: int, after: str, *, dead_letters: bool) -> Sequence[str]:
+        return [] if after else ["run"]
+
+    async def brokers_in_use(self) -> Sequence[str]:
+        return ["first", "second"]
+
+    def put(self, wishes: Sequence[Wish]) -> None:
+        for wish in wishes:
+            self.taken.append(wish.run_id)
+            wish.done.set_result(Verdict.APPLIED)
+
+
+async def test_engines_that_miss_different_brokers_do_not_send_the_same_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "GRACE", 2.0)
+    split: Any = Split()
+    watch = links.LinkWatch(split, split, split, split, SystemClock(), Told(), poll=0.5)
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    for half_seconds in range(7200):
+        monkeypatch.setattr(loop, "time", lambda now=begin + half_seconds / 2: now)
+        await watch.look()
+    assert 4 <= len(split.taken) <= 8
+    split.taken.clear()
+    await watch._take_back_from_strangers()  # as when an engine has gone
+    monkeypatch.setattr(loop, "time", lambda: begin + 3630)
+    await watch.look()
+    assert split.taken == ["run"]
+
+
 async def test_a_reply_goes_by_the_broker_that_brought_the_request_and_while_that_is_away_by_another() -> None:
     first, second = Durable("first"), Durable("second")
     async with Harness(settings=QUICK, broker=FailoverBroker([first, second])) as oraculo:
@@ -347,8 +392,8 @@ async def test_a_note_that_comes_after_the_loss_was_looked_for_is_found(monkeypa
         else:
             late.append(asyncio.create_task(note_later(outbox, keys, via, outbox._clock.now())))
 
-    async def look(watch: links.LinkWatch, event: BrokerLost) -> int:
-        found = await decide(watch, event)
+    async def look(watch: links.LinkWatch, event: BrokerLost, *absence: Any) -> int:
+        found = await decide(watch, event, *absence)
         looked.set()
         return found
 

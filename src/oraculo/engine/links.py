@@ -6,6 +6,7 @@ one that is no longer among those configured.
 """
 
 import asyncio
+from collections.abc import Iterable
 
 from oraculo.core.events import BrokerLost
 from oraculo.core.machine import Verdict
@@ -19,6 +20,7 @@ from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack, Telemetry
 GRACE = 2.0  # seconds that a broker must have been away
 LONGEST_PAUSE = 30.0  # between two looks for what a lost broker took: notes of it may still be on their way
 LOOKS_AFTER_A_LOSS = 3
+MOST_LEFT = 10_000  # runs
 _PAGE = 50
 
 
@@ -29,6 +31,22 @@ class _Absence:
     def __init__(self, now: float) -> None:
         self.next_look = now + GRACE
         self._pause = GRACE
+        self._left: dict[str, tuple[float, float]] = {}  # runs: until when they are left alone, and for how long
+
+    def leaves(self, run_id: str, now: float) -> bool:
+        return now < self._left.get(run_id, (now, 0.0))[0]
+
+    def note_taken(self, run_ids: Iterable[str], now: float) -> None:
+        """One that is there again was sent there by an engine that reaches the broker, perhaps because it misses
+        another: it is left to that engine for longer each time, or both would send it again and again."""
+        for run_id in run_ids:
+            if run_id in self._left or len(self._left) < MOST_LEFT:
+                pause = 4 * self._left.get(run_id, (0.0, GRACE))[1]
+                self._left[run_id] = (now + pause, pause)
+
+    def leave_nothing(self) -> None:
+        """The engine that reached the broker may be gone."""
+        self._left.clear()
 
     def look_later(self, now: float) -> None:
         self.next_look = now + self._pause
@@ -137,35 +155,43 @@ class LinkWatch:
         now = asyncio.get_running_loop().time()
         absence = self._absences.setdefault(link.name, _Absence(now))
         if now >= absence.next_look:
-            await self._take_back(link.name)
+            await self._take_back(link.name, absence)
             absence.look_later(now)
 
     async def _take_back_from_strangers(self) -> None:
         """What an earlier configuration sent elsewhere: at the start, and when an engine has gone, which may have been
         the last that listened there."""
         departures = self._peers.departures
+        for absence in self._absences.values():
+            absence.leave_nothing()
         ours = {link.name for link in self._broker.links()}
         for via in await self._store.brokers_in_use():
             if via not in ours:
                 await self._take_back(via)
         self._departures = departures
 
-    async def _take_back(self, via: str | None, before: float | None = None) -> None:
+    async def _take_back(
+        self, via: str | None, absence: _Absence | None = None, *, before: float | None = None
+    ) -> None:
         """`before`: the memory was lost then, and the dead letters with it."""
-        count = await self._decide(BrokerLost(via, before=before))
+        count = await self._decide(BrokerLost(via, before=before), absence)
         if before is not None:
             count += await self._decide(BrokerLost(via, dead_letters=True, before=before))
         if count:
             self._telemetry.emit(CommandsTakenBack(via or "unknown", count))
 
-    async def _decide(self, event: BrokerLost) -> int:
+    async def _decide(self, event: BrokerLost, absence: _Absence | None = None) -> int:
         """A page of runs at a time, each decided and committed like anything else that happens to a run. Returns how
         many had something to send again."""
         count, after = 0, ""
         loop = asyncio.get_running_loop()
         while page := await self._store.held_by(event.via, _PAGE, after, dead_letters=event.dead_letters):
-            wishes = [Wish(run_id, event, loop.create_future()) for run_id in page]
+            concerned = [run_id for run_id in page if absence is None or not absence.leaves(run_id, loop.time())]
+            wishes = [Wish(run_id, event, loop.create_future()) for run_id in concerned]
             self._inbox.put(wishes)
             verdicts = await asyncio.gather(*(wish.done for wish in wishes), return_exceptions=True)
-            count, after = count + verdicts.count(Verdict.APPLIED), page[-1]
+            taken = [run_id for run_id, verdict in zip(concerned, verdicts, strict=True) if verdict is Verdict.APPLIED]
+            if absence is not None:
+                absence.note_taken(taken, loop.time())
+            count, after = count + len(taken), page[-1]
         return count
