@@ -145,6 +145,32 @@ async def test_a_queue_that_we_may_not_send_to_holds_up_no_other() -> None:
             assert await ready(broker, "good", 2)
 
 
+@pytest.mark.parametrize(
+    ("denied", "what"), [("$JS.API.CONSUMER.MSG.NEXT.>", "read"), ("$JS.ACK.>", "settle what comes on")]
+)
+async def test_a_consumer_that_may_not_pull_or_ack_says_so(denied: str, what: str) -> None:
+    with BareNats(_user(denied)) as server:
+        async with running(server.url.replace("//", "//ana:s3@")) as broker, asyncio.timeout(PATIENCE):
+            await broker.publish([Outgoing("Queue", b"x"), Outgoing("other", b"x")])
+            consumer = await broker.consume("Queue", prefetch=1)
+
+            async def take_and_ack() -> None:
+                while True:
+                    await consumer.ack(await consumer.take(1))
+
+            with pytest.raises(BrokerUnavailable, match=f"does not allow us to {what} Queue: permissions violation"):
+                await take_and_ack()
+            assert "does not allow us" in (broker.links()[0].trouble or "")
+
+
+async def test_answers_that_may_not_be_heard_are_told() -> None:
+    rights = '{ user: ana, password: s3, permissions: { subscribe: { deny: ["_INBOX.>"] } } }'
+    with BareNats(f"authorization {{ users: [ {rights} ] }}") as server:
+        with pytest.raises(BrokerError, match="does not allow it: permissions violation for subscription") as refused:
+            await NatsBroker(server.url.replace("//", "//ana:s3@"), connect_timeout=1.0).start()
+        assert not isinstance(refused.value, BrokerUnavailable)
+
+
 async def test_a_queue_that_cannot_be_made_holds_up_no_other(url: str, queue: str) -> None:
     async with running(url) as broker, plain_client(url) as client:
         await api(client, f"STREAM.CREATE.other-{queue}", {"name": f"other-{queue}", "subjects": [f"{queue}.bad"]})

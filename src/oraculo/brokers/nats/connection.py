@@ -46,12 +46,14 @@ _NOT_STORED = 10077
 _OVER_SIZE = 10054
 _ID_IN_PROCESS = 10158
 _FORBIDDEN_SUBJECT = re.compile(r'permissions violation for publish to "([^"]+)"')
+_DEAF_INBOX = re.compile(r'permissions violation for subscription to "[^"]+\.\*"')
 _FAREWELL = 1.0  # seconds in which the tasks and the socket of an ended connection are gone
 
 Answer = TypeVar("Answer")
 
 
 Receive = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply subject, data, headers; must not raise
+Forbidden = Callable[[str, str], None]  # a subject, in small letters, and what the server said; must not raise
 Read = Callable[[bytes, bytes | None], Answer | None]  # makes something of data and headers; None: that was no answer
 
 
@@ -283,6 +285,7 @@ class Connection:
         self._inbox = b""
         self._sent = 0
         self._awaiting: dict[bytes, _Replies] = {}
+        self._forbidden: dict[int, Forbidden] = {}  # who wants to hear what may not be sent, by their subscriptions
 
     async def open(self, timeout: float) -> None:
         """Raises BrokerUnavailable when it cannot be reached, BrokerError when it refuses. The caller sets the limit of
@@ -464,12 +467,14 @@ class Connection:
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
-    def subscribe(self, receive: Receive) -> tuple[str, int]:
+    def subscribe(self, receive: Receive, forbidden: Forbidden) -> tuple[str, int]:
         """A subject of one's own, to which others may be asked to send, and the number of the subscription to it."""
         self._require_alive()
         subject = f"{self._inbox.decode()}to.{self._sent}"
         self._sent += 1
-        return subject, self._client.listen(subject, receive)
+        number = self._client.listen(subject, receive)
+        self._forbidden[number] = forbidden
+        return subject, number
 
     def stop_deliveries(self, number: int) -> None:
         """The server stops sending; what is on its way is still received."""
@@ -478,6 +483,7 @@ class Connection:
 
     def forget(self, number: int) -> None:
         self._client.forget(number)
+        self._forbidden.pop(number, None)
 
     def _replied(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
         token = subject[len(self._inbox) :]
@@ -488,16 +494,24 @@ class Connection:
     def _refuse_forbidden(self, complaint: str) -> None:
         """What the account may not send is never answered. Its subject is told in small letters: where two that wait
         differ in nothing else, it may be either's, and silence has to tell."""
+        if _DEAF_INBOX.search(complaint):  # no answer to anything may be heard
+            self._refuse(self._awaiting.items(), complaint)
         found = _FORBIDDEN_SUBJECT.search(complaint)
         if found is None:
             return
-        waiting = [(token, replies, replies.requests[token].subject) for token, replies in self._awaiting.items()]
-        meant = [each for each in waiting if each[2].lower() == found[1]]
-        if len({subject for _, _, subject in meant}) > 1:
+        for tell in list(self._forbidden.values()):
+            tell(found[1], complaint)
+        waiting = [(each, each[1].requests[each[0]].subject) for each in self._awaiting.items()]
+        meant = [(each, subject) for each, subject in waiting if subject.lower() == found[1]]
+        if len({subject for _, subject in meant}) > 1:
             return
         self.forget_complaint()  # whoever it concerns is told here; another's silence has other reasons
+        self._refuse([each for each, _ in meant], complaint)
+
+    @staticmethod
+    def _refuse(waiting: Iterable[tuple[bytes, _Replies]], complaint: str) -> None:
         refusal = msgspec.json.encode({"error": {"code": FORBIDDEN, "description": complaint}})
-        for token, replies, _ in meant:
+        for token, replies in list(waiting):
             replies.receive(token, refusal, None)
 
     # -- the end --------------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ class NatsConsumer:
         self._farewell: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        self._inbox, self._subscription = self.connection.subscribe(self._receive)
+        self._inbox, self._subscription = self.connection.subscribe(self._receive, self._forbidden)
         self._watching = asyncio.create_task(self._watch(), name=f"heartbeats of {self.queue}")
 
     # -- taking ---------------------------------------------------------------------------------------------------
@@ -285,6 +285,14 @@ class NatsConsumer:
         else:
             what = said if status == _CONFLICT else "its consumer is gone"
             self.lose(f"the subscription to {self.queue} at {self.connection.place} was lost: {what} ({status})")
+
+    def _forbidden(self, subject: str, said: str) -> None:
+        """Who may not pull hears nothing, and who may not ack gets everything again when its lease ends."""
+        stream = stream_of(self.queue).lower()
+        is_ack = subject.startswith(_ACK_SUBJECTS.decode().lower()) and f".{stream}.{stream}." in subject
+        if is_ack or subject == self._pull_subject.lower():
+            what = "settle what comes on" if is_ack else "read"
+            self.lose(f"{self.connection.place} does not allow us to {what} {self.queue}: {said}")
 
     # -- staying alive --------------------------------------------------------------------------------------------
 
