@@ -152,9 +152,15 @@ async def test_a_revoked_task_ends_with_the_reason(oraculo: Bridged, worker: Cel
     assert failure_of(await oraculo.ended(run)) == "TaskRevokedError: someone terminated it (signal 15)"
 
 
-@pytest.mark.parametrize("url", ["nenhum://localhost", "no url"])
+@pytest.mark.parametrize("url", ["nenhum://localhost", "no url", "amqp://localhost//;amqp://localhost:porta//"])
 def test_an_address_that_cannot_be_one_is_refused_in_words(url: str) -> None:
     with pytest.raises(InvalidSettings, match="ORACULO_CELERY_BROKER_URL: is no broker that kombu knows"):
+        Bridged(url, "celery")
+
+
+@pytest.mark.parametrize("url", ["sentinel://localhost:26379/0", "redis://localhost;Sentinel://localhost:26379"])
+def test_a_sentinel_is_refused_in_words(url: str) -> None:
+    with pytest.raises(InvalidSettings, match=r"ORACULO_CELERY_BROKER_URL: cannot lead to Sentinel.*redis://"):
         Bridged(url, "celery")
 
 

@@ -8,14 +8,17 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import kombu
+import msgspec
 import pytest
 from amqp.exceptions import PreconditionFailed
 
 from oraculo.bridges.celery import bridge as bridge_module
 from oraculo.bridges.celery import connections
-from oraculo.bridges.celery.connections import Address, CeleryAway, TaskSender
+from oraculo.bridges.celery.connections import Address, CeleryAway, Listener, TaskSender
 from oraculo.bridges.celery.reports import read_report
 from oraculo.bridges.celery.tasks import RETURNED, Task
+from oraculo.brokers.memory import MemoryConsumer
+from oraculo.core import bridge as core_bridge
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import DeadLetter, Outgoing
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Record
@@ -215,6 +218,32 @@ async def test_a_trouble_of_the_listener_is_told(url: str, heard: Heard) -> None
     assert "s3cr3t" not in str(heard.records)
 
 
+def test_each_trouble_of_a_list_of_brokers_is_told_once() -> None:
+    told: list[str] = []
+    listener = Listener("x", Address("amqp://a//;amqp://b//", "", "respostas"), lambda *_: None, told.append)
+    for trouble in ("a is away", "b is away") * 3:
+        listener._note(trouble)
+    assert told == ["a is away", "b is away"]
+    assert listener.trouble == "b is away"
+
+
+async def test_the_last_of_many_brokers_is_reached(celery: CelerySide, url: str) -> None:
+    away = "amqp://guest:guest@127.0.0.1:1//"
+    async with Bridged(f"{away};{away};{away};{url}", celery.queue, events=False) as stage:
+        assert (await is_answered(stage, celery))["status"] == "concluida"
+
+
+async def test_workers_are_asked_for_events_under_the_apps_prefix(fleet: Fleet) -> None:
+    celery, prefix = CelerySide(fleet.url("redis")), f"loja{uuid.uuid4().hex[:10]}:"
+    with celery.channel.client.pubsub() as published:
+        published.psubscribe(f"{prefix}*")
+        await until(published.get_message, saying="the subscription")
+        async with Bridged(fleet.url("redis"), celery.queue, key_prefix=prefix):
+            message = await until(published.get_message, saying="the request for events")
+        assert message["channel"].endswith(b".celery.pidbox")
+    celery.end()
+
+
 # -- the queue of the reports ----------------------------------------------------------------------------------------
 
 
@@ -234,6 +263,30 @@ async def test_a_queue_of_replies_that_was_made_otherwise_is_used_as_it_is(
     celery.declare(replies(stage), arguments=arguments)
     async with stage:
         assert (await is_answered(stage, celery))["status"] == "concluida"
+
+
+def delete_exchange(celery: CelerySide, name: str) -> None:
+    celery.channel.exchange_delete(name)
+
+
+def delete_binding(celery: CelerySide, name: str) -> None:
+    celery.channel.client.delete(f"_kombu.binding.{name}")
+
+
+@pytest.mark.parametrize(("broker", "lose"), [("rabbitmq", delete_exchange), ("redis", delete_binding)])
+async def test_a_broker_that_lost_the_way_to_the_replies_is_told_it_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, broker: str, lose: Any
+) -> None:
+    celery, bind, times = CelerySide(fleet.url(broker)), Address.bind_replies, []
+    monkeypatch.setattr(bridge_module, "BIND_EVERY", 0.0)
+    monkeypatch.setattr(Address, "bind_replies", lambda *given: times.append(bind(*given)))
+    async with Bridged(fleet.url(broker), celery.queue, events=False) as stage:
+        await is_answered(stage, celery)  # all connections are there, and have told it once
+        lose(celery, replies(stage))
+        seen = len(times)  # the next may have begun before
+        await until(lambda: len(times) > seen + 1, saying="the way to be told again")
+        assert (await is_answered(stage, celery))["status"] == "concluida"
+    celery.end()
 
 
 # -- tasks that are not taken ----------------------------------------------------------------------------------------
@@ -271,6 +324,44 @@ async def test_a_queue_that_refuses_fails_its_step_and_holds_up_no_other(
         assert "Celery's broker refused the task" in found["falhas"][f"ruim{number}"]["motivo"]
         assert reason in found["falhas"][f"ruim{number}"]["motivo"]
     assert stage.bridge.trouble is None
+
+
+async def test_a_task_that_cannot_even_be_sent_fails_its_step_and_holds_up_no_other(
+    stage: Bridged, celery: CelerySide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_bridge, "_MOST_NAME_BYTES", 400)  # as a plain publisher may do, who asks nobody
+    destinations = [destination("bom"), destination("ruim", queue="é" * 200), destination("outro")]
+    run = await stage.submit({"destinos": destinations, "timeout": 30})
+    for _ in range(2):
+        keywords = await until(celery.task, saying="a task of the other queue")
+        celery.report(replies(stage), [[5], keywords, {}], serializer="json")
+    found = await stage.ended(run)
+    assert found["resultados"].keys() == {"bom", "outro"}
+    assert "the task cannot be sent to Celery's queue éé" in found["falhas"]["ruim"]["motivo"]
+
+
+async def test_what_was_sent_is_acked_though_the_next_command_cannot_be_set_apart(
+    stage: Bridged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = {"correlation_id": "r", "tipo_evento": "x", "timestamp": "2026-01-01T00:00:00Z", "payload": {}}
+    bodies = [msgspec.json.encode(good | {"ponte": {"tipo": "celery", "alvo": "loja.somar"}}), b"no command"]
+    handed_over: list[bytes] = []
+    hand_over, set_apart = stage.bridge._hand_over, MemoryConsumer.dead_letter
+
+    async def note(consumer: Any, delivery: Any) -> None:
+        handed_over.append(delivery.body)
+        await hand_over(consumer, delivery)
+
+    async def refuse_once(*given: Any) -> None:
+        monkeypatch.setattr(MemoryConsumer, "dead_letter", set_apart)
+        raise BrokerError("not now")
+
+    monkeypatch.setattr(stage.bridge, "_hand_over", note)
+    monkeypatch.setattr(MemoryConsumer, "dead_letter", refuse_once)
+    queue = f"{stage.settings.broker.prefix}ponte-celery"
+    await stage.broker.publish([Outgoing(queue, body) for body in bodies])
+    await letters_of(stage)
+    assert handed_over == [*bodies, bodies[1]]
 
 
 async def test_a_redis_key_of_another_type_fails_its_step_and_holds_up_no_other(fleet: Fleet) -> None:

@@ -122,8 +122,18 @@ def test_a_value_finds_its_command() -> None:
 
 
 def test_version_1_of_the_protocol_is_read_too() -> None:
+    """It has the task's name in the body, not in a header."""
     body = msgspec.json.encode({"task": RETURNED, "args": [5], "kwargs": callback_of("callbacks")})
-    assert read_report(body, JSON, RETURNED).value == 5
+    assert read_report(body, JSON, None).value == 5
+    failed = {"task": FAILED, "args": [object(), ValueError("x"), ""], "kwargs": callback_of("errbacks")}
+    assert read_report(pickle.dumps(failed), PICKLE, None).reason == "ValueError: x"
+
+
+@pytest.mark.parametrize("kind", ["Money", "datetime", ["Money"]], ids=str)
+def test_a_type_that_only_the_app_knows_stays_the_object_that_it_wrote(kind: object) -> None:
+    value = {"preço": {"__type__": kind, "__value__": 5}}
+    body = msgspec.json.encode([[value], callback_of("callbacks"), {}])
+    assert read_report(body, JSON, RETURNED).value == value
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ PAYLOAD = "payload"  # the whole payload is the task's only argument
 
 _TARGET = re.compile(r"[^\s/?#:]{1,200}")
 _MOST_ATTEMPTS = 1000
+_MOST_NAME_BYTES = 255
 _RIGHT = {
     CELERY: "celery://task.name, or celery://task.name?queue=high&send=payload",
     BULLMQ: "bullmq://images-queue, or bullmq://images-queue?name=job&attempts=3",
@@ -131,6 +132,9 @@ def _option_faults(kind: str, block: Mapping[str, Any]) -> list[Fault]:
     key = "queue" if kind == CELERY else "name"
     if not isinstance(value := block.get(key, ""), str) or not value.isprintable() or len(value) > 200:
         faults.append(Fault(key, f"must be a text of at most 200 characters; got {naming.shown(value)}"))
+    elif kind == CELERY and len(value.encode()) > _MOST_NAME_BYTES:
+        told = f"must have at most {_MOST_NAME_BYTES} bytes in UTF-8, as AMQP's names; it has {len(value.encode())}"
+        faults.append(Fault(key, told))
     if kind == CELERY and (send := block.get("send", KEYWORDS)) not in (KEYWORDS, PAYLOAD):
         faults.append(Fault("send", f"must be {KEYWORDS} or {PAYLOAD}; got {naming.shown(send)}"))
     attempts = block.get("attempts", 1)

@@ -6,6 +6,7 @@ here. In between, all that is needed rests in one of the two brokers: the bridge
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,7 @@ from oraculo.settings import CelerySettings
 REPLIES = "oraculo-respostas"  # the exchange and the queue on Celery's broker, with our prefix
 PREFETCH = 100  # commands held, and reports held
 MOST_KEPT = 64 * 1024  # bytes of an unreadable report that our broker refuses to take whole
+BIND_EVERY = 5.0  # seconds; a broker may lose what it was told, and nobody hears of that
 STOP_GRACE = 5.0
 _QUEUE = bridges.QUEUES[bridges.CELERY]
 _DUTY = "ponte celery"
@@ -62,6 +64,8 @@ class CeleryBridge:
         self._queue = self._names.physical(_QUEUE)
         self._writer = AnswerWriter(clock, self._names)
         self._app = Celery("oraculo", broker=settings.broker_url, set_as_current=False)
+        if settings.key_prefix:  # it speaks to the workers by connections of its own
+            self._app.conf.broker_transport_options = {"global_keyprefix": settings.key_prefix}
         self._address = Address(settings.broker_url, settings.key_prefix, self._names.physical(REPLIES))
         self._sender = TaskSender(self._address)
         self._sent = SentTasks()
@@ -166,6 +170,9 @@ class CeleryBridge:
                 done = []
                 await consumer.extend(list(waiting))
                 await self._pause(failures)
+            except BaseException:
+                await consumer.ack(done)  # whatever became of this one, they are with Celery
+                raise
             else:
                 failures = 0
                 done.append(waiting.popleft())
@@ -241,8 +248,9 @@ class CeleryBridge:
                 owed[message.delivery_tag] = (self._on_loop(setting_apart), message)
 
         self._address.declare_replies(connection)
+        channel: Any = connection.channel()
         consumer = kombu.Consumer(
-            connection.channel(),
+            channel,
             [self._address.replies],
             on_message=arrived,
             on_decode_error=broken,
@@ -252,9 +260,13 @@ class CeleryBridge:
         try:
             with consumer:
                 listener.is_ready()
+                bound = time.monotonic()
                 while not listener.stopping:
                     listener.drain(connection, _BRISK if owed else _IDLE)
                     _settle(owed)
+                    if time.monotonic() - bound > BIND_EVERY:
+                        self._address.bind_replies(connection, channel)
+                        bound = time.monotonic()
             _settle_last(owed)
         finally:
             for taking, _ in owed.values():  # they come again, with the next connection

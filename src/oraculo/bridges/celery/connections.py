@@ -7,6 +7,7 @@ says no to, though it can be reached, is Refused: it concerns one queue or one t
 import contextlib
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from amqp.exceptions import NotFound as QueueMissing
 from kombu.exceptions import OperationalError
 
 from oraculo.bridges.celery.tasks import Task
+from oraculo.core.answer_writer import describe
 from oraculo.errors import Fault, InvalidSettings
 
 CONNECT_TIMEOUT = 3.0
@@ -25,6 +27,7 @@ SETUP_TIMEOUT = 10.0  # for what is asked of the broker once for each connection
 HEARTBEAT = 10  # seconds, where the broker knows such a thing
 _LEASE = 30  # seconds after which a report that a dead bridge held is read by another; RabbitMQ needs none
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_MOST_TROUBLES = 16  # different ones that are told once each: every broker of a list may have its own
 # RabbitMQ 4 drops what was given back 20 times, unless the queue says otherwise: a report comes again whenever a bridge
 # stops, or our own broker is away for longer than a delivery may be held.
 _NO_LIMIT = 1_000_000_000
@@ -43,7 +46,7 @@ class QueueAway(CeleryAway):
 
 
 class Refused(Exception):
-    """The broker can be reached, and says no to this one task."""
+    """This one task is not taken, though the broker can be reached, or cannot be sent at all."""
 
 
 class Address:
@@ -54,13 +57,13 @@ class Address:
         self._key_prefix = key_prefix
         self._has_noted = False
         self.is_amqp = url.partition(":")[0].lower() in ("amqp", "amqps", "pyamqp", "librabbitmq")
-        self.is_redis = url.partition(":")[0].lower() in ("redis", "rediss", "sentinel")
+        self.is_redis = url.partition(":")[0].lower() in ("redis", "rediss")
         # A quorum queue, as our own are: it is the one place where results wait while the bridge is away.
         arguments = {"x-queue-type": "quorum", "x-delivery-limit": _NO_LIMIT} if self.is_amqp else None
         exchange = kombu.Exchange(replies, "direct", durable=True)
         self.replies = kombu.Queue(replies, exchange, routing_key=replies, durable=True, queue_arguments=arguments)
         if fault := self._fault():
-            raise InvalidSettings(Fault("ORACULO_CELERY_BROKER_URL", f"is no broker that kombu knows: {fault}"))
+            raise InvalidSettings(Fault("ORACULO_CELERY_BROKER_URL", fault))
 
     def declare_replies(self, connection: kombu.Connection) -> None:
         """A queue that is there is used as it is, whatever its arguments: reports may rest in it."""
@@ -74,6 +77,16 @@ class Address:
                 as_it_is.queue_declare(passive=True)
                 as_it_is.queue_bind()
 
+    def bind_replies(self, connection: kombu.Connection, channel: Any) -> None:
+        """For a broker that lost what was declared, as a Redis that was emptied: reports would vanish there for ever.
+        Not the queue: whoever consumes from it is told when it goes."""
+        if self.is_redis:
+            channel.state.clear()  # else kombu, which remembers what it bound, would not do it again
+        replies = self.replies(channel)
+        with _Fuse(connection):
+            replies.exchange.declare()
+            replies.queue_bind()
+
     def _note_foreign_replies(self, error: PreconditionFailed) -> None:
         if not self._has_noted:
             self._has_noted = True
@@ -83,23 +96,31 @@ class Address:
             )
 
     def _fault(self) -> str | None:
+        unknown = "is no broker that kombu knows"
         if "://" not in self._url:
-            return "it needs a scheme, as pyamqp://guest@localhost// or redis://localhost/0"
+            return f"{unknown}: it needs a scheme, as pyamqp://guest@localhost// or redis://localhost/0"
+        if any(broker.strip().lower().startswith("sentinel:") for broker in self._url.split(";")):
+            return "cannot lead to Sentinel: name the Redis that is the master itself, as redis://localhost:6379/0"
         try:
-            _ = self.connection().transport  # connects to nothing yet
+            for number in range(self._url.count(";") + 1):
+                _ = self.connection(passing_over=number).transport  # connects to nothing yet
         except ValueError:
-            return "it cannot be read; a ':', '@' or '/' in a password is written %3A, %40, %2F"
+            return f"{unknown}: it cannot be read; a ':', '@' or '/' in a password is written %3A, %40, %2F"
         except Exception as error:  # noqa: BLE001 - kombu looks for the transport's package, which may raise anything
-            return str(error)
+            return f"{unknown}: {error}"
         return None
 
-    def connection(self, *, heartbeat: float = 0) -> kombu.Connection:
-        return kombu.Connection(
+    def connection(self, *, heartbeat: float = 0, passing_over: int = 0) -> kombu.Connection:
+        """kombu tries only two of a list of brokers for each connection, so whoever failed passes over the first."""
+        connection = kombu.Connection(
             self._url,
             connect_timeout=CONNECT_TIMEOUT,
             heartbeat=heartbeat if self.is_amqp else 0,
             transport_options=self._options(),
         )
+        for _ in range(passing_over % max(len(connection.alt), 1)):
+            connection.maybe_switch_next()
+        return connection
 
     def _options(self) -> dict[str, Any]:
         if self.is_amqp:
@@ -170,9 +191,19 @@ class TaskSender:
         self._connection: kombu.Connection | None = None
         self._producer: kombu.Producer | None = None
         self._known: set[str] = set()
+        self._failures = 0  # to connect, since that last went well
 
     def send(self, task: Task) -> None:
         """Raises CeleryAway, or Refused. After CeleryAway it may have been taken all the same."""
+        try:
+            self._send(task)
+        except (CeleryAway, Refused):
+            raise
+        except Exception as error:  # as for a name that AMQP has no room for: no other task may suffer from it
+            self.close()
+            raise Refused(f"the task cannot be sent to Celery's queue {task.queue}: {describe(error)}") from error
+
+    def _send(self, task: Task) -> None:
         connection = self._opened()
         try:
             with self._address.faults(connection), _refusals():
@@ -190,15 +221,17 @@ class TaskSender:
 
     def _opened(self) -> kombu.Connection:
         if self._connection is None:
-            connection = self._address.connection()
+            connection = self._address.connection(passing_over=self._failures)
             try:
                 with self._address.faults(connection), _Fuse(connection):
                     connection.connect()
                     # Before any task is sent: what it reports would otherwise find no place.
                     self._address.declare_replies(connection)
-            except CeleryAway:
+            except Exception:
+                self._failures += 1
                 _close(connection)
                 raise
+            self._failures = 0
             self._connection = connection
         return self._connection
 
@@ -253,12 +286,13 @@ class Listener(threading.Thread):
         self._listen = listen
         self._tell = tell
         self._stopping = threading.Event()
+        self._told: deque[str] = deque(maxlen=_MOST_TROUBLES)
         self.trouble: str | None = "Celery's broker has not been reached yet"
 
     def run(self) -> None:
-        pause = _FIRST_PAUSE
+        pause, failures = _FIRST_PAUSE, 0
         while not self._stopping.is_set():
-            connection = self._address.connection(heartbeat=HEARTBEAT)
+            connection = self._address.connection(heartbeat=HEARTBEAT, passing_over=failures)
             try:
                 with self._address.faults(connection), _Fuse(connection) as self._fuse:
                     connection.connect()
@@ -270,11 +304,12 @@ class Listener(threading.Thread):
             finally:
                 _close(connection)
             # A connection that had worked is tried again at once.
-            pause = _FIRST_PAUSE if self._worked() else min(pause * 2, _LONGEST_PAUSE)
+            pause, failures = (_FIRST_PAUSE, 0) if self._worked() else (min(pause * 2, _LONGEST_PAUSE), failures + 1)
             self._stopping.wait(pause)
 
     def _note(self, trouble: str) -> None:
-        if trouble != self.trouble:
+        if trouble not in self._told:
+            self._told.append(trouble)
             self._tell(trouble)
         self.trouble = trouble
 
@@ -288,6 +323,7 @@ class Listener(threading.Thread):
         """Called by what listens, once it does."""
         self._fuse.remove()
         self._ready = True
+        self._told.clear()
         self.trouble = None
 
     @property

@@ -44,7 +44,8 @@ def read_report(body: bytes | str, content_type: str | None, task: object) -> Re
 
 
 def _read(body: bytes | str, content_type: str | None, task: object) -> Report:
-    args, keywords = _contents(body, content_type)
+    named, args, keywords = _contents(body, content_type)
+    task = task or named
     command = _command(keywords.get(ADDRESS))
     if task == RETURNED:
         return Report(command, value=args[0] if args else None)
@@ -60,18 +61,27 @@ def failure(command: Message, kind: str, text: str) -> Report:
     return Report(command, reason=reason[:_MOST_TEXT], retry=kind not in _HOPELESS)
 
 
-def _contents(body: bytes | str, content_type: str | None) -> tuple[Sequence[Any], dict[str, Any]]:
+def _contents(body: bytes | str, content_type: str | None) -> tuple[object, Sequence[Any], dict[str, Any]]:
+    """The task's name, where it is in the body, and its arguments."""
     try:
-        read = _unpickled(body) if content_type == _PICKLE else kombu_json.loads(body)
+        read = _unpickled(body) if content_type == _PICKLE else kombu_json.loads(body, object_hook=_typed)
         if isinstance(read, dict):  # version 1 of Celery's protocol
-            args, keywords = read["args"], read["kwargs"]
+            named, args, keywords = read.get("task"), read["args"], read["kwargs"]
         else:
-            args, keywords, _ = read
+            named, (args, keywords, _) = None, read
     except Exception as error:  # noqa: BLE001 - bytes that others wrote: reading them may fail in any way
         raise InvalidMessage(Fault("body", f"cannot be read as {content_type or _JSON}: {error}")) from None
     if not isinstance(args, list | tuple) or not isinstance(keywords, dict):
         raise InvalidMessage(Fault("body", "does not hold a task's arguments"))
-    return args, keywords
+    return named, args, keywords
+
+
+def _typed(read: dict[str, Any]) -> Any:
+    """What kombu wrote for a date or a number. A type that only the app knows stays the object that was written."""
+    try:
+        return kombu_json.object_hook(read)
+    except Exception:  # noqa: BLE001 - it may hold anything where a value of that type should be
+        return read
 
 
 def _command(address: object) -> Message:
