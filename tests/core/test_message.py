@@ -99,6 +99,10 @@ def test_what_is_not_json_is_told_apart(body: bytes) -> None:
     fault(body, InvalidJson)
 
 
+def test_an_entry_of_redis_without_a_body_is_told_where_it_belongs() -> None:
+    assert fault(b"", InvalidJson).endswith("it is empty; on Redis the JSON must be in the field `body`")
+
+
 @pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"x"'])
 def test_json_that_is_no_object_breaks_the_schema(body: bytes) -> None:
     assert "expected `object`" in fault(body)
