@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
+from bullmq import Job
+from redis.exceptions import OutOfMemoryError
 
 from oraculo.bridges.bullmq.entry import describe, request_of, run_id_of
 from oraculo.bridges.bullmq.runs import REPLIES
@@ -82,6 +85,21 @@ async def test_progress_follows_the_run(settings: Settings, tmp_path: Path) -> N
         lines = await client.ended()
     assert _progress(client)[:2] == [0, 50]
     assert lines[-1]["evento"] == "concluido"
+
+
+async def test_a_job_whose_log_cannot_be_written_completes(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis was full for a moment, just after the run was asked for."""
+    app = App("plain")
+    app.queue("simples")(lambda payload: "feito")
+    monkeypatch.setattr(Job, "log", AsyncMock(side_effect=OutOfMemoryError("command not allowed")))
+    client = node_client(settings, tmp_path, ENTRY, {"pipelineName": "um"})
+    async with BullStage(settings, app) as oraculo:
+        await put(oraculo, "um", {"type": "A", "queue": "simples"})
+        client.start()
+        lines = await client.ended()
+    assert lines[-1]["evento"] == "concluido", lines
 
 
 def _progress(client: Any) -> list[int]:

@@ -2,15 +2,17 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import pytest
+from redis._parsers.base import BaseParser
 from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import ResponseError
 
 from oraculo.bridges.bullmq.layout import is_hopeless
 from oraculo.bridges.bullmq.ledger import Ledger
+from oraculo.bridges.bullmq.portions import FIRST, MOST, READ_BYTES, TOLD_BYTES, Portion, by_the_megabyte
 from oraculo.bridges.bullmq.records import decode_record, encode_record, job_id_of, record_of
 from oraculo.bridges.bullmq.reports import Reporter, read_progress
 from oraculo.bridges.bullmq.server import Server, is_passing
@@ -121,6 +123,58 @@ def test_only_the_last_attempt_says_that_another_is_of_no_use(stacktrace: str | 
 )
 def test_what_is_worth_another_try(error: Exception, expected: bool) -> None:
     assert is_passing(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'.", True),
+        ("READONLY You can't write against a read only replica.", True),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", True),
+        ("CLUSTERDOWN The cluster is down", True),
+        ("MASTERDOWN Link with MASTER is down", True),
+        ("MISCONF Redis is configured to save RDB snapshots", True),
+        ("NOREPLICAS Not enough good replicas to write.", True),
+        ("NOSCRIPT No matching script.", True),
+        ("EXECABORT Transaction discarded because of: READONLY You can't write", True),
+        ("ERR Error running script (call to f_a): @user_script:1: -OOM command not allowed", True),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", False),
+        ("NOPERM No permissions to access a key", False),
+    ],
+)
+def test_what_redis_says_is_worth_another_try_in_a_pipeline_too(reply: str, expected: bool) -> None:
+    """redis-py takes the code off where it has a type, and in a pipeline puts the command before."""
+    error = BaseParser.parse_error(reply)
+    assert is_passing(error) is expected
+    error.args = (f"Command # 1 (EXISTS bull:OOM LOADING :1) of pipeline caused error: {error.args}",)
+    assert is_passing(error) is expected
+
+
+def test_parts_are_of_about_a_megabyte_and_made_one_by_one() -> None:
+    made: list[int] = []
+
+    def sizes() -> Iterator[int]:
+        for size in (10, TOLD_BYTES, 3 * TOLD_BYTES, 1, 2):
+            made.append(size)
+            yield size
+
+    parts = by_the_megabyte(sizes(), lambda size: size)
+    assert next(parts) == [10, TOLD_BYTES]
+    assert len(made) == 2
+    assert list(parts) == [[3 * TOLD_BYTES], [1, 2]]
+
+
+def test_a_portion_is_small_while_entries_are_large_and_grows_only_when_it_was_full() -> None:
+    portion = Portion()
+    portion.learn([{"v": "x"}] * (FIRST - 1))
+    assert portion.count == FIRST
+    for _ in range(10):
+        portion.learn([{"v": "x"}] * portion.count)
+    assert portion.count == MOST
+    portion.learn([{"v": "x" * (READ_BYTES // 2)}] * 4)
+    assert portion.count == 2
+    portion.learn([{"v": "x" * READ_BYTES}] * 4, streams=2)
+    assert portion.count == 1
 
 
 @pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "redis://localhost:porta"])

@@ -46,7 +46,7 @@ class BullmqBridge:
         self._names = names = QueueNames(prefix)
         self._entropy = entropy
         self._telemetry = telemetry
-        self._server = Server(settings.url)
+        self._server = Server(settings.url, prefix)
         client = self._server.client
         self._layout: Layout = (BullLayout if settings.legacy else BullmqLayout)(client, settings.prefix)
         ledger = Ledger(client, self._layout, settings.prefix, prefix, clock)
@@ -68,6 +68,7 @@ class BullmqBridge:
             else EventReader(self._server, ledger, reporter, settings.prefix, prefix)
         )
         self._handover = Handover(
+            self._server,
             ledger,
             self._sweep,
             reporter,

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import re
 import time
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -125,7 +126,7 @@ class Entry:
             try:
                 if not await self._runs.is_started(followed.run_id):
                     await self._runs.start(followed.run_id, request)
-                    await job.log(f"run {followed.run_id}")
+                    await self._try_to_tell(job, job.log(f"run {followed.run_id}"))
                 followed.since = asyncio.get_running_loop().time()
                 return
             except OraculoError as error:
@@ -157,13 +158,16 @@ class Entry:
         stopping.cancel()
 
     async def _tell_progress(self, job: Any, percent: int, told: int) -> int:
-        if percent == told:
-            return told
-        try:
-            await job.updateProgress(percent)
-        except (RedisError, TypeError) as error:  # bullmq raises TypeError for a job that is not there
-            _log.debug("progress could not be told", job=job.id, reason=str(error))
+        if percent != told:
+            await self._try_to_tell(job, job.updateProgress(percent))
         return percent
+
+    async def _try_to_tell(self, job: Any, telling: Awaitable[object]) -> None:
+        """What is only for people to see ends no job: its run goes on."""
+        try:
+            await telling
+        except (RedisError, TypeError) as error:  # bullmq raises TypeError for a job that is not there
+            _log.debug("a job could not be told how its run goes", job=job.id, reason=str(error))
 
     def _outcome(self, followed: Followed) -> Any:
         if isinstance(followed.fault, Overtaken):

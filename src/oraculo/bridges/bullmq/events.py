@@ -11,18 +11,20 @@ import msgspec
 import structlog
 from redis.exceptions import ResponseError
 
+from oraculo.bridges.bullmq.layout import Look
 from oraculo.bridges.bullmq.ledger import Ledger
+from oraculo.bridges.bullmq.portions import Portion
 from oraculo.bridges.bullmq.records import Record
 from oraculo.bridges.bullmq.reports import Report, Reporter
-from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, Server, close_client
+from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, Server, close_client, is_passing
 
-BATCH = 500
 BLOCK = 1.0  # seconds that one reading waits; after each the queues are looked up again
 CONSUMER = "oraculo"
 STALLED = "the job stalled: its worker was lost, and BullMQ gives it to another"
-ENDED_BEFORE = ("completed", "failed")
+ENDINGS = ("completed", "failed")
 
 _log = structlog.get_logger("oraculo.bullmq")
+_STREAM_LOST = ("NOGROUP", "no longer exist", "WRONGTYPE")
 _TOLD = frozenset({"completed", "failed", "removed", "progress", "stalled"})
 
 
@@ -31,6 +33,15 @@ class Event(msgspec.Struct):
     queue: str
     job_id: str
     fields: dict[str, str]
+
+    @property
+    def is_end(self) -> bool:
+        return self.kind not in ("progress", "stalled")
+
+    @property
+    def is_news(self) -> bool:
+        """A job that was removed after its end was told already, when it ended."""
+        return self.kind != "removed" or self.fields.get("prev") not in ENDINGS
 
 
 class EventReader:
@@ -41,6 +52,8 @@ class EventReader:
         self._bull_prefix = bull_prefix
         self._group = f"oraculo-{prefix}" if prefix else "oraculo"
         self._grouped: set[str] = set()
+        self._unreadable: set[str] = set()
+        self._portion = Portion()
         self._client: Any = None
         self._connection_id: int | None = None
 
@@ -73,26 +86,31 @@ class EventReader:
             try:
                 while queues:
                     await self._make_groups(queues)
-                    await self._take(one, queues)
+                    await self._take(one, queues & self._grouped)
                     queues = await self._ledger.queues()
             finally:
                 self._connection_id = None
 
     async def _take(self, one: Any, queues: set[str]) -> None:
+        if not queues:
+            await asyncio.sleep(BLOCK)
+            return
         streams = {self._stream(queue): ">" for queue in queues}
         try:
             found = await one.xreadgroup(
-                self._group, CONSUMER, streams, count=BATCH, block=int(BLOCK * 1000), noack=True
+                self._group, CONSUMER, streams, count=self._portion.count, block=int(BLOCK * 1000), noack=True
             )
         except ResponseError as error:
             if str(error).startswith("UNBLOCKED"):
                 return
-            if "NOGROUP" not in str(error) and "no longer exist" not in str(error):
+            if not any(sign in str(error) for sign in _STREAM_LOST):
                 raise
-            self._grouped.clear()  # a queue was obliterated, with its stream
+            self._grouped.clear()  # a queue was obliterated, with its stream; or that is something else now
             return
-        entries = found.items() if isinstance(found, dict) else found or ()
-        events = [event for stream, read in entries for event in self._events(stream, read)]
+        read = found.items() if isinstance(found, dict) else found or ()
+        entries = {stream: _fields(entries) for stream, entries in read}
+        self._portion.learn([fields for each in entries.values() for fields in each], len(entries))
+        events = [event for stream, each in entries.items() for event in self._events(stream, each)]
         if events:
             await self._tell(events)
 
@@ -102,57 +120,63 @@ class EventReader:
             try:
                 await self._server.client.xgroup_create(self._stream(queue), self._group, id="0", mkstream=True)
             except ResponseError as error:
-                if not str(error).startswith("BUSYGROUP"):
+                if is_passing(error):
                     raise
+                if not str(error).startswith("BUSYGROUP"):
+                    self._leave_out(queue, error)
+                    continue
             self._grouped.add(queue)
+            self._unreadable.discard(queue)
+
+    def _leave_out(self, queue: str, error: ResponseError) -> None:
+        """Its events cannot be read, which must not hold up those of the others."""
+        if queue not in self._unreadable:
+            _log.warning("the events of a queue cannot be read", stream=self._stream(queue), reason=str(error))
+        self._unreadable.add(queue)
 
     def _stream(self, queue: str) -> str:
         return f"{self._bull_prefix}:{queue}:events"
 
-    def _events(self, stream: str, read: Any) -> list[Event]:
+    def _events(self, stream: str, entries: list[dict[str, str]]) -> list[Event]:
         queue = stream.removeprefix(f"{self._bull_prefix}:").removesuffix(":events")
-        # redis-py wraps the entries of a stream in one more list when it speaks the newer protocol.
-        entries = read[0] if read and isinstance(read[0], list) else read
         return [
             Event(fields["event"], queue, fields["jobId"], fields)
-            for _, fields in entries
-            if fields and fields.get("event") in _TOLD and "jobId" in fields
+            for fields in entries
+            if fields.get("event") in _TOLD and "jobId" in fields
         ]
 
     # -- telling ----------------------------------------------------------------------------------------------
 
     async def _tell(self, events: list[Event]) -> None:
+        """Each report is written when its turn to be sent has come, for together they may be large."""
         records = await self._ledger.records(list({event.job_id for event in events}))
         ours = [event for event in events if (record := records.get(event.job_id)) and record.queue == event.queue]
-        reports: dict[tuple[str, bool], Report] = {}
-        failed: dict[str, Record] = {}
-        for event in ours:
-            record = records[event.job_id]
-            if event.kind == "failed":
-                failed[event.job_id] = record
-            elif (report := self._report(event, record)) is not None:
-                reports[event.job_id, report.is_answer] = report  # of its progress only the last is worth telling
+        failed = {event.job_id: records[event.job_id] for event in ours if event.kind == "failed"}
         looks = await self._ledger.look(failed)
-        for event in ours:
-            if event.kind == "failed":
-                hopeless = looks[event.job_id].is_hopeless
-                reason = event.fields.get("failedReason") or "the job failed and did not say why"
-                reports[event.job_id, True] = self._reporter.failed(
-                    event.job_id, records[event.job_id], reason, retry=not hopeless
-                )
-        await self._reporter.send(sorted(reports.values(), key=lambda report: report.is_answer))
+        # Of a job's progress only the last is worth telling.
+        last = {(event.is_end, event.job_id): event for event in ours if event.is_news}
+        told = sorted(last.values(), key=lambda event: event.is_end)
+        await self._reporter.send(self._report(event, records[event.job_id], looks) for event in told)
 
-    def _report(self, event: Event, record: Record) -> Report | None:
+    def _report(self, event: Event, record: Record, looks: dict[str, Look]) -> Report:
         if event.kind == "completed":
             return self._reporter.completed(event.job_id, record, event.fields.get("returnvalue"))
         if event.kind == "progress":
             return self._reporter.progressed(event.job_id, record, _decoded(event.fields.get("data")))
         if event.kind == "stalled":
             return self._reporter.progressed(event.job_id, record, STALLED)
-        if event.fields.get("prev") in ENDED_BEFORE:  # it was told already, when it ended
-            return None
+        if event.kind == "failed":
+            reason = event.fields.get("failedReason") or "the job failed and did not say why"
+            hopeless = looks[event.job_id].is_hopeless
+            return self._reporter.failed(event.job_id, record, reason, retry=not hopeless)
         reason = f"removed: somebody took the job out of {event.queue} before it ended"
         return self._reporter.failed(event.job_id, record, reason, retry=False)
+
+
+def _fields(read: Any) -> list[dict[str, str]]:
+    # redis-py wraps the entries of a stream in one more list when it speaks the newer protocol.
+    entries = read[0] if read and isinstance(read[0], list) else read
+    return [fields for _, fields in entries if fields]
 
 
 def _decoded(text: str | None) -> object:

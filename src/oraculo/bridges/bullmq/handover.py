@@ -8,7 +8,7 @@ import structlog
 from oraculo.bridges.bullmq.ledger import Known, Ledger
 from oraculo.bridges.bullmq.records import NewJob, Record, job_id_of, record_of
 from oraculo.bridges.bullmq.reports import Report, Reporter
-from oraculo.bridges.bullmq.server import Backoff, is_passing
+from oraculo.bridges.bullmq.server import Backoff, Server, is_passing
 from oraculo.bridges.bullmq.sweep import OVERDUE, Sweep
 from oraculo.core import naming
 from oraculo.core.bridge import BULLMQ, Bridge
@@ -29,6 +29,7 @@ _log = structlog.get_logger("oraculo.bullmq")
 class Handover:
     def __init__(
         self,
+        server: Server,
         ledger: Ledger,
         sweep: Sweep,
         reporter: Reporter,
@@ -39,6 +40,7 @@ class Handover:
         telemetry: Telemetry,
         added: Callable[[set[str]], Awaitable[None]],
     ) -> None:
+        self._server = server
         self._ledger = ledger
         self._sweep = sweep
         self._reporter = reporter
@@ -100,26 +102,30 @@ class Handover:
                 await self._hand_over(jobs)
                 return
             except Exception as error:  # noqa: BLE001 - what is not Redis' being away is one command's fault
-                if not is_passing(error):
-                    await self._refuse_singly(jobs, error)
+                if await self._is_refusal(error):
+                    await self._refuse_singly(consumer, deliveries, jobs, error)
                     return
             await backoff.pause()
             await consumer.extend(deliveries)
 
-    async def _refuse_singly(self, jobs: Sequence[NewJob], error: Exception) -> None:
+    async def _is_refusal(self, error: Exception) -> bool:
+        """Whether it is about one of them. Who may not touch a key is waited for if it is ours, for then it is all."""
+        return not is_passing(error) and await self._server.ask()
+
+    async def _refuse_singly(
+        self, consumer: Consumer, deliveries: Sequence[Delivery], jobs: Sequence[NewJob], error: Exception
+    ) -> None:
         """Redis answers, and says no to one of them: it must not hold up the others, and its run is told."""
         if len(jobs) == 1:
-            _log.error("bullmq refused a job", job=jobs[0].id, queue=jobs[0].record.queue, reason=str(error))
-            reason = f"BullMQ refused the job: {type(error).__name__}: {error}"
-            await self._reporter.publish([self._reporter.failed(jobs[0].id, jobs[0].record, reason)])
+            await self._reporter.publish([await self._refusal(jobs[0], error)])
             return
         for job in jobs:
-            try:
-                await self._hand_over([job])
-            except Exception as fault:
-                if is_passing(fault):
-                    raise
-                await self._refuse_singly([job], fault)
+            await self._hand_over_surely(consumer, deliveries, [job])
+
+    async def _refusal(self, job: NewJob, error: Exception) -> Report:
+        reason = await self._ledger.reason(job.record.queue, error)
+        _log.error("bullmq refused a job", job=job.id, queue=job.record.queue, reason=reason)
+        return self._reporter.failed(job.id, job.record, f"BullMQ refused the job: {reason}")
 
     async def _hand_over(self, jobs: Sequence[NewJob]) -> None:
         """A repeated command adds nothing: it is told again what there is to tell."""
@@ -135,7 +141,8 @@ class Handover:
             else:
                 new[job.id] = job
         await self._reporter.publish(late)
-        await self._ledger.add(list(new.values()))
+        refused = await self._ledger.add(list(new.values()))
+        await self._reporter.publish([await self._refusal(new[job_id], error) for job_id, error in refused.items()])
         await self._reporter.send(again)
         await self._sweep.check(begun)
         await self._added({job.record.queue for job in new.values()})

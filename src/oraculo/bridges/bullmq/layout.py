@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import msgspec
 from bullmq import Job, Queue
 from bullmq.scripts import Scripts
+from redis.exceptions import ResponseError
 
 from oraculo.bridges.bullmq.records import NewJob
 
@@ -19,6 +20,7 @@ class Look(msgspec.Struct, frozen=True):
     value: str | None = None  # what it returned, as JSON
     reason: str | None = None
     is_hopeless: bool = False  # it said itself that another attempt is of no use
+    fault: ResponseError | None = None  # why it cannot be looked at
 
 
 class Layout(Protocol):
@@ -96,6 +98,9 @@ def ask_state(pipe: Any, layout: Layout, prefix: str, queue: str, job_id: str) -
 
 
 def read_state(replies: list[Any]) -> Look:
+    fault = next((reply for reply in replies if isinstance(reply, ResponseError)), None)
+    if fault is not None:
+        return Look(True, fault=fault)
     (timestamp, value, reason, stacktrace), completed, failed = replies
     if timestamp is None:
         return Look(exists=False)
@@ -104,6 +109,40 @@ def read_state(replies: list[Any]) -> Look:
     if failed is not None:
         return Look(True, "failed", reason=reason, is_hopeless=is_hopeless(stacktrace))
     return Look(True)
+
+
+def ask_size(pipe: Any, layout: Layout, queue: str, job_id: str) -> None:
+    """A command for each field: how much there is to read of a job."""
+    for field in _FIELDS:
+        pipe.hstrlen(layout.job_key(queue, job_id), field)
+
+
+def read_sizes(replies: list[Any]) -> list[int]:
+    """One for each job that was asked about."""
+    sizes = [reply if isinstance(reply, int) else 0 for reply in replies]
+    return [sum(sizes[place : place + len(_FIELDS)]) for place in range(0, len(sizes), len(_FIELDS))]
+
+
+_KINDS = {
+    **dict.fromkeys(("wait", "paused", "active"), "list"),
+    **dict.fromkeys(("completed", "failed", "delayed", "prioritized", "marker"), "zset"),
+    "meta": "hash",
+    "id": "string",
+    "events": "stream",
+}
+
+
+async def misfits(client: Any, prefix: str, queue: str) -> str:
+    """Names the keys of a queue that hold something else than BullMQ puts there, which Redis does not; empty: none."""
+    pipe = client.pipeline(transaction=False)
+    for name in _KINDS:
+        pipe.type(f"{prefix}:{queue}:{name}")
+    found = zip(_KINDS.items(), await pipe.execute(raise_on_error=False), strict=True)
+    return "; ".join(
+        f"the key {prefix}:{queue}:{name} holds a {kind}, where BullMQ has a {right}"
+        for (name, right), kind in found
+        if isinstance(kind, str) and kind not in (right, "none")
+    )
 
 
 def is_hopeless(stacktrace: str | None) -> bool:

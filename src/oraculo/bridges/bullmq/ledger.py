@@ -11,11 +11,18 @@ those whose job is gone from BullMQ by then. `queues`: BullMQ's queues that were
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from oraculo.bridges.bullmq.layout import Layout, Look, ask_state, read_state
+import structlog
+from redis.exceptions import ResponseError
+
+from oraculo.bridges.bullmq.layout import Layout, Look, ask_size, ask_state, misfits, read_sizes, read_state
 from oraculo.bridges.bullmq.records import NewJob, Record, decode_record, encode_record
+from oraculo.bridges.bullmq.server import is_passing
 from oraculo.ports.clock import Clock
 
 PAGE = 500
+_ADDING = 4  # commands that add a job and its record
+
+_log = structlog.get_logger("oraculo.bullmq")
 
 
 class Known:
@@ -59,19 +66,47 @@ class Ledger:
             for recorded, exists, score, answer in zip(*(replies[n::4] for n in range(4)), strict=True)
         ]
 
-    async def add(self, jobs: Sequence[NewJob]) -> None:
-        """The jobs and their records, all or none."""
+    async def add(self, jobs: Sequence[NewJob]) -> dict[str, ResponseError]:
+        """Each job with its record, or neither. Returns those that Redis said no to: a transaction goes on past an
+        error, and takes nothing back."""
         if not jobs:
-            return
+            return {}
         now = self._clock.now()
         pipe = self._client.pipeline(transaction=True)
-        pipe.sadd(self._queues, *{job.record.queue for job in jobs})
         for job in jobs:
             pipe.hset(self._jobs, job.id, encode_record(job.record))
             pipe.zadd(self._open, {job.id: now})
             pipe.zrem(self._ended, job.id)
             await self._layout.add(pipe, job)
-        await pipe.execute()
+        pipe.sadd(self._queues, *{job.record.queue for job in jobs})
+        *replies, noted = await pipe.execute(raise_on_error=False)
+        refused = {
+            jobs[place // _ADDING].id: reply for place, reply in enumerate(replies) if isinstance(reply, ResponseError)
+        }
+        if refused:
+            await self._take_back([job for job in jobs if job.id in refused])
+        for error in refused.values():
+            if is_passing(error):
+                raise error
+        if isinstance(noted, ResponseError):
+            raise noted
+        return refused
+
+    async def _take_back(self, jobs: Sequence[NewJob]) -> None:
+        """What there is of them: a script takes nothing back either."""
+        pipe = self._client.pipeline(transaction=True)
+        for job in jobs:
+            pipe.hdel(self._jobs, job.id)
+            pipe.zrem(self._open, job.id)
+            for waiting in ("wait", "paused"):
+                pipe.lrem(self._layout.job_key(job.record.queue, waiting), 0, job.id)
+            pipe.delete(self._layout.job_key(job.record.queue, job.id))
+        await pipe.execute(raise_on_error=False)
+
+    async def reason(self, queue: str, error: Exception) -> str:
+        """Why Redis said no, in words; with the key that is at fault, if one is."""
+        named = await misfits(self._client, self._bull_prefix, queue) if "WRONGTYPE" in str(error) else ""
+        return named or f"{type(error).__name__}: {error}"
 
     # -- what happened to them --------------------------------------------------------------------------------
 
@@ -91,8 +126,15 @@ class Ledger:
         pipe = self._client.pipeline(transaction=True)
         for job_id, record in records.items():
             ask_state(pipe, self._layout, self._bull_prefix, record.queue, job_id)
-        replies = await pipe.execute()
+        replies = await pipe.execute(raise_on_error=False)
         return {job_id: read_state(replies[3 * n : 3 * n + 3]) for n, job_id in enumerate(records)}
+
+    async def sizes(self, records: dict[str, Record]) -> dict[str, int]:
+        """About how many bytes `look` would read of each."""
+        pipe = self._client.pipeline(transaction=False)
+        for job_id, record in records.items():
+            ask_size(pipe, self._layout, record.queue, job_id)
+        return dict(zip(records, read_sizes(await pipe.execute(raise_on_error=False)), strict=True))
 
     async def open_jobs(self) -> AsyncIterator[dict[str, Record]]:
         """All that owe an answer, page by page; one may come twice."""
@@ -130,7 +172,12 @@ class Ledger:
         if not job_ids:
             return 0
         for job_id, record in (await self.records(job_ids)).items():
-            await self._layout.remove(record.queue, job_id)
+            try:
+                await self._layout.remove(record.queue, job_id)
+            except ResponseError as error:
+                if is_passing(error):
+                    raise
+                _log.warning("an ended job stays in bullmq", job=job_id, queue=record.queue, reason=str(error))
         pipe = self._client.pipeline(transaction=True)
         pipe.hdel(self._jobs, *job_ids)
         pipe.hdel(self._answers, *job_ids)

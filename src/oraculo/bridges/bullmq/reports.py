@@ -1,12 +1,13 @@
 """From what happened to a job to the message that tells the orchestrator, and to the note that it was told."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import structlog
 
 from oraculo.bridges.bullmq.ledger import Ledger
+from oraculo.bridges.bullmq.portions import by_the_megabyte
 from oraculo.bridges.bullmq.records import Record
 from oraculo.bridges.bullmq.server import Backoff
 from oraculo.core.answer_writer import AnswerWriter
@@ -63,15 +64,14 @@ class Reporter:
 
     # -- sending ----------------------------------------------------------------------------------------------
 
-    async def send(self, reports: Sequence[Report]) -> None:
+    async def send(self, reports: Iterable[Report]) -> None:
         """Returns once the broker has taken them. Raises what Redis raises when they cannot be noted: then they are
         found, and told, again."""
-        if not reports:
-            return
-        await self.publish(list(reports))
-        answers = [(report.job_id, report.record, report.body) for report in reports if report.is_answer]
-        if answers:
-            await self._ledger.answered(answers)
+        for part in by_the_megabyte(reports, lambda report: len(report.body)):
+            await self.publish(part)
+            answers = [(report.job_id, report.record, report.body) for report in part if report.is_answer]
+            if answers:
+                await self._ledger.answered(answers)
 
     async def publish(self, reports: list[Report]) -> None:
         """Returns once the broker has taken them, without a note of it."""

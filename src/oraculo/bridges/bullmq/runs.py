@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 import structlog
+from redis.exceptions import RedisError
 
-from oraculo.bridges.bullmq.server import Backoff, is_passing
+from oraculo.bridges.bullmq.server import Backoff
 from oraculo.core import naming
 from oraculo.core.message import Message, decode_message, encode_message
 from oraculo.core.naming import QueueNames
@@ -225,15 +226,13 @@ class Runs:
             await consumer.ack([delivery])
 
     async def _keep_surely(self, consumer: Consumer, held: Sequence[Delivery], key: str, aggregate: str) -> None:
-        """Waits for Redis as long as it takes: given back, they would come again only so often."""
+        """Waits for Redis as long as it takes, whatever it says: given back, they would come again only so often."""
         backoff = Backoff(self._entropy)
         while True:
             try:
                 await self._client.set(key, aggregate, ex=self._keep)
                 return
-            except Exception as error:
-                if not is_passing(error):
-                    raise
+            except (RedisError, OSError) as error:
                 self._telemetry.emit(LoopFailed("bridge bullmq", f"aggregates wait for Redis: {error}"))
             await backoff.pause()
             await consumer.extend(held)

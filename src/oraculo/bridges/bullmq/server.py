@@ -1,6 +1,7 @@
 """The Redis that BullMQ uses: how it is reached, and what is wrong when it is not."""
 
 import asyncio
+import re
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -9,8 +10,16 @@ import structlog
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.exceptions import (
+    ClusterDownError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as LostConnection
-from redis.exceptions import RedisError, ResponseError
 
 from oraculo.core.retry import RetryPolicy
 from oraculo.errors import Fault, InvalidSettings
@@ -25,11 +34,14 @@ MOST_CONNECTIONS = 16  # of one client; BullMQ's worker would open one for each 
 WATCH_PAUSE = 1.0
 SETTING = "ORACULO_BULLMQ_URL"
 
-# What cannot be done now and is worth another try; a wrong password too, for it may be mended on the server.
-_PASSING = (
-    *("BUSY ", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOAUTH", "NOPERM", "NOREPLICAS", "OOM"),
-    *("READONLY", "TRYAGAIN", "UNBLOCKED", "WRONGPASS", "invalid username", "invalid password"),
+# What cannot be done now and is worth another try; a wrong password too, for it may be mended on the server. Where
+# redis-py has a type for an error it takes the code off the text; inside a script or a transaction the code is there.
+_PASSING_TYPES = (ClusterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError, TryAgainError)
+_PASSING = re.compile(
+    r"\b(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOREPLICAS|OOM|READONLY|TRYAGAIN|UNBLOCKED|WRONGPASS) "
+    r"|invalid (username|password)"
 )
+_IN_PIPELINE = "of pipeline caused error: "  # what redis-py puts before is the command, with names that are not ours
 
 _log = structlog.get_logger("oraculo.bullmq")
 
@@ -37,8 +49,9 @@ _log = structlog.get_logger("oraculo.bullmq")
 class Server:
     """Opened by use, and again after each loss. `client` is for calls that return at once."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, prefix: str = "") -> None:
         self._url = url
+        self._probe = f"oraculo:{prefix}ponte-bullmq:watch"
         self.place = _place_of(url)
         self.trouble: str | None = f"not connected to {self.place} yet"
         self.client: Any = self.connection(timeout=COMMAND_TIMEOUT)
@@ -59,27 +72,30 @@ class Server:
         return Redis.from_pool(pool)
 
     async def watch(self) -> None:
-        """For ever: whether it answers."""
+        """For ever: whether it can be used."""
         while True:
             await self.ask()
             await asyncio.sleep(WATCH_PAUSE)
 
     async def ask(self) -> bool:
+        """Whether it takes writes of ours: one that is full, or a replica, answers and is of no use."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                await self.client.ping()
+                await self.client.setrange(self._probe, 0, "")  # a write that leaves nothing behind
         except (RedisError, OSError, TimeoutError) as error:
             self._failed(error)
             return False
         if self.trouble is not None:
-            _log.info("bullmq can be reached", server=self.place)
+            _log.info("bullmq can be used", server=self.place)
         self.trouble = None
         return True
 
     def _failed(self, error: BaseException) -> None:
-        trouble = f"cannot reach {self.place}: {_told(error)}"
+        answers = isinstance(error, ResponseError)
+        what = f"{self.place} refuses to write {self._probe}" if answers else f"cannot reach {self.place}"
+        trouble = f"{what}: {_told(error)}"
         if self.trouble != trouble:
-            _log.warning("bullmq cannot be reached; steps for it wait", reason=trouble)
+            _log.warning("bullmq cannot be used; steps for it wait", reason=trouble)
         self.trouble = trouble
 
     async def close(self) -> None:
@@ -106,7 +122,8 @@ class Backoff:
 def is_passing(error: BaseException) -> bool:
     """Whether it is worth another try: the server is away, or cannot do it now. Else it says no."""
     if isinstance(error, ResponseError) and not isinstance(error, LostConnection):
-        return any(sign in str(error) for sign in _PASSING)
+        cause = str(error).rpartition(_IN_PIPELINE)[2]
+        return isinstance(error, _PASSING_TYPES) or _PASSING.search(cause) is not None
     return isinstance(error, RedisError | OSError | TimeoutError)
 
 

@@ -8,16 +8,19 @@ import asyncio
 from typing import Any
 
 import structlog
+from redis.exceptions import ResponseError
 
+from oraculo.bridges.bullmq.events import ENDINGS
 from oraculo.bridges.bullmq.layout import Layout, Look
 from oraculo.bridges.bullmq.ledger import Ledger
+from oraculo.bridges.bullmq.portions import Portion, by_the_megabyte
 from oraculo.bridges.bullmq.records import Record
 from oraculo.bridges.bullmq.reports import Report, Reporter
+from oraculo.bridges.bullmq.server import is_passing
 from oraculo.core.timestamps import from_iso
 from oraculo.ports.clock import Clock
 
 PAUSE = 15.0
-PAGE = 1000
 MOST_EVENTS = 50_000  # of a stream that are searched for the end of a job that is gone
 HEARING = 3.0  # seconds for what was told of a job to be heard
 OVERDUE = "deadline passed before it was started"
@@ -67,18 +70,41 @@ class Sweep:
 
     async def check(self, records: dict[str, Record]) -> None:
         """Tells of those that have ended, or are gone; takes away those whose time was over before they began."""
-        reports: list[Report] = []
+        if not records:
+            return
+        sizes = await self._ledger.sizes(records)
         gone: dict[str, Record] = {}
-        for job_id, look in (await self._ledger.look(records)).items():
-            record = records[job_id]
-            if not look.exists:
-                gone[job_id] = record
-            elif (report := self._ended(job_id, record, look)) is not None:
+        for part in by_the_megabyte(records, sizes.__getitem__):
+            gone |= await self._check_part({job_id: records[job_id] for job_id in part})
+        await self._tell_gone(gone)
+
+    async def _check_part(self, records: dict[str, Record]) -> dict[str, Record]:
+        """Returns those that are gone."""
+        reports: list[Report] = []
+        looks = await self._ledger.look(records)
+        for job_id, look in looks.items():
+            report = await self._report(job_id, records[job_id], look)
+            if report is not None:
                 reports.append(report)
-            elif self._is_overdue(record) and await self._layout.withdraw(record.queue, job_id):
-                reports.append(self._reporter.failed(job_id, record, OVERDUE, retry=False))
-        reports += await self._reports_of_gone(gone)
         await self._reporter.send(reports)
+        return {job_id: records[job_id] for job_id, look in looks.items() if not look.exists}
+
+    async def _report(self, job_id: str, record: Record, look: Look) -> Report | None:
+        """What is wrong with one queue must not hold up the others. Where a key is something else than BullMQ's, no
+        job can end, so its run is told."""
+        try:
+            if look.fault is not None:
+                raise look.fault
+            if look.exists and look.ended is None and self._is_overdue(record):
+                is_withdrawn = await self._layout.withdraw(record.queue, job_id)
+                return self._reporter.failed(job_id, record, OVERDUE, retry=False) if is_withdrawn else None
+        except ResponseError as error:
+            if is_passing(error):
+                raise
+            reason = await self._ledger.reason(record.queue, error)
+            _log.warning("a job cannot be looked at", job=job_id, queue=record.queue, reason=reason)
+            return self._reporter.failed(job_id, record, reason, retry=False) if "WRONGTYPE" in str(error) else None
+        return self._ended(job_id, record, look)
 
     def _ended(self, job_id: str, record: Record, look: Look) -> Report | None:
         if look.ended == "completed":
@@ -94,19 +120,21 @@ class Sweep:
 
     # -- jobs that are gone -----------------------------------------------------------------------------------
 
-    async def _reports_of_gone(self, gone: dict[str, Record]) -> list[Report]:
+    async def _tell_gone(self, gone: dict[str, Record]) -> None:
         """A worker with removeOnComplete leaves nothing but the event, written in the same step."""
-        found: dict[str, Report] = {}
+        told: set[str] = set()
         if self._has_events:
             for queue in {record.queue for record in gone.values()}:
-                await self._search(queue, gone, found)
+                told |= await self._search(queue, {id_: one for id_, one in gone.items() if one.queue == queue})
         else:
             gone = self._given_up(gone)
-        for job_id, record in gone.items():
-            if job_id not in found:
-                _log.warning("a job is gone", job=job_id, queue=record.queue)
-                found[job_id] = self._reporter.failed(job_id, record, GONE.format(queue=record.queue), retry=False)
-        return list(found.values())
+        lost = {job_id: record for job_id, record in gone.items() if job_id not in told}
+        for job_id, record in lost.items():
+            _log.warning("a job is gone", job=job_id, queue=record.queue)
+        await self._reporter.send(
+            self._reporter.failed(job_id, record, GONE.format(queue=record.queue), retry=False)
+            for job_id, record in lost.items()
+        )
 
     def _given_up(self, gone: dict[str, Record]) -> dict[str, Record]:
         """Without a stream to search, what was told of a job may only be on its way: each is given a moment."""
@@ -116,18 +144,38 @@ class Sweep:
             job_id: record for job_id, record in gone.items() if now - self._missed.setdefault(job_id, now) > HEARING
         }
 
-    async def _search(self, queue: str, gone: dict[str, Record], found: dict[str, Report]) -> None:
+    async def _search(self, queue: str, gone: dict[str, Record]) -> set[str]:
+        """Tells of those whose end is in the stream, from the newest on; returns which."""
         stream, latest, searched = f"{self._bull_prefix}:{queue}:events", "+", 0
-        while searched < MOST_EVENTS:
-            page = await self._client.xrevrange(stream, max=latest, count=PAGE)
+        told: set[str] = set()
+        portion = Portion()
+        while searched < MOST_EVENTS and len(told) < len(gone):
+            page = await self._page(stream, latest, portion.count)
+            ended: dict[str, dict[str, str]] = {}
             for _, fields in page:
-                job_id, kind = fields.get("jobId", ""), fields.get("event")
-                if job_id in gone and job_id not in found and gone[job_id].queue == queue:
-                    if kind == "completed":
-                        found[job_id] = self._reporter.completed(job_id, gone[job_id], fields.get("returnvalue"))
-                    elif kind == "failed":
-                        found[job_id] = self._reporter.failed(job_id, gone[job_id], fields.get("failedReason", ""))
-            if len(page) < PAGE:
-                return
+                job_id = fields.get("jobId", "")
+                if fields.get("event") in ENDINGS and job_id in gone and job_id not in told:
+                    ended.setdefault(job_id, fields)
+            await self._reporter.send(self._told(job_id, gone[job_id], fields) for job_id, fields in ended.items())
+            told |= ended.keys()
+            if len(page) < portion.count:
+                break
+            portion.learn([fields for _, fields in page])
             searched += len(page)
             latest = f"({page[-1][0]}"
+        return told
+
+    async def _page(self, stream: str, latest: str, count: int) -> list[tuple[str, dict[str, str]]]:
+        try:
+            page: list[tuple[str, dict[str, str]]] = await self._client.xrevrange(stream, max=latest, count=count)
+        except ResponseError as error:
+            if is_passing(error):
+                raise
+            _log.warning("the events of a queue cannot be searched", stream=stream, reason=str(error))
+            return []
+        return page
+
+    def _told(self, job_id: str, record: Record, fields: dict[str, str]) -> Report:
+        if fields["event"] == "completed":
+            return self._reporter.completed(job_id, record, fields.get("returnvalue"))
+        return self._reporter.failed(job_id, record, fields.get("failedReason", ""))

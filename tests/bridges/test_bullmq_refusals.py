@@ -1,0 +1,231 @@
+"""BullMQ's Redis answers, and says no: to everything, which is waited for, or to one queue, which holds up no other."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from oraculo.bridges.bullmq.portions import TOLD_BYTES
+from oraculo.bridges.bullmq.runs import Runs
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.core.naming import QueueNames
+from oraculo.ports.broker import Outgoing
+from oraculo.ports.clock import SystemClock, SystemEntropy
+from oraculo.ports.store import Store
+from oraculo.settings import Settings
+from tests.bridges.node.stage import Aloud, BullStage, bull_settings
+from tests.servers.fleet import Fleet
+from tests.waiting import until
+
+GOOD, BAD = "boa", "ruim"
+USER = "aplicacao"
+
+Act = Callable[[Redis], Awaitable[Any]]
+
+
+def to(*queues: str) -> dict[str, Any]:
+    return {"destinos": [{"id": queue, "fila": f"bullmq://{queue}"} for queue in queues], "timeout": 60}
+
+
+def as_user(settings: Settings) -> Settings:
+    url = settings.bullmq.url.replace("redis://", f"redis://{USER}:pw@")
+    return msgspec.structs.replace(settings, bullmq=msgspec.structs.replace(settings.bullmq, url=url))
+
+
+@asynccontextmanager
+async def open_to_all(url: str) -> AsyncIterator[Redis]:
+    """Whatever a test does to it, the next one finds it as it was."""
+    async with Redis.from_url(url) as redis:
+        try:
+            yield redis
+        finally:
+            await redis.config_set("maxmemory", "0")
+            await redis.execute_command("REPLICAOF", "NO", "ONE")
+            await redis.execute_command("ACL", "DELUSER", USER)
+
+
+async def works(oraculo: BullStage, queue: str, value: object = "feito") -> None:
+    """As a worker does that takes the queue's one job, keeps nothing and tells of it."""
+    [job_id] = await until(lambda: oraculo.job_ids(queue), saying="the job")
+    event = {"event": "completed", "jobId": job_id, "returnvalue": json.dumps(value)}
+    await oraculo.redis.xadd(oraculo.key(queue, "events"), event)
+
+
+# -- to everything --------------------------------------------------------------------------------------------
+
+
+def _replica(of: tuple[str, str]) -> Act:
+    return lambda redis: redis.execute_command("REPLICAOF", *of)
+
+
+def _permitted(pattern: str) -> Act:
+    return lambda redis: redis.execute_command("ACL", "SETUSER", USER, "on", ">pw", "resetkeys", pattern, "&*", "+@all")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "mends", "told"),
+    [
+        (
+            lambda redis: redis.config_set("maxmemory", "1"),
+            lambda redis: redis.config_set("maxmemory", "0"),
+            "maxmemory",
+        ),
+        (_replica(("127.0.0.1", "1")), _replica(("NO", "ONE")), "read only replica"),
+        (_permitted("~none"), _permitted("~*"), "ermission"),
+    ],
+    ids=["OOM", "READONLY", "NOPERM"],
+)
+async def test_steps_wait_for_a_redis_that_takes_no_writes(breaks: Act, mends: Act, told: str, fleet: Fleet) -> None:
+    settings = bull_settings(fleet.url("rabbitmq"), fleet.breakable("redis").url)
+    async with open_to_all(settings.bullmq.url) as redis:
+        await _permitted("~*")(redis)
+        async with BullStage(as_user(settings)) as oraculo:
+            await until(lambda: oraculo.bridge.trouble is None, saying="the bridge to be well")
+            await breaks(redis)
+            run_id = await oraculo.submit(to(GOOD))
+            trouble = await until(lambda: oraculo.bridge.trouble, saying="the bridge to tell of it")
+            assert told in trouble
+            assert "ponte-bullmq:watch" in trouble
+            assert (await oraculo.operations.run(run_id)).head.status.value == "em_execucao"
+            await mends(redis)
+            await works(oraculo, GOOD)
+            aggregate = await oraculo.ended(run_id, wait=20)
+            await until(lambda: oraculo.bridge.trouble is None, saying="the bridge to be well again")
+    assert aggregate["resultados"][GOOD]["resultado"] == "feito", aggregate
+
+
+async def test_an_aggregate_waits_for_a_redis_that_takes_no_writes(fleet: Fleet) -> None:
+    clock, names, aloud = SystemClock(), QueueNames(), Aloud()
+    nothing_is_followed = cast("Store", None)
+    broker = MemoryBroker(clock=clock)
+    await broker.start()
+    async with open_to_all(fleet.breakable("redis").url) as redis:
+        runs = Runs(
+            redis,
+            broker,
+            nothing_is_followed,
+            names=names,
+            keep=60,
+            clock=clock,
+            entropy=SystemEntropy(),
+            telemetry=aloud,
+        )
+        await redis.config_set("maxmemory", "1")
+        body = {
+            "correlation_id": "x",
+            "tipo_evento": "agregado",
+            "payload": {"n": 1},
+            "timestamp": "2026-01-01T00:00:00Z",
+        }
+        await broker.publish([Outgoing(runs.replies, json.dumps(body).encode())])
+        consumer = await broker.consume(runs.replies, prefetch=1)
+        taking = asyncio.create_task(runs.take(consumer, await consumer.take(1)))
+        await until(lambda: aloud.failures or taking.done(), saying="the aggregate to wait")
+        assert not taking.done()
+        await redis.config_set("maxmemory", "0")
+        await asyncio.wait_for(taking, 10)
+        assert await redis.get("oraculo:ponte-bullmq:aggregate:x") == b'{"n": 1}'
+        await redis.delete("oraculo:ponte-bullmq:aggregate:x")
+
+
+# -- to one queue ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["wait", "events"])
+async def test_a_key_of_another_kind_is_named_and_holds_up_no_other_queue(name: str, fleet: Fleet) -> None:
+    """Both are in one transaction, which goes on past the error."""
+    settings = bull_settings(fleet.url("rabbitmq"), fleet.url("redis"))
+    async with BullStage(settings) as oraculo:
+        await oraculo.redis.set(oraculo.key(BAD, name), "x")
+        run_id = await oraculo.submit(to(GOOD, BAD))
+        await works(oraculo, GOOD)
+        aggregate = await oraculo.ended(run_id, wait=20)
+        left = await oraculo.redis.keys(f"{oraculo.key(BAD, run_id)}*")
+        assert oraculo.aloud.failures == []
+    assert aggregate["resultados"][GOOD]["resultado"] == "feito"
+    assert aggregate["falhas"][BAD]["status"] == "erro"
+    assert f"the key {oraculo.key(BAD, name)} holds a string" in aggregate["falhas"][BAD]["motivo"]
+    assert left == []
+
+
+async def test_a_key_that_is_changed_later_ends_its_step_and_no_other(fleet: Fleet) -> None:
+    """The stream of events is something else when it was read before; and no job can be looked for among the ended."""
+    settings = bull_settings(fleet.url("rabbitmq"), fleet.url("redis"))
+    async with BullStage(settings) as oraculo:
+        run_id = await oraculo.submit(to(GOOD, BAD))
+        await until(lambda: oraculo.job_ids(BAD), saying="the job")
+        for name in ("events", "completed"):
+            await oraculo.redis.set(oraculo.key(BAD, name), "x")
+        await oraculo.bridge.stop()
+        oraculo.bridge = oraculo.new_bridge()
+        await oraculo.bridge.start()  # it sweeps at once
+        await works(oraculo, GOOD)
+        aggregate = await oraculo.ended(run_id, wait=20)
+    assert aggregate["resultados"][GOOD]["resultado"] == "feito"
+    assert f"the key {oraculo.key(BAD, 'completed')} holds a string" in aggregate["falhas"][BAD]["motivo"]
+
+
+async def test_a_queue_that_the_user_may_not_touch_holds_up_no_other(fleet: Fleet) -> None:
+    settings = bull_settings(fleet.url("rabbitmq"), fleet.breakable("redis").url)
+    async with open_to_all(settings.bullmq.url) as redis:
+        await _permitted(f"~{settings.bullmq.prefix}:{GOOD}:*")(redis)
+        await redis.execute_command("ACL", "SETUSER", USER, "~oraculo:*")
+        async with BullStage(as_user(settings)) as oraculo:
+            run_id = await oraculo.submit(to(BAD, GOOD))
+            await works(oraculo, GOOD)
+            aggregate = await oraculo.ended(run_id, wait=20)
+    assert aggregate["resultados"][GOOD]["resultado"] == "feito"
+    assert "ermission" in aggregate["falhas"][BAD]["motivo"], aggregate
+
+
+# -- large results --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("found_by", ["events", "sweep", "search"])
+async def test_large_results_are_told_by_the_megabyte(found_by: str, fleet: Fleet) -> None:
+    settings = bull_settings(fleet.url("rabbitmq"), fleet.url("redis"))
+    async with BullStage(settings) as oraculo:
+        steps = [{"id": f"t{n}", "fila": f"bullmq://{GOOD}"} for n in range(16)]
+        run_id = await oraculo.submit({"destinos": steps, "timeout": 60})
+        await until(lambda: _are(oraculo, len(steps)), saying="the jobs")
+        await oraculo.bridge.stop()
+        await _end_all(oraculo, json.dumps("x" * (TOLD_BYTES // 4)), found_by)
+        together: list[int] = []
+        publish = oraculo.broker.publish
+
+        async def watched(messages: Sequence[Outgoing]) -> Sequence[str]:
+            together.append(sum(len(message.body) for message in messages))
+            return await publish(messages)
+
+        oraculo.broker.publish = watched  # type: ignore[method-assign]
+        oraculo.bridge = oraculo.new_bridge()
+        await oraculo.bridge.start()
+        aggregate = await oraculo.ended(run_id, wait=20)
+    assert len(aggregate["resultados"]) == len(steps), aggregate["resumo"]
+    assert max(together) < 1.5 * TOLD_BYTES
+
+
+async def _are(oraculo: BullStage, count: int) -> bool:
+    return len(await oraculo.job_ids(GOOD)) == count
+
+
+async def _end_all(oraculo: BullStage, value: str, found_by: str) -> None:
+    """All jobs of the queue are done, and what tells of it is what `found_by` looks at."""
+    stream = oraculo.key(GOOD, "events")
+    for job_id in await oraculo.job_ids(GOOD):
+        if found_by == "sweep":
+            await oraculo.redis.hset(oraculo.key(GOOD, job_id), "returnvalue", value)
+            await oraculo.redis.zadd(oraculo.key(GOOD, "completed"), {job_id: 1})
+            continue
+        await oraculo.redis.xadd(stream, {"event": "completed", "jobId": job_id, "returnvalue": value})
+        if found_by == "search":
+            await oraculo.redis.delete(oraculo.key(GOOD, job_id))
+    if found_by == "search":  # another reader took the events and died with them
+        group = f"oraculo-{oraculo.settings.broker.prefix}"
+        await oraculo.redis.xgroup_destroy(stream, group)
+        await oraculo.redis.xgroup_create(stream, group, id="$")
