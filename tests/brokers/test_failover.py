@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Link, NotTaken, Outgoing
+from oraculo.ports.broker import Broker, Delivery, Link, NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.waiting import until
@@ -55,8 +56,11 @@ class Named(MemoryBroker):
     async def leave(self) -> None:
         """Its consumers are lost, and nobody can reach it."""
         self.away = "pulled out"
+        await self.lose_consumers()
+
+    async def lose_consumers(self) -> None:
         assert self._depot is not None
-        for queue in self._depot.queues.values():
+        for queue in list(self._depot.queues.values()):
             for consumer in list(queue.consumers):
                 await consumer.close()
 
@@ -81,6 +85,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("broker.PROBE_PAUSE", "broker.LONGEST_PROBE_PAUSE", "broker.PULSE", "consumer.FAILED_PAUSE"):
         monkeypatch.setattr(f"oraculo.brokers.failover.{name}", 0.02)
     monkeypatch.setattr("oraculo.brokers.failover.consumer.RESUBSCRIBE_PAUSE", 0.02)
+    monkeypatch.setattr("oraculo.core.unread._LONGER", 0.2)
 
 
 @pytest.fixture
@@ -338,6 +343,78 @@ async def test_one_that_refuses_a_queue_does_not_keep_the_others_and_is_told_as_
     async with asyncio.timeout(10):
         assert [delivery.body for delivery in await consumer.take(5)] == [b"over the first"]
     assert [state.consumers for state in await second.queues(["q"])] == [1]
+
+
+class Unreadable(Named):
+    """Whoever subscribes may do so, and not read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.forbidden: str | None = "not permitted"
+        self.refusals = 0
+
+    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+        consumer = await super().consume(queue, prefetch=prefetch)
+        take = consumer.take
+
+        async def take_if_permitted(limit: int) -> Sequence[Delivery]:
+            if self.forbidden is not None:
+                self.refusals += 1
+                raise BrokerError(self.forbidden)
+            return await take(limit)
+
+        consumer.take = take_if_permitted
+        return consumer
+
+
+async def test_one_that_cannot_be_read_is_told_with_the_reason_and_asked_last_until_it_can() -> None:
+    first = Unreadable("first")
+    both = FailoverBroker([first, Named("second")])
+    await both.start()
+    with capture_logs() as logs:
+        await both.consume("q", prefetch=5)
+        for refusals in range(1, 6):  # consumers are made again and again, and none is believed
+            await until(lambda: first.refusals >= refusals, saying="the next to fail")  # noqa: B023
+            assert both.links()[0].unread == (("q", "not permitted"),)
+            assert both.links()[0].deaf == ("q",)
+            assert await both.publish([Outgoing("commands", b"1")]) == ["second"]
+        first.forbidden = "no such queue"
+        await until(lambda: both.links()[0].unread == (("q", "no such queue"),), saying="the new reason")
+    assert [log["reason"] for log in logs] == ["not permitted", "no such queue"]
+    assert await both.publish([Outgoing("answers", b"1", prefer="first")]) == ["first"]
+    first.forbidden = None
+    await until(lambda: not both.links()[0].deaf, saying="a consumer that waits in peace to be believed")
+    assert await both.publish([Outgoing("commands", b"1")]) == ["first"]
+    await both.close()
+
+
+async def test_one_that_cannot_be_read_is_used_while_there_is_no_other() -> None:
+    first, second = Unreadable("first"), Named("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    await both.consume("q", prefetch=5)
+    await until(lambda: both.links()[0].deaf, saying="it to be found out")
+    await second.leave()
+    assert await both.publish([Outgoing("commands", b"1")]) == ["first"]
+    await both.close()
+
+
+async def test_a_queue_that_none_lets_us_read_is_refused_and_if_one_is_away_it_is_not_yet(
+    refusing: tuple[FailoverBroker, Refusing, Named],
+) -> None:
+    both, _, second = refusing
+    await second.leave()
+    with pytest.raises(BrokerUnavailable, match="read q: first: not allowed; second: pulled out"):
+        await both.consume("q", prefetch=1)
+    await both.close()
+    alone = Refusing("alone")
+    alone.refused = frozenset({"q"})
+    one = FailoverBroker([alone])
+    await one.start()
+    with pytest.raises(BrokerError, match="read q: alone: not allowed") as caught:
+        await one.consume("q", prefetch=1)
+    assert not isinstance(caught.value, BrokerUnavailable)
+    await one.close()
 
 
 async def test_what_all_of_them_refuse_is_refused(refusing: tuple[FailoverBroker, Refusing, Named]) -> None:

@@ -1,7 +1,9 @@
-"""Consumers are made deaf on the server's side; the engine notices and works again, without a restart."""
+"""Consumers are made deaf on the server's side, or may not read; the engine notices, says why, and works again, without
+a restart."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import nats
 import pika
@@ -12,7 +14,7 @@ from oraculo.brokers.nats.layout import stream_of
 from oraculo.brokers.vigil import VigilantBroker, VigilantConsumer
 from oraculo.ports.broker import Consumer, Delivery
 from tests.end_to_end.stage import Stage, settings_for
-from tests.engine.workers import Journal, recording_app
+from tests.engine.workers import Journal, answer, recording_app
 from tests.servers.fleet import BROKERS, Fleet
 from tests.waiting import until
 
@@ -100,3 +102,57 @@ async def swallow(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(inner, "take", take)
     monkeypatch.setattr(inner, "close", close_both)
+
+
+Reader = tuple[str, Callable[[str], Awaitable[None]]]
+
+
+@pytest.fixture
+async def reader(fleet: Fleet) -> AsyncIterator[Reader]:
+    """The URL of a Redis user who may do everything but read queues, and how to give or take a right."""
+    client = redis.asyncio.from_url(fleet.url("redis"))
+    name = f"user-{uuid.uuid4().hex[:8]}"
+
+    async def allow(right: str) -> None:
+        await client.execute_command("ACL", "SETUSER", name, right)
+
+    await client.execute_command("ACL", "SETUSER", name, "on", f">{name}", "~*", "&*", "+@all", "-xreadgroup")
+    yield fleet.url("redis").replace("://", f"://{name}:{name}@"), allow
+    await client.execute_command("ACL", "DELUSER", name)
+    await client.aclose()
+
+
+async def test_an_engine_that_may_not_read_answers_says_so_and_reads_them_once_it_may(
+    reader: Reader,
+) -> None:
+    url, allow = reader
+    async with Stage(settings_for(url)) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_x"], "payload": {}, "timeout": 60})
+
+        async def explanation() -> str:
+            told = await oraculo.operations.explain(run_id)
+            return told if "queue resultados cannot be used" in told else ""
+
+        assert "xreadgroup" in await until(explanation)
+        health = await oraculo.operations.health()
+        assert not health.is_ready
+        assert "xreadgroup" in (health.parts["consumers"] or "")
+        await oraculo.publish("resultados", answer(run_id, tipo_evento="resultado_execucao"))
+        await allow("+xreadgroup")
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+
+
+async def test_with_another_broker_runs_go_over_that_one(reader: Reader, fleet: Fleet) -> None:
+    """Though the first takes commands, and never breaks."""
+    url, allow = reader
+    settings = settings_for(f"{url},{fleet.url('nats')}")
+    request = {"destinos": ["executador_x"], "payload": {}, "timeout": 60}
+    async with Stage(settings, recording_app(Journal(), ("executador_x",))) as oraculo:
+        assert (await oraculo.run(request))["status"] == "concluida"
+        assert "xreadgroup" in ((await oraculo.operations.health()).parts["broker redis"] or "")
+        await allow("+xreadgroup")
+
+        async def is_ready() -> bool:
+            return (await oraculo.operations.health()).is_ready
+
+        await until(is_ready, saying="readiness, though nothing comes over Redis")

@@ -18,7 +18,7 @@ from oraculo.engine import links, service
 from oraculo.engine.inputs import Wish
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.publishing import Key
-from oraculo.errors import BrokerUnavailable, NotFound, StoreUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, NotFound, StoreUnavailable
 from oraculo.ports.broker import Capabilities, Consumer, Delivery, Link, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack, LoopFailed, Record
@@ -26,7 +26,7 @@ from oraculo.settings import BrokerSettings, EngineSettings, RunSettings, Settin
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
 from oraculo.worker import App, Worker
-from tests.brokers.test_failover import Named
+from tests.brokers.test_failover import Named, Refusing, Unreadable
 from tests.engine.test_bounds import MoodyStore
 from tests.engine.workers import Journal, answer, recording_app
 from tests.waiting import until
@@ -40,6 +40,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("broker.PROBE_PAUSE", "broker.LONGEST_PROBE_PAUSE", "broker.PULSE", "consumer.FAILED_PAUSE"):
         monkeypatch.setattr(f"oraculo.brokers.failover.{name}", 0.02)
     monkeypatch.setattr("oraculo.brokers.failover.consumer.RESUBSCRIBE_PAUSE", 0.02)
+    monkeypatch.setattr("oraculo.core.unread._LONGER", 0.2)
 
 
 class Told:
@@ -295,6 +296,7 @@ async def test_an_engine_starts_while_its_broker_is_away() -> None:
         health = await oraculo.operations.health()
         assert (health.is_ready, health.parts["broker rabbitmq"]) == (False, "not there yet")
         assert any(record.duty == "broker" for record in told.of(LoopFailed))  # type: ignore[attr-defined]
+        assert (await oraculo.operations.explain(run_id)).count("cannot be used") == 1
         broker.come_back()
         worker = await worker_on(broker, recording_app(Journal(), ("executador_a",)))
         assert (await oraculo.ended(run_id))["status"] == "concluida"
@@ -430,6 +432,62 @@ async def test_nobody_who_reads_our_queues_is_told_by_readiness() -> None:
             return (await oraculo.operations.health()).is_ready
 
         await until(is_ready, saying="readiness")
+
+
+class DurableUnreadable(Unreadable, Durable):
+    pass
+
+
+async def test_what_cannot_be_read_is_told_with_the_reason_by_readiness_and_by_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A consumer can be made each time, and fails as soon as it is asked."""
+    monkeypatch.setattr(service, "_PAUSE_AFTER_FAILURE", 0.02)
+    broker = DurableUnreadable("redis")
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: _sent_by(oraculo, run_id, ["redis"]))
+        for refusals in range(2, 10, 2):
+            await until(lambda: broker.refusals >= refusals, saying="the next to fail")  # noqa: B023
+            health = await oraculo.operations.health()
+            assert not health.is_ready
+            told = "nobody reads resultados, orquestrador: a consumer is being made; the last one failed: not permitted"
+            assert health.parts["consumers"] == told
+            assert "queue resultados cannot be used (not permitted)" in await oraculo.operations.explain(run_id)
+        await oraculo.publish("resultados", answer(run_id, tipo_evento="resultado_execucao"))
+        broker.forbidden = None
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+        await until(lambda: is_ready(oraculo), saying="readiness, though no request comes")
+        assert "cannot be used" not in await oraculo.operations.explain(run_id)
+
+
+async def test_a_broker_that_does_not_let_the_engine_subscribe_ends_the_start() -> None:
+    class Unsubscribable(Durable, Refusing):
+        async def declare(self, queues: Sequence[str]) -> None: ...
+
+    broker = Unsubscribable("rabbitmq")
+    broker.refused = frozenset({"resultados"})
+    oraculo = Harness(settings=QUICK, broker=broker)
+    with pytest.raises(BrokerError, match="not allowed"):
+        await oraculo.engine.start()
+    await oraculo.engine.stop()
+
+
+async def test_what_a_broker_took_before_it_was_known_that_it_cannot_be_read_is_sent_again_over_the_next() -> None:
+    first, second, journal = DurableUnreadable("first"), Durable("second"), Journal()
+    first.forbidden = None
+    async with Harness(settings=QUICK, broker=FailoverBroker([first, second])) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: _sent_by(oraculo, run_id, ["first"]))
+        first.forbidden = "not permitted"
+        await first.lose_consumers()
+        await until(lambda: _sent_by(oraculo, run_id, ["second"]), saying="the command on the second")
+        assert "queue resultados of first cannot be used (not permitted)" in await oraculo.operations.explain(run_id)
+        told = (await oraculo.operations.health()).parts["broker first"] or ""
+        assert told.endswith(": the consumer is being made again; the last one failed: not permitted")
+        worker = await worker_on(second, recording_app(journal, ("executador_a",)))
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+        await worker.stop()
 
 
 async def test_a_broker_that_does_not_take_acks_stops_neither_accepting_nor_progress() -> None:

@@ -1,8 +1,9 @@
 """Watches over the brokers: what a lost one had taken is sent again, under the same identity, through another.
 
 A broker that is away while another works is lost once that has lasted a moment: a connection that breaks and comes
-back at once kept its messages. One that came back without its memory is lost too, its dead letters included, and so is
-one that is no longer among those configured.
+back at once kept its messages. So it is with one that works and does not let us read: what it took may be answered, and
+nobody would hear it. One that came back without its memory is lost too, its dead letters included, and so is one that
+is no longer among those configured.
 """
 
 import asyncio
@@ -101,7 +102,7 @@ class LinkWatch:
 
     async def look(self) -> None:
         links = self._broker.links()
-        some_work = any(link.trouble is None for link in links)
+        some_work = any(map(_works, links))
         self._mind_clock()
         for link in links:
             self._tell(link)
@@ -116,7 +117,7 @@ class LinkWatch:
 
     async def _look_at(self, link: Link, some_work: bool) -> None:
         await self._look_after_loss(link.name)
-        if link.trouble is None:
+        if _works(link):
             self._absences.pop(link.name, None)
         elif some_work:
             await self._missed(link)
@@ -195,3 +196,7 @@ class LinkWatch:
                 absence.note_taken(taken, loop.time())
             count, after = count + len(taken), page[-1]
         return count
+
+
+def _works(link: Link) -> bool:
+    return link.trouble is None and not link.unread

@@ -183,6 +183,8 @@ class Operations:
         if (why_unsent := self._engine.sending_trouble) and any(task.unsent for task in active):
             troubles = troubles or {"the broker": why_unsent}  # it answers, so that it seems well, and takes nothing
         troubles |= {f"queue {queue}": why for queue, why in stuck.items()}
+        if active:  # what is the broker's own trouble is told as that
+            troubles |= {name: why for name, why in self._unread_answers().items() if why not in troubles.values()}
         troubles |= self._bridge_troubles(_queues_of(run, active))
         return explain(run, self._engine.clock.now(), audiences, troubles)
 
@@ -199,6 +201,13 @@ class Operations:
         return {queue: why for queue, why in found.items() if queue in concerned} | {
             queue: why for queue, why in refusing.items() if queue in unsent
         }
+
+    def _unread_answers(self) -> dict[str, str]:
+        """Why they cannot be read, and on which of several brokers: the worker is not to blame then."""
+        answers = self._engine.names.answers
+        unread = {f" of {link.name}": dict(link.unread).get(answers) for link in self.brokers()}
+        unread[""] = self._engine.unread_queues.get(answers)
+        return {f"queue {naming.ANSWERS}{place}": why for place, why in unread.items() if why is not None}
 
     def _bridge_troubles(self, queues: Collection[str]) -> dict[str, str]:
         """Of the bridges that read one of these queues."""

@@ -6,7 +6,7 @@ still in its queue, and goes on at the next start.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from oraculo.core.events import Untaken
 from oraculo.core.naming import QueueNames
 from oraculo.core.request import Limits
 from oraculo.core.retry import RetryPolicy
+from oraculo.core.unread import UnreadQueues
 from oraculo.engine.aftermath import Consequences
 from oraculo.engine.cache import HotRuns, Plans
 from oraculo.engine.catalogue import Catalogue
@@ -178,6 +179,7 @@ class Engine:
         self._connected = False
         self._declared: set[str] = set()
         self._consumers: dict[str, Consumer] = {}
+        self._unread = UnreadQueues()
         self._pumps: list[asyncio.Task[None]] = []
         self._duties: list[asyncio.Task[None]] = []
         self._deciding: asyncio.Task[None] | None = None
@@ -196,7 +198,7 @@ class Engine:
         self._duties = [self._duty(name, work) for name, work in self._works().items()]
         for queue in self._own_queues:
             if self._connected:
-                with suppress(BrokerError):  # the pump tries again
+                with suppress(BrokerUnavailable):  # the pump tries again
                     await self._subscribe(queue)
             self._pumps.append(self._duty(f"consume {queue}", lambda queue=queue: self._pump(queue)))  # type: ignore[misc]
         for bridge in self.bridges:
@@ -350,16 +352,31 @@ class Engine:
         consumer = self._consumers.get(queue) or await self._subscribe(queue)
         try:
             while deliveries := await consumer.take(self.settings.engine.batch):
+                self._unread.brought(queue)
                 self.inbox.put([Arrived(delivery, consumer) for delivery in deliveries])
-        except Exception:
+        except Exception as error:
+            self._cannot_read(queue, error)
             await self._drop_consumer(queue)
             raise
         await self._drop_consumer(queue)
 
     async def _subscribe(self, queue: str) -> Consumer:
-        consumer = await self.broker.consume(queue, prefetch=self.settings.engine.prefetch)
+        try:
+            consumer = await self.broker.consume(queue, prefetch=self.settings.engine.prefetch)
+        except Exception as error:
+            self._cannot_read(queue, error)
+            raise
         self._consumers[queue] = consumer
+        self._unread.made(queue, asyncio.get_running_loop().time())
         return consumer
+
+    def _cannot_read(self, queue: str, error: Exception) -> None:
+        self._unread.failed(queue, str(error) or type(error).__name__, asyncio.get_running_loop().time())
+
+    @property
+    def unread_queues(self) -> Mapping[str, str]:
+        """Of the engine's own, those whose consumer fails, and why. With several brokers, on each of them."""
+        return self._unread.told(asyncio.get_running_loop().time())
 
     async def _drop_consumer(self, queue: str) -> None:
         if (lost := self._consumers.pop(queue, None)) is not None:
@@ -455,6 +472,12 @@ class Engine:
         if not await self.store.engines(self.clock.now() - self.peers.ttl):
             raise StoreError("none is alive: runs are accepted, and wait until one is started")
 
+    def _reading_trouble(self) -> str | None:
+        failing = self.unread_queues
+        unread = [queue for queue in self._own_queues if queue in failing or queue not in self._consumers]
+        told = f"nobody reads {', '.join(unread)}: a consumer is being made{_last_failure(failing.values())}"
+        return told if unread else None
+
     async def health(self) -> Health:
         parts = {"engine": self._intake.trouble if self.accepting else "not taking work: it is starting or stopping"}
         broken = await _fault_of(self.broker.check)
@@ -462,9 +485,8 @@ class Engine:
         parts |= {f"broker {link.name}": _trouble_of(link) for link in links}
         if len(links) == 1:
             parts[f"broker {links[0].name}"] = broken or _trouble_of(links[0])
-        unread = [queue for queue in self._own_queues if queue not in self._consumers]
         if self.role is Role.WHOLE:
-            parts["consumers"] = f"nobody reads {', '.join(unread)}: a consumer is being made" if unread else None
+            parts["consumers"] = self._reading_trouble()
         parts[f"store {self.store.name}"] = await _fault_of(self.store.check)
         others = [fault for part, fault in parts.items() if not part.startswith("broker ")]
         if self.objects is not None:  # behind the others: without it, large results stay in the store
@@ -478,8 +500,14 @@ class Engine:
 
 def _trouble_of(link: Link) -> str | None:
     if link.trouble is None and link.deaf:
-        return f"heard nothing on {', '.join(link.deaf)}: the consumer is being made again"
+        failure = _last_failure(why for _, why in link.unread)
+        return f"heard nothing on {', '.join(link.deaf)}: the consumer is being made again{failure}"
     return link.trouble
+
+
+def _last_failure(reasons: Iterable[str]) -> str:
+    told = "; ".join(dict.fromkeys(reasons))
+    return f"; the last one failed: {told}" if told else ""
 
 
 async def _fault_of(check: Callable[[], Awaitable[object]]) -> str | None:

@@ -4,10 +4,15 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from oraculo.errors import BrokerUnavailable
+import structlog
+
+from oraculo.core.unread import UnreadQueues
+from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, Link, NotTaken
 
 T = TypeVar("T")
+
+_log = structlog.get_logger("oraculo.brokers.failover")
 
 
 class Branch:
@@ -17,7 +22,7 @@ class Branch:
         self.broker = broker
         self.name = broker.name
         self.trouble: str | None = "not connected yet"
-        self.unheard: dict[str, None] = {}  # queues that it does not let us read
+        self._unread = UnreadQueues()
         self.usable = asyncio.Event()
 
     @property
@@ -27,6 +32,7 @@ class Branch:
     def fail(self, error: object) -> None:
         self.trouble = str(error) or type(error).__name__
         self.usable.clear()
+        self._unread.forgive()  # a consumer that is lost with its broker is not to blame
 
     def recover(self) -> None:
         self.trouble = None
@@ -34,8 +40,27 @@ class Branch:
 
     def link(self) -> Link:
         [seen] = self.broker.links()
-        deaf = tuple(dict.fromkeys((*seen.deaf, *self.unheard)))
-        return Link(self.name, self.trouble, seen.losses, deaf if self.is_up else (), seen.stuck)
+        unread = self._unread.told(_now())
+        deaf = tuple(dict.fromkeys((*seen.deaf, *unread))) if self.is_up else ()
+        return Link(self.name, self.trouble, seen.losses, deaf, seen.stuck, tuple(unread.items()))
+
+    @property
+    def is_deaf(self) -> bool:
+        return bool(self.link().deaf)
+
+    def why_unread(self, queue: str) -> str | None:
+        return self._unread.told(_now()).get(queue)
+
+    def note_consumer(self, queue: str) -> None:
+        self._unread.made(queue, _now())
+
+    def note_read(self, queue: str) -> None:
+        self._unread.brought(queue)
+
+    def note_unread(self, queue: str, error: Exception) -> None:
+        """While it works otherwise: one that is away is told of as that."""
+        if self.is_up and self._unread.failed(queue, why := told(error), _now()):
+            _log.warning("a queue cannot be read", broker=self.name, queue=queue, reason=why)
 
     async def attempt(self, call: Awaitable[T]) -> T:
         """A call that fails because the broker cannot be reached takes it out of use."""
@@ -46,3 +71,11 @@ class Branch:
         except BrokerUnavailable as error:
             self.fail(error)
             raise
+
+
+def told(error: Exception) -> str:
+    return str(error) if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TypeVar
 from weakref import WeakSet
 
-from oraculo.brokers.failover.branch import Branch
+from oraculo.brokers.failover.branch import Branch, told
 from oraculo.brokers.failover.consumer import FailoverConsumer
 from oraculo.brokers.failover.offers import Group, Outcome
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -173,9 +173,10 @@ class FailoverBroker:
 
     async def _publish(self, outcome: Outcome, places: Sequence[int], preferred: str | None) -> None:
         """What one broker does not take because the queue is down there goes to the next, and while it is known to be
-        so at once: a broker may take its time to say it again. It is asked when no other takes them."""
+        so at once: a broker may take its time to say it again. It is asked when no other takes them. And so is one that
+        does not let us read: what is done there for us would not be heard of."""
         group, passed_over = Group(outcome, places), list[tuple[Branch, Collection[int]]]()
-        for branch in sorted(self._up(), key=lambda branch: branch.name != preferred):
+        for branch in sorted(self._up(), key=lambda branch: (branch.name != preferred, branch.is_deaf)):
             if down := group.known_to_be_down_at(branch):
                 passed_over.append((branch, down))
             await group.offer(branch, [place for place in group.left if place not in down])
@@ -251,15 +252,9 @@ async def _succeeds(branch: Branch, call: Awaitable[object]) -> bool:
         async with asyncio.timeout(PROBE_PATIENCE):
             await call
     except Exception as error:  # noqa: BLE001
-        branch.fail(_told(error))
+        branch.fail("no answer to a probe" if isinstance(error, TimeoutError) else told(error))
         return False
     return True
-
-
-def _told(error: Exception) -> object:
-    if isinstance(error, TimeoutError):
-        return "no answer to a probe"
-    return error if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
 
 
 def _by_preference(messages: Sequence[Outgoing]) -> dict[str | None, list[int]]:

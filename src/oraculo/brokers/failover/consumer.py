@@ -8,7 +8,7 @@ from oraculo.brokers.failover.branch import Branch
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Consumer, Delivery
 
-FAILED_PAUSE = 1.0  # seconds until a broker is asked again that did not let us subscribe
+FAILED_PAUSE = 1.0  # seconds until a broker is asked again that did not let us subscribe, or read
 RESUBSCRIBE_PAUSE = 0.2
 
 
@@ -32,20 +32,25 @@ class FailoverConsumer:
         """Subscribes where it can at once, so that a caller knows it is heard; the rest follows."""
         subscribed = [await self._subscribe(branch) for branch in self._branches if branch.is_up]
         if not any(subscribed):
-            raise BrokerUnavailable(f"no broker works that could be asked for {self._queue}")  # nothing was opened
+            raise self._unread()  # nothing was opened
         self._feeds = [asyncio.create_task(self._feed(branch)) for branch in self._branches]
+
+    def _unread(self) -> BrokerError:
+        """Refused only if each of them says no: one that is away may not."""
+        refusals = {branch.name: branch.why_unread(self._queue) for branch in self._branches}
+        reasons = "; ".join(f"{branch.name}: {branch.trouble or refusals[branch.name]}" for branch in self._branches)
+        kind = BrokerError if all(refusals.values()) else BrokerUnavailable
+        return kind(f"no broker lets us read {self._queue}: {reasons}")
 
     async def _subscribe(self, branch: Branch) -> bool:
         """One that says no is told as deaf on this queue, and asked again and again."""
         try:
             consuming = branch.broker.consume(self._queue, prefetch=self._prefetch)
             self._inner[branch] = await branch.attempt(consuming)
-        except BrokerUnavailable:
+        except Exception as error:  # noqa: BLE001 - as with what it brings: a fault of the adapter must not end the feed
+            branch.note_unread(self._queue, error)
             return False
-        except Exception:  # noqa: BLE001 - as with what it brings: a fault of the adapter must not end the feed
-            branch.unheard[self._queue] = None
-            return False
-        branch.unheard.pop(self._queue, None)
+        branch.note_consumer(self._queue)
         return True
 
     async def _feed(self, branch: Branch) -> None:
@@ -57,12 +62,14 @@ class FailoverConsumer:
                 if not await self._subscribe(branch):
                     await asyncio.sleep(FAILED_PAUSE)
                 continue
-            with suppress(Exception):  # whatever an adapter raises, a feed that ends would end in silence
+            try:
                 await self._bring(branch, consumer)
+            except Exception as error:  # noqa: BLE001 - whatever an adapter raises, a feed that ends would end in silence
+                branch.note_unread(self._queue, error)
             # No reason to give up the whole broker: it may be this consumer alone. A publish or a probe will tell. The
             # pause is also for what could not be settled, so that it was closed here: that comes again at once.
             await self._drop(branch, consumer)
-            await asyncio.sleep(RESUBSCRIBE_PAUSE)
+            await asyncio.sleep(FAILED_PAUSE if branch.why_unread(self._queue) else RESUBSCRIBE_PAUSE)
 
     async def _bring(self, branch: Branch, consumer: Consumer) -> None:
         while not self._closed:
@@ -70,6 +77,7 @@ class FailoverConsumer:
                 await self._changed.wait_for(lambda: self._closed or self._room > 0)
             if self._closed or not (deliveries := await consumer.take(max(1, self._room))):
                 return
+            branch.note_read(self._queue)
             async with self._changed:
                 self._waiting += [self._adopt(branch.name, consumer, delivery) for delivery in deliveries]
                 self._changed.notify_all()

@@ -1,0 +1,53 @@
+from oraculo.core.unread import UnreadQueues
+
+
+def test_a_consumer_that_fails_as_the_one_before_did_is_never_believed() -> None:
+    queues = UnreadQueues()
+    news = []
+    for made in range(100, 200, 10):
+        queues.made("q", made)
+        news.append(queues.failed("q", "not permitted", made + 3))
+        assert queues.told(made + 3) == queues.told(made + 9) == queues.told(made + 12) == {"q": "not permitted"}
+    assert news == [True] + [False] * 9
+    assert queues.failed("q", "no such queue", 201)
+    assert queues.told(201) == {"q": "no such queue"}
+
+
+def test_one_that_waits_for_longer_is_believed_though_nothing_comes() -> None:
+    queues = UnreadQueues()
+    queues.made("q", 100)
+    queues.failed("q", "not permitted", 103)
+    queues.made("q", 110)
+    assert queues.told(114) == {"q": "not permitted"}
+    assert queues.told(115) == {}
+    assert queues.failed("q", "not permitted", 116)  # which is news again
+
+
+def test_one_that_brings_something_is_believed_at_once_and_may_be_lost_later() -> None:
+    queues = UnreadQueues()
+    queues.made("q", 100)
+    queues.failed("q", "not permitted", 103)
+    queues.made("q", 110)
+    queues.brought("q")
+    assert queues.told(111) == {}
+    assert not queues.failed("q", "cut", 112)
+    assert queues.told(112) == {}
+
+
+def test_one_that_waited_long_and_is_lost_is_told_only_when_no_other_can_be_made() -> None:
+    queues = UnreadQueues()
+    queues.made("q", 100)
+    assert not queues.failed("q", "cut", 200)
+    assert queues.told(200) == {}
+    assert queues.failed("q", "refused", 201)
+    assert queues.told(999) == {"q": "refused"}
+    queues.made("q", 1000)
+    assert queues.told(1000) == {}
+
+
+def test_what_had_another_cause_is_forgiven() -> None:
+    queues = UnreadQueues()
+    queues.made("q", 100)
+    queues.failed("q", "cut", 101)
+    queues.forgive()
+    assert queues.told(101) == {}
