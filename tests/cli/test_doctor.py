@@ -3,13 +3,16 @@
 import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+import redis
 from typer.testing import CliRunner
 
 from oraculo.cli.app import app
 from oraculo.settings.urls import redacted
 from tests.servers.fleet import Fleet
+from tests.servers.valkey import Valkey
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -39,6 +42,74 @@ def test_a_broken_store_is_an_error_and_1(tmp_path: Path) -> None:
     assert code == 1
     assert checks["store"]["estado"] == "erro"
     assert "ORACULO_STORE_URL" in checks["store"]["o_que_fazer"]
+
+
+def test_an_empty_store_is_left_empty(fleet: Fleet) -> None:
+    namespace = f"doctor-{uuid4().hex[:8]}"
+    _, checks = doctor(ORACULO_STORE_URL=f"{fleet.url('redis')}?namespace={namespace}")
+    assert checks["store"]["estado"] == "ok"
+    assert "empty: it is laid out at the first start" in checks["store"]["detalhe"]
+    with redis.Redis.from_url(fleet.url("redis")) as plain:
+        assert plain.keys(f"{namespace}:*") == []
+
+
+def test_a_lock_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "x.db.lock").mkdir()
+    code, checks = doctor(ORACULO_STORE_URL="sqlite:///x.db")
+    assert code == 1
+    assert "x.db.lock is not a file that can be written" in checks["store"]["detalhe"]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.db").touch()
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)  # root may write anywhere
+    code, checks = doctor(ORACULO_STORE_URL="sqlite:///x.db")
+    assert code == 1
+    assert f"{tmp_path} is not writable" in checks["store"]["detalhe"]
+
+
+def test_what_may_be_lost_is_a_warning() -> None:
+    with Valkey(durable=False) as server:
+        _, checks = doctor(ORACULO_BROKER_URL=server.url, ORACULO_STORE_URL=server.url)
+    for part in ("broker", "store"):
+        assert checks[part]["estado"] == "aviso"
+        assert "no append-only file" in checks[part]["detalhe"]
+
+
+def test_the_systems_behind_the_bridges_are_reached(fleet: Fleet) -> None:
+    _, checks = doctor(ORACULO_CELERY_BROKER_URL=fleet.url("rabbitmq"), ORACULO_BULLMQ_URL=fleet.url("redis"))
+    assert {checks[name]["estado"] for name in ("celery", "bullmq")} == {"ok"}
+    assert checks["celery"]["detalhe"].startswith("can be reached at amqp://guest:**@127.0.0.1")
+    assert checks["bullmq"]["detalhe"].startswith("Valkey ")
+
+
+@pytest.mark.parametrize(
+    ("celery", "bullmq"),
+    [("redis://:segredo@127.0.0.1:9/0", "redis://:segredo@127.0.0.1:9"), ("pyamqp://u:segredo@127.0.0.1:9//", "")],
+)
+def test_systems_behind_the_bridges_that_are_not_there_are_errors(celery: str, bullmq: str) -> None:
+    code, checks = doctor(ORACULO_CELERY_BROKER_URL=celery, ORACULO_BULLMQ_URL=bullmq)
+    assert code == 1
+    for name, variable in (("celery", "ORACULO_CELERY_BROKER_URL"), ("bullmq", "ORACULO_BULLMQ_URL")):
+        if name in checks:
+            assert checks[name]["estado"] == "erro"
+            assert "127.0.0.1:9" in checks[name]["detalhe"]
+            assert checks[name]["o_que_fazer"] == f"start it, or mend {variable}"
+    assert "segredo" not in str(checks)
+
+
+def test_a_bridge_with_a_url_that_cannot_be_is_a_bad_setting() -> None:
+    code, checks = doctor(ORACULO_CELERY_BROKER_URL="nothing")
+    assert code == 2
+    assert "ORACULO_CELERY_BROKER_URL" in checks["settings"]["detalhe"]
+    assert checks["broker"]["estado"] == "ok"
+
+
+def test_a_url_that_cannot_be_one_is_bad_usage() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--url", "zz"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert "--url: 'zz'" in result.stderr
 
 
 def test_a_server_that_was_named_and_is_not_there_is_an_error() -> None:

@@ -711,6 +711,59 @@ async def test_a_server_that_takes_no_writes_is_worth_a_retry(url: str) -> None:
             await store.check()
 
 
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def looked_at(url: str) -> AsyncIterator[str | None]:
+    store = PostgresStore(url)
+    try:
+        yield await store.look()
+    finally:
+        await store.close()
+
+
+async def with_user(server: str, url: str, *rights: str) -> str:
+    """The URL for a new user, who may use the schema and has these rights in it."""
+    user, schema = f"user_{os.urandom(4).hex()}", url.partition("search_path=")[2]
+    await ask(server, f"CREATE ROLE {user} LOGIN PASSWORD 'segredo'")
+    for right in ("USAGE ON SCHEMA {schema}", *rights):
+        await ask(server, f"GRANT {right} TO {user}".replace("{schema}", schema))
+    return url.replace("oraculo:", f"{user}:")
+
+
+async def test_looking_at_an_empty_database_makes_no_tables(url: str) -> None:
+    async with looked_at(url) as told:
+        assert told is not None
+        assert told.startswith("PostgreSQL ")
+    assert await ask(url, "SELECT 1 FROM pg_tables WHERE schemaname = current_schema()") == []
+    async with opened(url), looked_at(url) as told:
+        assert told is None
+
+
+async def test_looking_tells_that_the_tables_cannot_be_made(fleet: Fleet, url: str) -> None:
+    with pytest.raises(StoreError, match="permission denied for schema"):
+        async with looked_at(await with_user(fleet.server("postgres").url, url)):
+            pass
+
+
+async def test_looking_names_the_rights_that_are_missing(fleet: Fleet, url: str) -> None:
+    server = fleet.server("postgres").url
+    async with opened(url):
+        pass
+    tables = "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema}"
+    user = await with_user(server, url, tables, "USAGE ON ALL SEQUENCES IN SCHEMA {schema}")
+    async with looked_at(user) as told:
+        assert told is None
+    reader = await with_user(server, url, "SELECT ON ALL TABLES IN SCHEMA {schema}", "INSERT ON {schema}.oraculo_tasks")
+    with pytest.raises(StoreError) as refusal:
+        async with looked_at(reader):
+            pass
+    assert "INSERT, UPDATE, DELETE on oraculo_runs; USAGE on oraculo_runs_n_seq;" in str(refusal.value)
+    assert "UPDATE, DELETE on oraculo_tasks: GRANT that" in str(refusal.value)
+    assert "oraculo_migrations" not in str(refusal.value)
+
+
 async def test_a_bad_text_is_refused_and_the_connection_goes_on(url: str) -> None:
     async with opened(url) as store:
         connection = store._writer._connection

@@ -315,6 +315,37 @@ async def test_a_server_that_evicts_keys_is_refused_with_what_to_set(breakable: 
             plain.config_set("maxmemory-policy", "noeviction")
 
 
+async def test_looking_at_an_empty_store_writes_nothing(url: str, namespace: str, plain: Any) -> None:
+    runs = RedisStore(url)
+    try:
+        told = await runs.look()
+        assert told is not None
+        assert told.startswith("Valkey ")
+        assert keys_of(plain, namespace) == set()
+        await runs.start()
+        assert await runs.look() is None
+        await runs.check()
+        assert keys_of(plain, namespace) == {"layout"}
+    finally:
+        await runs.close()
+
+
+@pytest.mark.parametrize("command", ["hset", "zadd", "rpush", "incr", "unlink", "zrangebylex"])
+async def test_a_user_who_lacks_a_command_is_told_of(url: str, namespace: str, plain: Any, command: str) -> None:
+    user = f"{namespace}-user"
+    plain.acl_setuser(user, enabled=True, passwords=["+p"], keys=[f"{namespace}:*"], commands=["+@all", f"-{command}"])
+    runs = RedisStore(url.replace("redis://", f"redis://{user}:p@"))
+    try:
+        with pytest.raises(StoreError, match=f"'{command}'"):
+            await runs.look()
+        await runs.start()
+        with pytest.raises(StoreUnavailable, match=f"'{command}'"):
+            await runs.check()
+    finally:
+        await runs.close()
+        plain.acl_deluser(user)
+
+
 async def test_a_user_who_may_not_ask_for_the_configuration(url: str, namespace: str, plain: Any) -> None:
     plain.acl_setuser(
         "runs", enabled=True, passwords=["+p"], keys=[f"{namespace}:*"], commands=["+@all", "-@dangerous"]

@@ -74,6 +74,14 @@ class _Depot:
         if dlq not in self.queues and source in self.queues and self.queues[source].is_idle:
             del self.queues[source]
 
+    def remove(self, name: str) -> None:
+        for each in (_source_name(name), _dlq_name(name)):
+            if queue := self.queues.pop(each, None):
+                queue.stop()
+                queue.weigh(-queue.held)
+                for consumer in list(queue.consumers):
+                    consumer.abandon()
+
     def _new_queue(self, name: str) -> Queue:
         if name.endswith(DLQ_SUFFIX):
             self.queue(_source_name(name))  # dead letters are shown with their queue, so there is one
@@ -453,6 +461,11 @@ class MemoryBroker:
             depot.discard(queue, letters, found)
             depot.tidy(queue)
         return len(found)
+
+    async def remove(self, queues: Sequence[str]) -> None:
+        depot = self._open()
+        for queue in queues:
+            depot.remove(queue)
 
     async def check(self) -> str:
         """Raises BrokerUnavailable, too, when it is nearly full: before publishing fails."""

@@ -91,6 +91,9 @@ class VigilantBroker:
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
         return await self._broker.discard(queue, ids)
 
+    async def remove(self, queues: Sequence[str]) -> None:
+        await self._broker.remove(queues)
+
     async def check(self) -> str:
         return await self._broker.check()
 

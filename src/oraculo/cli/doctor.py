@@ -16,15 +16,27 @@ from oraculo.cli import output
 from oraculo.cli.client import Refused, Server, Unreachable
 from oraculo.cli.options import DEFAULT_URL, LOOPBACK, ApiKey, AsJson
 from oraculo.cli.pipelines import check_files
-from oraculo.errors import InvalidSettings, OraculoError
+from oraculo.errors import BrokerUnavailable, InvalidSettings, ObjectsUnavailable, OraculoError, StoreUnavailable
 
 if TYPE_CHECKING:
+    from oraculo.cli.rehearsal import Failed
+    from oraculo.ports.broker import Broker
     from oraculo.ports.objects import Objects
+    from oraculo.ports.store import Store
     from oraculo.settings import Settings
 
 OK, WARNING, ERROR = "ok", "aviso", "erro"
 _PATIENCE = 10.0
 _SQLITE = "sqlite:///"
+_WARNED_OF = "; "  # what stands before a warning in the words of a check
+_GIVE_RIGHTS = "give the user of ORACULO_BROKER_URL the rights that docs/brokers.md lists"
+_VARIABLES = {
+    "broker": "ORACULO_BROKER_URL",
+    "store": "ORACULO_STORE_URL",
+    "objects": "ORACULO_OBJECTS_URL",
+    "celery": "ORACULO_CELERY_BROKER_URL",
+    "bullmq": "ORACULO_BULLMQ_URL",
+}
 _SET_BY_THE_USER = {"settings", "pipelines"}  # checks whose fault is bad usage, not something that is away
 
 GivenUrl = Annotated[
@@ -47,6 +59,7 @@ def doctor(url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False
     """
     from oraculo.settings import load_settings
 
+    server = Server(url or DEFAULT_URL, api_key)  # what cannot be a URL or a key is bad usage, and told alone
     checks = [_python()]
     shown: dict[str, Any] | None = None
     try:
@@ -54,12 +67,13 @@ def doctor(url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False
         shown = _shown(settings)
         checks += _settings_checks(settings)
         checks += asyncio.run(_parts(settings))
+        checks += asyncio.run(_bridges(settings))
     except InvalidSettings as error:
         checks += [
             Check("settings", ERROR, str(fault), "mend it in the environment or in oraculo.toml")
             for fault in error.faults
         ]
-    checks.append(_server(url, api_key))
+    checks.append(_server(server, is_named=bool(url)))
     _report(checks, shown, as_json)
     raise typer.Exit(_status_of(checks))
 
@@ -147,18 +161,78 @@ async def _parts(settings: "Settings") -> list[Check]:
     from oraculo.ports.clock import SystemClock
 
     brokers, store = make_adapters(_by_node(settings), SystemClock()), make_store(settings)
-    checks = [
-        await _part(_labelled("broker", url, len(brokers)), broker.start, broker.check, broker.close)
-        for url, broker in brokers
-    ]
-    if not brokers[0][1].capabilities.shared:
+    checks = [await _broker(_labelled("broker", url, len(brokers)), broker, settings) for url, broker in brokers]
+    is_shared = brokers[0][1].capabilities.shared
+    if not is_shared:
         detail = "memory:// is inside one process"
         checks.append(Check("workers", WARNING, detail, "run them with `oraculo dev --app` or `serve --app`"))
-    if (missing := _missing_file(settings.store.url)) is not None:
-        checks.append(missing)
-    else:
-        checks.append(await _part("store", store.start, store.check, store.close))
+    fault = _file(settings.store.url, needs_lock=not is_shared)
+    checks.append(fault or await _part("store", lambda: _look_and_prove(store), store.close))
     checks.append(await _large_results(settings, make_objects(settings)))
+    return checks
+
+
+async def _broker(name: str, broker: "Broker", settings: "Settings") -> Check:
+    """An answer is no proof: what the user may not do is found out by doing it."""
+    from oraculo.cli.rehearsal import Failed, rehearse
+    from oraculo.core.naming import QueueNames
+
+    async def prove() -> str:
+        await broker.start()
+        return await broker.check()
+
+    try:
+        found = await _proved(name, prove)
+        if found.state != ERROR:
+            await rehearse(broker, QueueNames(settings.broker.prefix), settings.broker.delivery_limit)
+    except Failed as failed:
+        return await _not_usable(found, failed, prove)
+    finally:
+        await broker.close()
+    return found
+
+
+async def _not_usable(found: Check, failed: "Failed", prove: Callable[[], Awaitable[str]]) -> Check:
+    remedy = _GIVE_RIGHTS
+    if isinstance(failed.error, BrokerUnavailable):  # it is away, or it answers all the same
+        remedy = (await _proved(found.name, prove)).remedy or f"mend what it says, or {_GIVE_RIGHTS}"
+    if failed.is_grave:
+        return Check(found.name, ERROR, f"{found.detail}, but it cannot be used: {failed}", remedy)
+    return Check(found.name, WARNING, f"{found.detail}; an empty queue is left behind: {failed}", remedy)
+
+
+async def _look_and_prove(store: "Store") -> str:
+    """An empty one is not laid out by looking at it."""
+    from oraculo.ports.store import LaidOutAtStart
+
+    state, version = "empty: it is laid out at the first start", None
+    if isinstance(store, LaidOutAtStart):
+        version = await store.look()
+    if version is None:
+        await store.start()
+        state, version = "schema up to date, can be written", await store.check()
+    told, mark, warning = version.partition(_WARNED_OF)
+    return f"{told}, {state}{mark}{warning}"
+
+
+async def _bridges(settings: "Settings") -> list[Check]:
+    """Raises InvalidSettings, also for a bridge whose client is not installed."""
+    from oraculo.bootstrap import make_bridges, make_store
+    from oraculo.brokers.memory import MemoryBroker
+    from oraculo.ports.clock import SystemClock, SystemEntropy
+    from oraculo.telemetry.hub import Hub
+
+    clock = SystemClock()
+    make_bridges(settings, MemoryBroker(clock), make_store(settings), clock, SystemEntropy(), Hub())
+    checks = []
+    if settings.celery.broker_url:
+        from oraculo.cli.bridge_checks import reach_celery
+
+        checks.append(await _part("celery", lambda: reach_celery(settings.celery), _nothing_to_close))
+    if settings.bullmq.url:
+        from oraculo.cli.bridge_checks import reach_bullmq
+
+        checks.append(await _part("bullmq", lambda: reach_bullmq(settings.bullmq), _nothing_to_close))
     return checks
 
 
@@ -176,10 +250,10 @@ async def _large_results(settings: "Settings", objects: "Objects | None") -> Che
         why = "ORACULO_OBJECTS_THRESHOLD_BYTES is 0" if objects else "no object store is set"
         remedy = None if objects else "set ORACULO_OBJECTS_URL to a place that all engines reach if they are many"
         return Check("objects", OK, f"large results stay in the store: {why}", remedy)
-    return await _part("objects", _nothing_to_start, objects.check, objects.close)
+    return await _part("objects", objects.check, objects.close)
 
 
-async def _nothing_to_start() -> None:
+async def _nothing_to_close() -> None:
     pass
 
 
@@ -190,48 +264,50 @@ def _labelled(name: str, url: str, count: int) -> str:
     return name if count == 1 else f"{name} {redacted(url).rpartition('@')[2].removeprefix('//')}"
 
 
-async def _part(
-    name: str,
-    start: Callable[[], Awaitable[None]],
-    check: Callable[[], Awaitable[str]],
-    close: Callable[[], Awaitable[None]],
-) -> Check:
-    remedy = f"start it, or mend ORACULO_{name.partition(' ')[0].upper()}_URL"
+async def _part(name: str, prove: Callable[[], Awaitable[str]], close: Callable[[], Awaitable[None]]) -> Check:
     try:
-        async with asyncio.timeout(_PATIENCE):
-            await start()
-            version = await check()
-    except OraculoError as error:
-        return Check(name, ERROR, str(error), remedy)
-    except TimeoutError:
-        return Check(name, ERROR, f"no answer in {_PATIENCE:g} s", remedy)
+        return await _proved(name, prove)
     finally:
         await close()
-    return Check(name, OK, f"{version}; schema up to date, can be written" if name == "store" else version)
 
 
-def _missing_file(url: str) -> Check | None:
-    """A file that is not there yet is not made by looking at it."""
-    path = Path(url.removeprefix(_SQLITE)).absolute()
-    if not url.startswith(_SQLITE) or path.exists():
-        return None
-    parent = next(folder for folder in path.parents if folder.exists())
-    if os.access(parent, os.W_OK | os.X_OK):
-        return Check("store", OK, f"{path} is not there yet; it is made at the first start")
-    return Check("store", ERROR, f"{path} cannot be made: {parent} is not writable", "mend ORACULO_STORE_URL")
-
-
-def _server(url: str | None, api_key: str | None) -> Check:
+async def _proved(name: str, prove: Callable[[], Awaitable[str]]) -> Check:
+    variable = _VARIABLES[name.partition(" ")[0]]
+    remedy = f"start it, or mend {variable}"
     try:
-        with Server(url or DEFAULT_URL, api_key) as server:
+        async with asyncio.timeout(_PATIENCE):
+            told = await prove()
+    except (BrokerUnavailable, StoreUnavailable, ObjectsUnavailable) as error:
+        return Check(name, ERROR, str(error), remedy)
+    except OraculoError as error:
+        return Check(name, ERROR, str(error), f"mend that, or {variable}")
+    except TimeoutError:
+        return Check(name, ERROR, f"no answer in {_PATIENCE:g} s", remedy)
+    return Check(name, WARNING if _WARNED_OF in told else OK, told)
+
+
+def _file(url: str, *, needs_lock: bool) -> Check | None:
+    """What can be said of the file of SQLite before it is opened. One that is not there yet is not made by looking."""
+    if not url.startswith(_SQLITE):
+        return None
+    path = Path(url.removeprefix(_SQLITE)).absolute()
+    lock, parent = Path(f"{path}.lock"), next(folder for folder in path.parents if folder.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return Check("store", ERROR, f"{path} cannot be written: {parent} is not writable", "mend ORACULO_STORE_URL")
+    if needs_lock and lock.exists() and not (lock.is_file() and os.access(lock, os.R_OK | os.W_OK)):
+        return Check("store", ERROR, f"{lock} is not a file that can be written", "mend it, or ORACULO_STORE_URL")
+    return None if path.exists() else Check("store", OK, f"{path} is not there yet; it is made at the first start")
+
+
+def _server(server: Server, *, is_named: bool) -> Check:
+    try:
+        with server:
             version = server.get("/health/ready").get("versao")
     except Refused as error:
-        return Check("server", ERROR, f"at {url or DEFAULT_URL}, not ready: {error}")
+        return Check("server", ERROR, f"at {server.url}, not ready: {error}")
     except Unreachable as error:
         # Nobody named a server: that none is running is worth knowing, not wrong.
-        return Check("server", ERROR if url else WARNING, str(error))
-    except OraculoError as error:
-        return Check("server", ERROR, str(error))
+        return Check("server", ERROR if is_named else WARNING, str(error))
     if version != __version__:
         return Check("server", WARNING, f"at {server.url}, ready, but its version is {version}")
     return Check("server", OK, f"at {server.url}, ready, version {version}")

@@ -45,7 +45,8 @@ def dev(
 
     API, engine, your worker apps and the sample ones, which get a few runs to do so that there is something to see
     when the store has none yet.
-    It always uses memory:// and SQLite, whatever the settings say, so that it can do no harm to shared servers.
+    It uses memory:// whatever the settings say, and SQLite unless --store names another store, so that it can do no
+    harm to shared servers.
     """
     from oraculo.cli import serving
     from oraculo.cli.welcome import Welcome

@@ -187,8 +187,15 @@ class Broker(Protocol):
         """Deletes dead letters. Returns how many there were."""
         ...
 
+    async def remove(self, queues: Sequence[str]) -> None:
+        """Deletes each queue with all that belongs to it: what waits, also for a delay, and its dead letters. One that
+        is not there is fine. For queues that nobody uses any more: whoever still consumes one loses its subscription.
+        """
+        ...
+
     async def check(self) -> str:
-        """Proves that it works and returns its version for people; raises BrokerUnavailable with the reason."""
+        """Proves that it works and returns its version for people; raises BrokerUnavailable with the reason. What
+        stands behind a semicolon is a warning: messages can be lost as it is set up."""
         ...
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ StoreUnavailable (cannot be reached now: try again) or StoreError (refused).
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -186,9 +186,21 @@ class Store(Protocol):
         ...
 
     async def check(self) -> str:
-        """Proves that it can be read and written and returns its version; raises StoreUnavailable with the reason."""
+        """Proves that it can be read and written and returns its version; raises StoreUnavailable with the reason. What
+        stands behind a semicolon is a warning: runs can be lost as it is set up."""
         ...
 
     async def close(self) -> None:
         """Finishes what was accepted and closes. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class LaidOutAtStart(Protocol):
+    """A store that its first start lays out, for whoever wants to know how it is and change nothing."""
+
+    async def look(self) -> str | None:
+        """Its version, as `check` has it, when it is empty and could be laid out; that was tried, and nothing is left
+        of it. None when it is laid out. Needs no start. Raises StoreError when that, or what a run needs, is refused.
+        """
         ...

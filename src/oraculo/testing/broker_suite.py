@@ -420,6 +420,41 @@ class BrokerSuite(BrokerLetters):
             async with asyncio.timeout(self.patience):
                 assert list(await taking) == []
 
+    # Removing
+
+    async def test_a_removed_queue_takes_all_that_belongs_to_it_along(self) -> None:
+        async with self.running() as (broker, queue):
+            await self.bury(broker, queue, 1)
+            await broker.publish([Outgoing(queue, b"delayed"), Outgoing(queue, b"waits")])
+            consumer = await broker.consume(queue, prefetch=1)
+            await consumer.retry(await self.take_one(consumer), 0.1, "later")
+            await consumer.close()
+            await broker.remove([queue])
+            assert list(await broker.queues([queue])) == []
+            assert list(await broker.dead_letters(queue, limit=10)) == []
+            await broker.publish([Outgoing(queue, b"new")])
+            consumer = await broker.consume(queue, prefetch=10)
+            assert (await self.take_one(consumer)).body == b"new"
+            taking = asyncio.create_task(consumer.take(1))
+            await asyncio.wait({taking}, timeout=self.quiet)
+            assert not taking.done(), "what was delayed came back"
+            taking.cancel()
+
+    async def test_a_queue_that_is_not_there_is_removed_and_other_queues_stay(self) -> None:
+        async with self.running() as (broker, queue):
+            await broker.publish([Outgoing(queue, b"kept")])
+            await broker.remove([self.fresh_name()])
+            consumer = await broker.consume(queue, prefetch=1)
+            assert (await self.take_one(consumer)).body == b"kept"
+
+    async def test_removing_a_queue_is_no_loss(self) -> None:
+        async with self.running() as (broker, queue):
+            await (await broker.consume(queue, prefetch=1)).close()
+            before = [link.losses for link in broker.links()]
+            await broker.remove([queue])
+            await (await broker.consume(queue, prefetch=1)).close()
+            assert [link.losses for link in broker.links()] == before
+
     async def test_starting_and_closing_twice_is_fine(self) -> None:
         async with self.running() as (broker, queue):
             await broker.publish([Outgoing(queue, b"kept")])

@@ -231,6 +231,12 @@ class FailoverBroker:
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
         return await self._for_owners(ids, lambda broker, own: broker.discard(queue, own))
 
+    async def remove(self, queues: Sequence[str]) -> None:
+        """From every one that is there; one that is away keeps them, and does not get them again when it is back."""
+        for queue in queues:
+            self._declared.pop(queue, None)
+        await self._with_each(lambda broker: broker.remove(queues))
+
     async def _for_owners(self, ids: Sequence[str], call: Callable[[Broker, list[str]], Awaitable[int]]) -> int:
         count = 0
         for branch in self._branches:

@@ -56,6 +56,11 @@ class Births:
             oldest = next((each for each in self._born if each not in consumed), stream)
             del self._born[oldest]
 
+    def forget(self, queues: Iterable[str]) -> None:
+        """They were removed on purpose: that is no loss."""
+        for queue in queues:
+            self._born.pop(stream_of(queue), None)
+
     def is_reborn(self, queue: str, born: str) -> bool:
         """Whether its stream was there before and is another now. Notes that."""
         stream = stream_of(queue)

@@ -409,6 +409,13 @@ class NatsBroker:
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
         return await self._quarantine.discard(queue, ids)
 
+    async def remove(self, queues: Sequence[str]) -> None:
+        sources = [source for source in dict.fromkeys(map(source_of, queues)) if not name_fault(source)]
+        async with self._calling(self._publish_timeout) as connection:
+            await self._maker.remove(connection, sources)
+        for source in sources:
+            self._given_back.forget_all(source)
+
 
 def _raise_first(faults: Mapping[str, BrokerError]) -> None:
     for fault in faults.values():

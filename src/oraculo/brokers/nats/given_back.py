@@ -25,7 +25,7 @@ class GivenBack:
             waiting[sequence] = self._clock.now() + delay
             self._together += len(waiting) - before
         while len(self._due) > MOST_KNOWN or self._together > MOST_GIVEN_BACK_TOGETHER:
-            self._together -= len(self._due.pop(next(iter(self._due))))
+            self.forget_all(next(iter(self._due)))
 
     def forget(self, queue: str, sequences: Iterable[int]) -> None:
         waiting = self._due.get(queue)
@@ -37,6 +37,9 @@ class GivenBack:
         self._together -= before - len(waiting)
         if not waiting:
             del self._due[queue]
+
+    def forget_all(self, queue: str) -> None:
+        self._together -= len(self._due.pop(queue, {}))
 
     def count(self, queue: str, consumer: dict[str, Any]) -> int:
         """One that is due is thought to be taken as soon as anybody pulls."""

@@ -43,6 +43,16 @@ class Maker:
         connection.note_made(source for source in sources if source not in faults)
         return faults
 
+    async def remove(self, connection: Connection, sources: Sequence[str]) -> None:
+        """Raises BrokerError for the first that NATS does not let us delete; the others are gone."""
+        names = [name for source in sources for name in (source, quarantine_of(source))]
+        connection.forget_made(sources)
+        self._births.forget(names)
+        answers = await connection.ask_many((f"STREAM.DELETE.{stream_of(name)}", None) for name in names)
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, ApiError) and not answer.is_missing:
+                raise connection.refusal(answer, f"to delete the stream {stream_of(name)}")
+
     async def _make_streams(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
         names = [name for source in sources for name in (source, quarantine_of(source))]
         calls = ((f"STREAM.CREATE.{stream_of(name)}", stream_config(name, self._replicas)) for name in names)

@@ -460,6 +460,10 @@ class RabbitMQBroker:
         async with self._watched():
             return await self._quarantine.discard(queue, ids)
 
+    async def remove(self, queues: Sequence[str]) -> None:
+        async with self._watched():
+            await self._queues.remove(queues)
+
     async def check(self) -> str:
         """Asks the server something on both connections: without its majority a node answers, and does no work."""
         async with self._watched():

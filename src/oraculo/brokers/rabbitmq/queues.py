@@ -19,6 +19,7 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 
 _NO_LIMIT = 1_000_000_000
 _STEPS = (100, 150, 200, 300, 400, 500, 600, 800)  # delays of one decade: each makes a queue, so there are few
+_DELAYS: list[int] = [step * 10**decade for decade in range(7) for step in _STEPS]  # in ms, up to a week
 _MOST_NAMES = 10_000  # that are remembered in each table; a queue for each answer would fill the memory
 _LONGEST_NAME = 255
 _LONGEST_SUFFIX = len(".retry.") + 10  # what is put behind a name for a queue beside it; the longest delay in ms
@@ -97,7 +98,7 @@ class Queues:
         Raises NotDelayed.
         """
         milliseconds = _rounded_up(seconds)
-        waiting = f"{name}.retry.{milliseconds}"
+        waiting = _delay_name(name, milliseconds)
         if waiting in self._delays:
             _remember(self._delays, waiting, self._delays[waiting])
         else:
@@ -115,6 +116,16 @@ class Queues:
                 await (self._declare_delay(name, delay) if (delay := self._delays.get(name)) else self.ensure(name))
                 made.add(name)
         return made
+
+    async def remove(self, names: Iterable[str]) -> None:
+        """With every queue in which its messages may wait, whoever made it: AMQP cannot list them."""
+        for name in dict.fromkeys(source_name(name) for name in names):
+            if name_fault(name):
+                continue
+            for each in (*(_delay_name(name, delay) for delay in _DELAYS), name, dlq_of(name)):
+                await self._call("queue_delete", queue=each)
+                self._made.pop(each, None)
+                self._delays.pop(each, None)
 
     async def depth(self, name: str) -> Depth | None:
         """None when there is no such queue."""
@@ -199,6 +210,10 @@ def _remember(table: dict[str, Value], name: str, value: Value) -> None:
     table[name] = value
 
 
+def _delay_name(name: str, milliseconds: int) -> str:
+    return f"{name}.retry.{milliseconds}"
+
+
 def source_name(name: str) -> str:
     return name.removesuffix(DLQ_SUFFIX)
 
@@ -243,7 +258,5 @@ def _dead_letters_to(name: str) -> dict[str, Any]:
 
 def _rounded_up(seconds: float) -> int:
     """The next step, in milliseconds."""
-    wanted, scale = min(seconds, _LONGEST_DELAY) * 1000, 1
-    while wanted > _STEPS[-1] * scale:
-        scale *= 10
-    return next(step * scale for step in _STEPS if step * scale >= wanted)
+    wanted = min(seconds, _LONGEST_DELAY) * 1000
+    return next(delay for delay in _DELAYS if delay >= wanted)

@@ -182,6 +182,12 @@ class RedisStreamsBroker:
             gone += [self._server.checked(reply) for reply in replies][1]
         return gone
 
+    async def remove(self, queues: Sequence[str]) -> None:
+        for queue in queues:
+            source, dlq = source_name(queue), dlq_name(queue)
+            await self._server.ask("UNLINK", *dict.fromkeys((*keys(source), *keys(dlq))))
+            self._server.forget((source, dlq))
+
     async def check(self) -> str:
         """Raises BrokerUnavailable, too, when the server answers but would not take a message; BrokerError, as a start
         does, when it refuses us."""

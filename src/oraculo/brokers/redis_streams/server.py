@@ -195,6 +195,12 @@ class Server:
                 self.checked(reply)
         self.know(names)
 
+    def forget(self, names: Iterable[str]) -> None:
+        """They were removed on purpose: that is no loss."""
+        for name in names:
+            self.known.discard(name)
+            self._consumed.pop(name, None)
+
     def know(self, names: Iterable[str]) -> None:
         if len(self.known) > MOST_KNOWN:
             self.known.clear()

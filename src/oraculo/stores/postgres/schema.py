@@ -39,6 +39,23 @@ async def migrate(connection: Connection, place: str) -> list[str]:
     return [migration.label for migration in known[version:]]
 
 
+async def try_to_migrate(connection: Connection, place: str) -> None:
+    """Nothing is left of it."""
+    trial = connection.transaction()
+    await trial.start()
+    try:
+        await migrate(connection, place)
+    finally:
+        await trial.rollback()
+
+
+async def require_rights(connection: Connection, place: str) -> None:
+    missing = await connection.fetch(QUERIES["missing_rights"])
+    if missing:
+        told = "; ".join(f"{rights} on {table}" for table, rights in missing)
+        raise StoreError(f"PostgreSQL at {place} does not give this user {told}: GRANT that")
+
+
 async def _apply(connection: Connection, missing: Sequence[Migration]) -> None:
     for migration in missing:
         await connection.execute(migration.script)

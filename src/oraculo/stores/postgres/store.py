@@ -27,7 +27,13 @@ from oraculo.stores.postgres.rows import (
     snapshots_of,
     statuses_of,
 )
-from oraculo.stores.postgres.schema import has_tables, migrate, statements_of_an_empty_database
+from oraculo.stores.postgres.schema import (
+    has_tables,
+    migrate,
+    require_rights,
+    statements_of_an_empty_database,
+    try_to_migrate,
+)
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
 from oraculo.stores.sql.jobs import parts_to_prune
 
@@ -73,6 +79,16 @@ class PostgresStore:
         await self._commits.finish()
         for lane in (self._browser, self._reader, self._writer):
             await lane.close()
+
+    async def look(self) -> str | None:
+        place = self._address.place
+        if await self._writer.run(partial(has_tables, place=place)):
+            await self._writer.run(partial(require_rights, place=place))
+            return None
+        around = 2  # the transaction that is rolled back
+        statements = statements_of_an_empty_database() + around
+        await self._writer.run(partial(try_to_migrate, place=place), statements=statements)
+        return await self._writer.run(_version_of)
 
     async def check(self) -> str:
         try:

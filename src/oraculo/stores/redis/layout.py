@@ -23,6 +23,7 @@ What finds them:
     @engines         zset    engines that live, by when they were last heard of
     @installation    string  which installation this is, for what it shares with others
     @layout          string  the number of this layout
+    @proof:…         each kind, for a moment: by which a check proves that all of this can be written
 
 Timers, commands and dead letters are members `<id> NUL <task + 1, in 4 bytes>`, with task + 1 = 0 for the run itself:
 the end has one length, so that no id can be mistaken for another, and the order of tasks is that of their numbers.
@@ -58,6 +59,7 @@ _SCRIPTS = (
     "delete_pipeline",
     "attend",
     "advance_layout",
+    "prove",
 )
 
 

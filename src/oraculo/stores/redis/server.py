@@ -129,6 +129,9 @@ class Server:
 
     # -- the layout -----------------------------------------------------------------------------------------------
 
+    async def is_laid_out(self) -> bool:
+        return await self._layout_number() is not None
+
     async def check_layout(self) -> None:
         """An empty namespace is laid out. Raises StoreError when another version did that."""
         found = await self._layout_number()

@@ -91,10 +91,15 @@ class RedisStore:
             await asyncio.wait(self._writing)
         await self._server.close()
 
+    async def look(self) -> str | None:
+        await self._server.open()
+        await self._server.run("prove")
+        return None if await self._server.is_laid_out() else await self._server.about()
+
     async def check(self) -> str:
         try:
             server = self._opened()
-            await server.ask("INCRBY", self._layout.key("sequence"), 0)  # a server that cannot write refuses it
+            await server.run("prove")
             await self.next_due()
             return await server.about()
         except StoreUnavailable:

@@ -190,6 +190,10 @@ class HostBroker:
         await self._reach()
         return await self._real.discard(queue, ids)
 
+    async def remove(self, queues: Sequence[str]) -> None:
+        await self._reach()
+        await self._real.remove(queues)
+
     async def check(self) -> str:
         await self._reach()
         return "simulated"

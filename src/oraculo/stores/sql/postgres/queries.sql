@@ -41,6 +41,20 @@ INSERT INTO oraculo_migrations (number, name) VALUES ($1, $2);
 -- name: prove_write
 UPDATE oraculo_marks SET pipelines = pipelines;
 
+-- What the user may not do with our tables, and with the sequence that numbers the runs.
+-- name: missing_rights
+SELECT relname, string_agg(wanted, ', ')
+FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'USAGE']) AS wanted
+WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'oraculo_migrations'::regclass)
+    AND relname LIKE 'oraculo\_%'
+    AND CASE
+        WHEN relkind = 'S' THEN wanted = 'USAGE' AND NOT has_sequence_privilege(oid, wanted)
+        WHEN relkind <> 'r' OR wanted = 'USAGE' THEN false
+        WHEN relname = 'oraculo_migrations' AND wanted <> 'SELECT' THEN false
+        ELSE NOT has_table_privilege(oid, wanted)
+    END
+GROUP BY relname ORDER BY relname;
+
 -- -- commits --------------------------------------------------------------------------------------------------------
 
 -- name: commit

@@ -1,0 +1,137 @@
+"""What engines and workers do with a broker, done once: a right that is missing is found before a run needs it.
+
+The engine's own queues are only made, where they are missing, and counted; all else is done on a queue that is removed
+again.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+from oraculo.core.naming import QueueNames
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, Consumer, Delivery, Outgoing
+
+REMOVE = "remove a queue"
+_QUEUE = "verificacao-doctor"
+_STEP_SECONDS = 6.0  # an adapter gives up on a call by itself after 5
+_LOOK_PAUSE = 0.02
+_SHORT_DELAY = 0.1
+_REASON = "oraculo doctor tries whether it can"
+
+
+class Failed(Exception):
+    """A step of the rehearsal did not work: `error` says why, in the broker's own words where it has any."""
+
+    def __init__(self, step: str, queue: str, error: BrokerError) -> None:
+        self.step = step
+        self.queue = queue
+        self.error = error
+        super().__init__(f"to {step} on {queue}: {error}")
+
+    @property
+    def is_grave(self) -> bool:
+        """Else all that engines and workers need was done, and only an empty queue is left behind."""
+        return self.step != REMOVE or isinstance(self.error, BrokerUnavailable)
+
+
+async def rehearse(broker: Broker, names: QueueNames, delivery_limit: int) -> None:
+    """`broker` is started. Raises Failed."""
+    own = [names.requests, names.answers]
+    async with _step("declare", " and ".join(own)):
+        await broker.declare(own)
+    async with _step("count messages", " and ".join(own)):
+        await broker.queues(own)
+    queue = names.physical(f"{_QUEUE}-{secrets.token_hex(4)}")
+    try:
+        await _use(broker, queue, delivery_limit)
+    except BaseException:
+        with suppress(Failed):  # what failed first is told
+            await _remove(broker, queue)
+        raise
+    await _remove(broker, queue)
+
+
+async def _use(broker: Broker, queue: str, delivery_limit: int) -> None:
+    async with _step("declare", queue):
+        await broker.declare([queue])
+    async with _step("publish", queue):
+        await broker.publish([Outgoing(queue, b"to be acked")])
+    async with _step("consume", queue):
+        consumer = await broker.consume(queue, prefetch=1)
+    try:
+        await _take_and_ack(broker, consumer, queue)
+        await _bury(broker, consumer, queue, delivery_limit)
+    finally:
+        with suppress(BrokerError, TimeoutError):
+            async with asyncio.timeout(_STEP_SECONDS):
+                await consumer.close()
+    await _discard(broker, queue)
+
+
+async def _take_and_ack(broker: Broker, consumer: Consumer, queue: str) -> None:
+    delivery = await _taken(consumer, queue)
+    async with _step("extend a lease", queue):
+        await consumer.extend([delivery])
+    async with _step("ack", queue, unseen="what was acked is not gone"):
+        await consumer.ack([delivery])
+        await _until(lambda: _is_empty(broker, queue))
+
+
+async def _bury(broker: Broker, consumer: Consumer, queue: str, delivery_limit: int) -> None:
+    async with _step("publish", queue):
+        await broker.publish([Outgoing(queue, b"to be buried")])
+    delivery = await _taken(consumer, queue)
+    for delay in (0.0, _SHORT_DELAY)[: delivery_limit - 1]:  # one more, and it would be among the dead letters
+        async with _step("retry", queue):
+            await consumer.retry(delivery, delay, _REASON)
+        delivery = await _taken(consumer, queue)
+    async with _step("dead-letter", queue, unseen="what was dead-lettered is not in its dlq"):
+        await consumer.dead_letter(delivery, _REASON)
+        await _until(lambda: broker.dead_letters(queue, limit=1))
+
+
+async def _discard(broker: Broker, queue: str) -> None:
+    async with _step("discard a dead letter", queue, unseen="what was discarded is not gone"):
+        [letter] = await broker.dead_letters(queue, limit=1)
+        await broker.discard(queue, [letter.id])
+        await _until(lambda: _has_no_letters(broker, queue))
+
+
+async def _remove(broker: Broker, queue: str) -> None:
+    async with _step(REMOVE, queue):
+        await broker.remove([queue])
+
+
+async def _taken(consumer: Consumer, queue: str) -> Delivery:
+    async with _step("take", queue, unseen="what was published is not delivered"):
+        [delivery] = await consumer.take(1)
+    return delivery
+
+
+@asynccontextmanager
+async def _step(what: str, queue: str, unseen: str = "") -> AsyncIterator[None]:
+    """`unseen`: what is wrong when it takes too long though the broker answers. Not all say when they refuse."""
+    try:
+        async with asyncio.timeout(_STEP_SECONDS):
+            yield
+    except BrokerError as error:
+        raise Failed(what, queue, error) from error
+    except TimeoutError as error:
+        told = f"{unseen or 'no answer'} after {_STEP_SECONDS:g} s"
+        raise Failed(what, queue, BrokerError(told) if unseen else BrokerUnavailable(told)) from error
+
+
+async def _until(look: Callable[[], Awaitable[object]]) -> None:
+    """The caller has a limit of time."""
+    while not await look():  # noqa: ASYNC110 - it is the broker that is waited for
+        await asyncio.sleep(_LOOK_PAUSE)
+
+
+async def _is_empty(broker: Broker, queue: str) -> bool:
+    return all(state.ready + state.unacked == 0 for state in await broker.queues([queue]))
+
+
+async def _has_no_letters(broker: Broker, queue: str) -> bool:
+    return not await broker.dead_letters(queue, limit=1)

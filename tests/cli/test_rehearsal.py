@@ -1,0 +1,217 @@
+"""Whether `oraculo doctor` sees what a user may not do, on each broker; and that the rights in docs/brokers.md are all
+that is needed."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
+
+import pika
+import pytest
+import redis
+
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.cli import rehearsal
+from oraculo.cli.rehearsal import Failed, rehearse
+from oraculo.core.naming import QueueNames
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Outgoing
+from oraculo.ports.clock import SystemClock
+from tests.brokers.nats_stage import BareNats
+from tests.cli.test_doctor import doctor
+from tests.servers.fleet import Fleet
+from tests.servers.rabbitmq import RabbitMQ
+
+DOC = (Path(__file__).parents[2] / "docs" / "brokers.md").read_text("utf-8")
+PREFIX = "loja."
+
+
+def broker_check(url: str, **env: str) -> dict[str, Any]:
+    _, checks = doctor(ORACULO_BROKER_URL=url, ORACULO_BROKER_PREFIX=PREFIX, **env)
+    found: dict[str, Any] = checks["broker"]
+    return found
+
+
+def documented(beginning: str) -> str:
+    return next(line for line in DOC.splitlines() if line.startswith(beginning))
+
+
+# -- RabbitMQ -------------------------------------------------------------------------------------------------------
+
+
+def rabbit_user(fleet: Fleet, *rights: str) -> str:
+    """The URL of a new user who may configure, write and read so much."""
+    server, user = cast("RabbitMQ", fleet.server("rabbitmq")), f"u{uuid4().hex[:8]}"
+    patterns = ", ".join(f'<<"{right}">>' for right in (pattern.replace("\\", r"\\") for pattern in rights))
+    server.control(
+        "eval",
+        f'rabbit_auth_backend_internal:add_user(<<"{user}">>, <<"pw">>, <<"tests">>), '
+        f'rabbit_auth_backend_internal:set_permissions(<<"{user}">>, <<"/">>, {patterns}, <<"tests">>).',
+    )
+    return server.url.replace("guest:guest", f"{user}:pw")
+
+
+RABBIT_RIGHTS = shlex.split(documented("rabbitmqctl set_permissions"))[-3:]
+
+
+def test_rabbitmq_needs_what_the_docs_list(fleet: Fleet) -> None:
+    check = broker_check(rabbit_user(fleet, *RABBIT_RIGHTS))
+    assert check["estado"] == "ok", check
+
+
+def test_a_rabbitmq_user_who_may_not_read_is_told_of(fleet: Fleet) -> None:
+    configure, write, _ = RABBIT_RIGHTS
+    check = broker_check(rabbit_user(fleet, configure, write, "^nothing$"))
+    assert check["estado"] == "erro"
+    assert re.match(
+        r"RabbitMQ \S+ at .*, but it cannot be used: to \w+.* on .*loja\..*ACCESS_REFUSED", check["detalhe"]
+    )
+    assert check["o_que_fazer"].endswith("docs/brokers.md lists")
+
+
+def test_an_answer_queue_of_somebody_else_alone_is_told_of(fleet: Fleet) -> None:
+    prefix, url = f"p{uuid4().hex[:8]}.", fleet.server("rabbitmq").url
+    with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
+        connection.channel().queue_declare(f"{prefix}resultados", exclusive=True)
+        _, checks = doctor(ORACULO_BROKER_URL=url, ORACULO_BROKER_PREFIX=prefix)
+    assert checks["broker"]["estado"] == "erro"
+    assert "RESOURCE_LOCKED" in checks["broker"]["detalhe"]
+
+
+# -- Redis ----------------------------------------------------------------------------------------------------------
+
+REDIS_RULES = [rule for rule in documented("ACL SETUSER").split() if rule[0] in "~+"]
+
+
+@pytest.fixture
+def plain(fleet: Fleet) -> Iterator[Any]:
+    with redis.Redis.from_url(fleet.url("redis")) as client:
+        yield client
+
+
+@contextmanager
+def redis_user(fleet: Fleet, plain: Any, *rules: str) -> Iterator[str]:
+    user = f"u{uuid4().hex[:8]}"
+    plain.execute_command("ACL", "SETUSER", user, "on", ">pw", *rules)
+    try:
+        yield fleet.url("redis").replace("redis://", f"redis://{user}:pw@")
+    finally:
+        plain.acl_deluser(user)
+
+
+def test_redis_needs_what_the_docs_list_and_nothing_is_left_behind(fleet: Fleet, plain: Any) -> None:
+    plain.script_flush()
+    with redis_user(fleet, plain, *REDIS_RULES) as url:
+        check = broker_check(url)
+    assert check["estado"] == "ok", check
+    assert plain.keys("*verificacao-doctor*") == []
+
+
+@pytest.mark.parametrize("command", ["xadd", "xreadgroup", "xautoclaim", "xclaim", "time", "zadd", "evalsha", "xgroup"])
+def test_a_redis_user_who_lacks_a_command_is_told_of(fleet: Fleet, plain: Any, command: str) -> None:
+    with redis_user(fleet, plain, *REDIS_RULES, f"-{command}") as url:
+        check = broker_check(url)
+    assert check["estado"] == "erro"
+    assert f"'{command}" in check["detalhe"]
+    assert check["o_que_fazer"].endswith("docs/brokers.md lists")
+
+
+def test_a_redis_user_who_may_not_ask_is_warned(fleet: Fleet, plain: Any) -> None:
+    with redis_user(fleet, plain, *REDIS_RULES, "-info") as url:
+        check = broker_check(url)
+    assert check["estado"] == "aviso"
+    assert "may not ask INFO" in check["detalhe"]
+
+
+def test_what_redis_does_not_remove_is_a_warning(fleet: Fleet, plain: Any) -> None:
+    with redis_user(fleet, plain, *REDIS_RULES, "-unlink") as url:
+        check = broker_check(url)
+    left = plain.keys("*verificacao-doctor*")
+    plain.delete(*left)
+    assert check["estado"] == "aviso"
+    assert "an empty queue is left behind: to remove a queue on" in check["detalhe"]
+
+
+# -- NATS -----------------------------------------------------------------------------------------------------------
+
+NATS_RIGHTS = re.findall(r"^(authorization \{.*?^\} \} \] \})$", DOC, re.MULTILINE | re.DOTALL)[0]
+
+
+@contextmanager
+def nats_user(*without: str) -> Iterator[str]:
+    rights = NATS_RIGHTS
+    for subject in without:
+        assert f'"{subject}"' in rights
+        rights = rights.replace(f'"{subject}"', '"nothing"')
+    with BareNats(rights) as server:
+        yield server.url.replace("nats://", "nats://oraculo:senha@")
+
+
+def test_nats_needs_what_the_docs_list() -> None:
+    with nats_user() as url:
+        check = broker_check(url)
+    assert check["estado"] == "ok", check
+
+
+@pytest.mark.parametrize(
+    ("missing", "step"),
+    [
+        ("$JS.API.STREAM.CREATE.*", "declare"),
+        ("loja.>", "publish"),
+        ("$JS.API.CONSUMER.MSG.NEXT.>", "take"),
+        ("$JS.ACK.>", "ack"),
+        ("$JS.API.STREAM.MSG.DELETE.*", "discard a dead letter"),
+    ],
+)
+def test_a_nats_user_who_lacks_a_subject_is_told_of(missing: str, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "_STEP_SECONDS", 3.0)
+    with nats_user(missing) as url:
+        check = broker_check(url)
+    assert check["estado"] == "erro"
+    assert f"but it cannot be used: to {step} on loja." in check["detalhe"]
+    assert check["o_que_fazer"].endswith("docs/brokers.md lists")
+
+
+# -- the rehearsal itself ---------------------------------------------------------------------------------------------
+
+
+async def failure_of(broker: MemoryBroker) -> Failed:
+    with pytest.raises(Failed) as caught:
+        await rehearse(broker, QueueNames(PREFIX), 20)
+    return caught.value
+
+
+class Secretive(MemoryBroker):
+    async def dead_letters(self, *_: object, **__: object) -> list[Any]:
+        raise BrokerError("not for you")
+
+
+async def test_a_queue_that_could_not_be_used_is_removed() -> None:
+    broker = Secretive(SystemClock())
+    await broker.start()
+    failed = await failure_of(broker)
+    assert (failed.step, str(failed.error)) == ("dead-letter", "not for you")
+    assert {state.queue for state in await broker.queues()} == {"loja.orquestrador", "loja.resultados"}
+
+
+class Deaf(MemoryBroker):
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        return [self.name for _ in messages]
+
+
+async def test_a_broker_that_delivers_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "_STEP_SECONDS", 0.05)
+    broker = Deaf(SystemClock())
+    await broker.start()
+    failed = await failure_of(broker)
+    assert failed.step == "take"
+    assert "not delivered" in str(failed)
+    assert not isinstance(failed.error, BrokerUnavailable)
+
+
+def test_a_delivery_limit_of_one_leaves_no_room_for_a_retry() -> None:
+    _, checks = doctor(ORACULO_BROKER_DELIVERY_LIMIT="1")
+    assert checks["broker"]["estado"] == "ok"
