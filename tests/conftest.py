@@ -16,6 +16,16 @@ structlog.configure(
     wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
 )
 
+_configure = structlog.configure
+
+
+def _configure_without_cache(**given: Any) -> None:
+    """A logger that is cached would write to the streams of the first test for ever, and later ones hear nothing."""
+    _configure(**given | {"cache_logger_on_first_use": False})
+
+
+structlog.configure = _configure_without_cache
+
 settings.register_profile("oraculo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("oraculo")
 
