@@ -18,7 +18,7 @@ from oraculo.brokers.rabbitmq import letters as letters_module
 from oraculo.brokers.rabbitmq.letters import carried, encoded, redeliveries_of
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
-from oraculo.errors import BrokerError
+from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import NotTaken, Outgoing
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
@@ -416,6 +416,20 @@ class TestOthersQuarantines:
         monkeypatch.setattr(letters_module._Visit, "_consume", consume_late)
         await broker.publish([Outgoing(queue, b"x", reason="large") for _ in range(2)])
         assert len(await broker.dead_letters(queue, limit=10)) == 2
+
+    async def test_a_stream_is_not_read_as_if_it_were_a_queue(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        with plain_channel(url) as channel:
+            channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "stream"})
+            await broker.publish(messages(queue, 1))
+            with pytest.raises(BrokerError, match=f"{queue} is a stream of RabbitMQ, which cannot be read") as refusal:
+                await broker.consume(queue, prefetch=1)
+            assert not isinstance(refusal.value, BrokerUnavailable)
+            channel.queue_delete(queue)
+        consumer = await broker.consume(queue, prefetch=1)
+        await broker.publish(messages(queue, 1))
+        assert len(await take(consumer, 1)) == 1
 
     async def test_looking_makes_no_queue(self, broker: RabbitMQBroker, queue: str) -> None:
         assert await broker.dead_letters(queue, limit=1) == []

@@ -423,6 +423,7 @@ class RabbitMQBroker:
         try:
             async with self._watched():
                 await self._queues.declare([queue])
+                self._queues.refuse_stream(queue)
                 consumer = await self._subscribed(queue, prefetch)
         except BrokerUnavailable as error:
             if before is not None and self._working.raw is before:  # else it is the connection's fault

@@ -22,6 +22,7 @@ _STEPS = (100, 150, 200, 300, 400, 500, 600, 800)  # delays of one decade: each 
 _DELAYS: list[int] = [step * 10**decade for decade in range(7) for step in _STEPS]  # in ms, up to a week
 _MOST_NAMES = 10_000  # that are remembered in each table; a queue for each answer would fill the memory
 _LONGEST_NAME = 255
+_IS_STREAM = "but current is 'stream'"  # what RabbitMQ says when a stream is declared as something else
 _LONGEST_SUFFIX = len(".retry.") + 10  # what is put behind a name for a queue beside it; the longest delay in ms
 _LONGEST_DELAY = 7 * 24 * 3600.0
 
@@ -53,6 +54,7 @@ class Queues:
         self._turn = asyncio.Lock()
         self._made: dict[str, bool] = {}  # whether it is as we would make it; False: somebody else's
         self._delays: dict[str, _Delay] = {}  # the queues in which messages wait
+        self._streams: dict[str, None] = {}  # somebody's own that are no queues
 
     @property
     def names(self) -> list[str]:
@@ -90,6 +92,13 @@ class Queues:
             else:
                 await self._make(dlq_of(name), _quorum(_NO_LIMIT))
                 await self._make(name, self._arguments(name))
+
+    def refuse_stream(self, name: str) -> None:
+        """Of one that was just declared. Who reads a stream gets nothing that came before, and settles nothing."""
+        if name in self._streams:
+            raise BrokerError(
+                f"{name} is a stream of RabbitMQ, which cannot be read as a queue: delete it, or rename it"
+            )
 
     async def delay(self, name: str, seconds: float) -> str:
         """The queue in which a message for `name` waits that long, or a little longer. It is made where it is missing.
@@ -181,10 +190,13 @@ class Queues:
             await self._call("queue_declare", queue=name, durable=True, arguments=arguments)
         except Refused as refusal:
             self._made.pop(name, None)  # if it is refused for good, it is asked for again before anything is sent
+            if _IS_STREAM in str(refusal):
+                _remember(self._streams, name, None)
             if refusal.code == LOCKED or await self.depth(name) is not None:
                 return False
             await self._declare_plain(name, arguments)
             return None
+        self._streams.pop(name, None)
         return True
 
     async def _declare_plain(self, name: str, arguments: dict[str, Any]) -> None:
