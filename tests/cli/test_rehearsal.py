@@ -197,6 +197,17 @@ async def test_a_queue_that_could_not_be_used_is_removed() -> None:
     assert {state.queue for state in await broker.queues()} == {"loja.orquestrador", "loja.resultados"}
 
 
+class Slow(MemoryBroker):
+    async def remove(self, queues: Sequence[str]) -> None:
+        raise BrokerUnavailable("did not answer in 5 s")
+
+
+async def test_a_removal_that_is_slow_is_nothing_grave() -> None:
+    broker = Slow(SystemClock())
+    await broker.start()
+    assert not (await failure_of(broker)).is_grave
+
+
 class Deaf(MemoryBroker):
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         return [self.name for _ in messages]

@@ -447,11 +447,17 @@ async def test_what_cannot_be_read_is_told_with_the_reason_by_readiness_and_by_t
     async with Harness(settings=QUICK, broker=broker) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
         await until(lambda: _sent_by(oraculo, run_id, ["redis"]))
-        for refusals in range(2, 10, 2):
-            await until(lambda: broker.refusals >= refusals, saying="the next to fail")  # noqa: B023
+        told = "nobody reads resultados, orquestrador: a consumer is being made; the last one failed: not permitted"
+
+        async def is_told() -> bool:
+            return len(oraculo.engine.unread_queues) == 2
+
+        await until(is_told, saying="both to be found out")
+        for _ in range(4):
+            refusals = broker.refusals
+            await until(lambda: broker.refusals >= refusals + 2, saying="the next to fail")  # noqa: B023
             health = await oraculo.operations.health()
             assert not health.is_ready
-            told = "nobody reads resultados, orquestrador: a consumer is being made; the last one failed: not permitted"
             assert health.parts["consumers"] == told
             assert "queue resultados cannot be used (not permitted)" in await oraculo.operations.explain(run_id)
         await oraculo.publish("resultados", answer(run_id, tipo_evento="resultado_execucao"))
@@ -459,6 +465,30 @@ async def test_what_cannot_be_read_is_told_with_the_reason_by_readiness_and_by_t
         assert (await oraculo.ended(run_id))["status"] == "concluida"
         await until(lambda: is_ready(oraculo), saying="readiness, though no request comes")
         assert "cannot be used" not in await oraculo.operations.explain(run_id)
+
+
+class HalfRead(Durable):
+    """Of which one queue cannot be read."""
+
+    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+        consumer = await super().consume(queue, prefetch=prefetch)
+        if queue == "orquestrador":
+            consumer.take = _refuse  # type: ignore[method-assign]
+        return consumer
+
+
+async def _refuse(limit: int) -> Sequence[Delivery]:
+    raise BrokerError("not permitted")
+
+
+async def test_where_the_only_other_is_not_read_well_it_still_gets_what_a_lost_broker_took() -> None:
+    first, second = Durable("first"), HalfRead("second")
+    async with Harness(settings=QUICK, broker=FailoverBroker([first, second])) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: _sent_by(oraculo, run_id, ["first"]))
+        await until(lambda: oraculo.broker.links()[1].unread, saying="it to be found out")
+        await first.leave()
+        await until(lambda: _sent_by(oraculo, run_id, ["second"]), saying="the command over the second")
 
 
 async def test_a_broker_that_does_not_let_the_engine_subscribe_ends_the_start() -> None:

@@ -39,15 +39,17 @@ def _reach_celery(settings: "CelerySettings") -> str:
 
 
 async def reach_bullmq(settings: "BullmqSettings") -> str:
-    from redis.exceptions import RedisError
+    from redis.exceptions import NoPermissionError, RedisError
 
     from oraculo.bridges.bullmq.server import Server
     from oraculo.clients.redis import version_of
 
-    server = Server(settings.url)
+    server, about = Server(settings.url), dict[str, object]()
     try:
         async with asyncio.timeout(_SECONDS):
-            about = await server.client.info("server")
+            await server.client.ping()
+            with suppress(NoPermissionError):  # the bridge does not ask for it
+                about = await server.client.info("server")
     except (RedisError, OSError, TimeoutError) as error:
         told = str(error) or "no answer in time"
         raise BrokerUnavailable(f"cannot reach {server.place}: {told}") from error

@@ -195,7 +195,10 @@ async def _broker(name: str, broker: "Broker", settings: "Settings") -> Check:
 async def _not_usable(found: Check, failed: "Failed", prove: Callable[[], Awaitable[str]]) -> Check:
     remedy = _GIVE_RIGHTS
     if isinstance(failed.error, BrokerUnavailable):  # it is away, or it answers all the same
-        remedy = (await _proved(found.name, prove)).remedy or f"mend what it says, or {_GIVE_RIGHTS}"
+        again = await _proved(found.name, prove)
+        if again.state == ERROR and not failed.is_grave:
+            return again
+        remedy = again.remedy or f"mend what it says, or {_GIVE_RIGHTS}"
     if failed.is_grave:
         return Check(found.name, ERROR, f"{found.detail}, but it cannot be used: {failed}", remedy)
     return Check(found.name, WARNING, f"{found.detail}; an empty queue is left behind: {failed}", remedy)

@@ -32,8 +32,8 @@ class Failed(Exception):
 
     @property
     def is_grave(self) -> bool:
-        """Else all that engines and workers need was done, and only an empty queue is left behind."""
-        return self.step != REMOVE or isinstance(self.error, BrokerUnavailable)
+        """To remove a queue is nothing that an engine does, and slow where a member of a cluster is away."""
+        return self.step != REMOVE
 
 
 async def rehearse(broker: Broker, names: QueueNames, delivery_limit: int) -> None:

@@ -87,7 +87,7 @@ def _find_task(run: Run, message: Message, reply: _Reply, mark: int | None) -> i
     for numbers in named:
         if (number := _one_of(run, numbers)) is not None:
             return number
-    if named or message.tarefa is not None:  # it said whose it is: it must not be taken for the answer of another
+    if named:  # it said whose it is: it must not be taken for the answer of another destination
         return None
     if message.tipo_evento == naming.PROGRESS:
         kinds = [numbers for numbers in run.awaited.values() if numbers]

@@ -102,7 +102,7 @@ class LinkWatch:
 
     async def look(self) -> None:
         links = self._broker.links()
-        some_work = any(map(_works, links))
+        some_read, some_work = any(map(_is_read, links)), any(link.trouble is None for link in links)
         self._mind_clock()
         for link in links:
             self._tell(link)
@@ -110,16 +110,16 @@ class LinkWatch:
                 self._losses[link.name] = self._new_loss()
             self._known[link.name] = link  # before anything can fail: a loss is counted once
             if self._acts:
-                await self._look_at(link, some_work)
+                await self._look_at(link, some_read if link.trouble is None else some_work)
 
     def _mind_clock(self) -> None:
         self._ahead = max(self._ahead, self._clock.now() - asyncio.get_running_loop().time())
 
-    async def _look_at(self, link: Link, some_work: bool) -> None:
+    async def _look_at(self, link: Link, has_better: bool) -> None:
         await self._look_after_loss(link.name)
-        if _works(link):
+        if _is_read(link):
             self._absences.pop(link.name, None)
-        elif some_work:
+        elif has_better:
             await self._missed(link)
 
     def memory_was_lost(self) -> None:
@@ -198,5 +198,5 @@ class LinkWatch:
         return count
 
 
-def _works(link: Link) -> bool:
+def _is_read(link: Link) -> bool:
     return link.trouble is None and not link.unread

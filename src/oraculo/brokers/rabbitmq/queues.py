@@ -127,11 +127,13 @@ class Queues:
         return made
 
     async def remove(self, names: Iterable[str]) -> None:
-        """With every queue in which its messages may wait, whoever made it: AMQP cannot list them."""
+        """With the queues in which this process let its messages wait: AMQP cannot list those of others, which stay
+        behind, and empty themselves."""
         for name in dict.fromkeys(source_name(name) for name in names):
             if name_fault(name):
                 continue
-            for each in (*(_delay_name(name, delay) for delay in _DELAYS), name, dlq_of(name)):
+            delays = [waiting for waiting, delay in self._delays.items() if delay.source == name]
+            for each in (name, dlq_of(name), *delays):
                 await self._call("queue_delete", queue=each)
                 self._made.pop(each, None)
                 self._delays.pop(each, None)

@@ -46,7 +46,10 @@ UPDATE oraculo_marks SET pipelines = pipelines;
 SELECT relname, string_agg(wanted, ', ')
 FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'USAGE']) AS wanted
 WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'oraculo_migrations'::regclass)
-    AND relname LIKE 'oraculo\_%'
+    AND relname IN (
+        'oraculo_migrations', 'oraculo_runs', 'oraculo_runs_n_seq', 'oraculo_inputs', 'oraculo_tasks',
+        'oraculo_history', 'oraculo_pipelines', 'oraculo_marks', 'oraculo_engines', 'oraculo_installation'
+    )
     AND CASE
         WHEN relkind = 'S' THEN wanted = 'USAGE' AND NOT has_sequence_privilege(oid, wanted)
         WHEN relkind <> 'r' OR wanted = 'USAGE' THEN false
