@@ -289,6 +289,33 @@ async def test_a_broker_that_lost_the_way_to_the_replies_is_told_it_again(
     celery.end()
 
 
+async def test_an_exchange_of_somebodys_own_is_used_as_it_is_and_cuts_nobody_off(
+    celery: CelerySide, url: str, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bind, times = Address.bind_replies, []
+    monkeypatch.setattr(bridge_module, "BIND_EVERY", 0.0)
+    monkeypatch.setattr(Address, "bind_replies", lambda *given: times.append(bind(*given)))
+    stage = Bridged(url, celery.queue, events=False, telemetry=heard)
+    name, other = replies(stage), {"alternate-exchange": "elsewhere"}
+    celery.channel.exchange_declare(name, "direct", durable=True, auto_delete=False, arguments=other)
+    celery.declare(name, arguments={"x-queue-type": "quorum"})
+    async with stage:
+        await until(lambda: len(times) > 1, saying="the way to be told again")
+        assert (await is_answered(stage, celery))["status"] == "concluida"
+    assert heard.reasons(LoopFailed) == []
+
+
+def test_a_list_of_brokers_is_always_tried_from_its_first(fleet: Fleet) -> None:
+    """Else whoever sends and whoever listens would come to different ones."""
+    away, good = "redis://127.0.0.1:1/0", fleet.url("redis").removesuffix("/0")
+    address = Address(f"{away};{away};{good}/1;{good}/2", "", "respostas")
+    for _ in range(3):
+        connection = address.connection()
+        address.connect(connection)
+        assert connection.as_uri().endswith("/1")
+        connection.release()
+
+
 # -- tasks that are not taken ----------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ def _reach_celery(settings: "CelerySettings") -> str:
     fuse.start()
     try:
         with address.faults(connection):
-            connection.connect()
+            address.connect(connection)
             return f"can be reached at {connection.as_uri()}"
     except CeleryAway as error:
         raise BrokerUnavailable(str(error)) from error

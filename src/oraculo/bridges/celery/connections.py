@@ -82,10 +82,11 @@ class Address:
         Not the queue: whoever consumes from it is told when it goes."""
         if self.is_redis:
             channel.state.clear()  # else kombu, which remembers what it bound, would not do it again
-        replies = self.replies(channel)
+        asking = _channel(connection) if self.is_amqp else contextlib.nullcontext(channel)
         with _Fuse(connection):
-            replies.exchange.declare()
-            replies.queue_bind()
+            with contextlib.suppress(PreconditionFailed), asking as own:  # somebody's, with other arguments, is there
+                self.replies.exchange(own).declare()
+            self.replies(channel).queue_bind()
 
     def _note_foreign_replies(self, error: PreconditionFailed) -> None:
         if not self._has_noted:
@@ -102,25 +103,29 @@ class Address:
         if any(broker.strip().lower().startswith("sentinel:") for broker in self._url.split(";")):
             return "cannot lead to Sentinel: name the Redis that is the master itself, as redis://localhost:6379/0"
         try:
-            for number in range(self._url.count(";") + 1):
-                _ = self.connection(passing_over=number).transport  # connects to nothing yet
+            connection = self.connection()
+            for _ in range(self._url.count(";") + 1):
+                _transport = connection.transport  # connects to nothing yet
+                connection.maybe_switch_next()
         except ValueError:
             return f"{unknown}: it cannot be read; a ':', '@' or '/' in a password is written %3A, %40, %2F"
         except Exception as error:  # noqa: BLE001 - kombu looks for the transport's package, which may raise anything
             return f"{unknown}: {error}"
         return None
 
-    def connection(self, *, heartbeat: float = 0, passing_over: int = 0) -> kombu.Connection:
-        """kombu tries only two of a list of brokers for each connection, so whoever failed passes over the first."""
-        connection = kombu.Connection(
+    def connection(self, *, heartbeat: float = 0) -> kombu.Connection:
+        return kombu.Connection(
             self._url,
             connect_timeout=CONNECT_TIMEOUT,
             heartbeat=heartbeat if self.is_amqp else 0,
             transport_options=self._options(),
         )
-        for _ in range(passing_over % max(len(connection.alt), 1)):
-            connection.maybe_switch_next()
-        return connection
+
+    def connect(self, connection: kombu.Connection) -> None:
+        """To the first of the list that can be reached, so that whoever sends and whoever listens come to the same.
+        kombu's own `connect` tries two of them only."""
+        tries = max(len(connection.alt), 1)
+        connection.ensure_connection(max_retries=tries, interval_start=0, interval_step=0, interval_max=0)
 
     def _options(self) -> dict[str, Any]:
         if self.is_amqp:
@@ -191,7 +196,6 @@ class TaskSender:
         self._connection: kombu.Connection | None = None
         self._producer: kombu.Producer | None = None
         self._known: set[str] = set()
-        self._failures = 0  # to connect, since that last went well
 
     def send(self, task: Task) -> None:
         """Raises CeleryAway, or Refused. After CeleryAway it may have been taken all the same."""
@@ -221,17 +225,15 @@ class TaskSender:
 
     def _opened(self) -> kombu.Connection:
         if self._connection is None:
-            connection = self._address.connection(passing_over=self._failures)
+            connection = self._address.connection()
             try:
                 with self._address.faults(connection), _Fuse(connection):
-                    connection.connect()
+                    self._address.connect(connection)
                     # Before any task is sent: what it reports would otherwise find no place.
                     self._address.declare_replies(connection)
-            except Exception:
-                self._failures += 1
+            except CeleryAway:
                 _close(connection)
                 raise
-            self._failures = 0
             self._connection = connection
         return self._connection
 
@@ -290,12 +292,12 @@ class Listener(threading.Thread):
         self.trouble: str | None = "Celery's broker has not been reached yet"
 
     def run(self) -> None:
-        pause, failures = _FIRST_PAUSE, 0
+        pause = _FIRST_PAUSE
         while not self._stopping.is_set():
-            connection = self._address.connection(heartbeat=HEARTBEAT, passing_over=failures)
+            connection = self._address.connection(heartbeat=HEARTBEAT)
             try:
                 with self._address.faults(connection), _Fuse(connection) as self._fuse:
-                    connection.connect()
+                    self._address.connect(connection)
                     self._listen(self, connection)
             except CeleryAway as error:
                 self._note(str(error))
@@ -304,7 +306,7 @@ class Listener(threading.Thread):
             finally:
                 _close(connection)
             # A connection that had worked is tried again at once.
-            pause, failures = (_FIRST_PAUSE, 0) if self._worked() else (min(pause * 2, _LONGEST_PAUSE), failures + 1)
+            pause = _FIRST_PAUSE if self._worked() else min(pause * 2, _LONGEST_PAUSE)
             self._stopping.wait(pause)
 
     def _note(self, trouble: str) -> None:
