@@ -163,6 +163,24 @@ async def test_a_consumer_that_may_not_pull_or_ack_says_so(denied: str, what: st
             assert "does not allow us" in (broker.links()[0].trouble or "")
 
 
+async def test_a_consumer_is_not_blamed_for_what_another_may_not() -> None:
+    names = ("1", "pedidos.1", "um.pedidos", "Pedidos")
+    with BareNats(_user("$JS.ACK.pedidos.>", "$JS.ACK.Pedidos.>")) as server:
+        async with running(server.url.replace("//", "//ana:s3@")) as broker, asyncio.timeout(PATIENCE):
+            others = [await broker.consume(name, prefetch=1) for name in names[:3]]
+            denied = await broker.consume("pedidos", prefetch=1)
+            await broker.publish([Outgoing("pedidos", b"x")])
+            await denied.ack(await denied.take(1))
+            with pytest.raises(BrokerUnavailable, match="does not allow us to settle what comes on pedidos: "):
+                await denied.take(1)
+            twins = [await broker.consume(name, prefetch=1) for name in ("pedidos", "Pedidos")]
+            await broker.publish([Outgoing("Pedidos", b"x")])
+            await twins[1].ack(await twins[1].take(1))
+            await broker.publish([Outgoing(name, b"x") for name in names[:3]])
+            assert [bodies(await take(each, 1)) for each in others] == [[b"x"]] * 3
+            assert twins[0]._trouble is None, "it may be either's"
+
+
 async def test_answers_that_may_not_be_heard_are_told() -> None:
     rights = '{ user: ana, password: s3, permissions: { subscribe: { deny: ["_INBOX.>"] } } }'
     with BareNats(f"authorization {{ users: [ {rights} ] }}") as server:

@@ -337,20 +337,31 @@ class TestLosses:
                 await broker.consume("q", prefetch=1)
                 assert broker.links()[0].losses == 1
 
-    async def test_where_info_is_not_granted_each_new_connection_counts(self, url: str, plain: Any) -> None:
-        plain.acl_setuser(
-            "uninformed", enabled=True, passwords=["+s"], categories=["+@all"], commands=["-info"], keys="*"
-        )
-        with Proxy(url) as proxy:
+    async def test_where_info_is_not_granted_a_loss_is_told_by_what_was_added_last(self, server: Server) -> None:
+        with redis.Redis.from_url(server.url) as plain, Proxy(server.url) as proxy:
+            plain.execute_command("ACL", "SETUSER", "uninformed", "on", ">s", "~*", "&*", "+@all", "-info")
             async with started(proxy.url.replace("redis://", "redis://uninformed:s@")) as broker:
                 assert not broker.capabilities.durable
-                await broker.publish(messages(fresh_name(), 1))
-                assert broker.links()[0].losses == 0
-                proxy.cut()
-                await until(succeeds(broker.check), saying="a new connection")
-                assert broker.links()[0].losses == 1
+                queue = fresh_name()
+                await broker.publish(messages(queue, 3))
+                snapshot = plain.dump(queue)
+                await broker.publish(messages(queue, 1))
+                await self._connect_again(proxy, broker)
+                assert broker.links()[0].losses == 0, "a blip, or an idle connection that the server closed"
+                plain.restore(queue, 0, snapshot, replace=True)
+                for _ in range(2):
+                    await self._connect_again(proxy, broker)
+                    assert broker.links()[0].losses == 1
+                await broker.publish(messages(queue, 1))
+                plain.delete(queue)
+                await self._connect_again(proxy, broker)
+                assert broker.links()[0].losses == 2
                 assert "grant +info" in await broker.check()
-        plain.acl_deluser("uninformed")
+            plain.acl_deluser("uninformed")
+
+    async def _connect_again(self, proxy: Proxy, broker: RedisStreamsBroker) -> None:
+        proxy.cut()
+        await until(succeeds(broker.check), saying="a new connection")
 
     async def test_a_flush_counts_once_for_all_queues(self, server: Server) -> None:
         with redis.Redis.from_url(server.url) as plain:

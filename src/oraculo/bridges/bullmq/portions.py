@@ -5,7 +5,7 @@ from typing import TypeVar
 
 TOLD_BYTES = 1024 * 1024  # a broker has seconds to confirm it, and a link may be slow
 READ_BYTES = 4 * 1024 * 1024
-FIRST, MOST = 10, 100  # entries of a stream that are asked for at once
+FIRST, MOST = 10, 500  # entries of a stream that are asked for at once; with fewer, BullMQ trims them unread
 
 T = TypeVar("T")
 

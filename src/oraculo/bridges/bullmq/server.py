@@ -81,7 +81,8 @@ class Server:
         """Whether it takes writes of ours: one that is full, or a replica, answers and is of no use."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                await self.client.setrange(self._probe, 0, "")  # a write that leaves nothing behind
+                # A write that leaves nothing behind, by a command that is needed anyway.
+                await self.client.zadd(self._probe, {"x": 0}, xx=True)
         except (RedisError, OSError, TimeoutError) as error:
             self._failed(error)
             return False

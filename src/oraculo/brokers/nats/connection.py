@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -53,8 +53,19 @@ Answer = TypeVar("Answer")
 
 
 Receive = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply subject, data, headers; must not raise
-Forbidden = Callable[[str, str], None]  # a subject, in small letters, and what the server said; must not raise
 Read = Callable[[bytes, bytes | None], Answer | None]  # makes something of data and headers; None: that was no answer
+
+
+class Sender(Protocol):
+    """Somebody who sends without being answered, and wants to hear when that is forbidden. Neither call may raise."""
+
+    queue: str
+
+    def sends_to(self, subject: str) -> bool:
+        """In small letters, as the server tells it."""
+        ...
+
+    def forbidden(self, said: str) -> None: ...
 
 
 class ApiError(msgspec.Struct, frozen=True):
@@ -285,7 +296,7 @@ class Connection:
         self._inbox = b""
         self._sent = 0
         self._awaiting: dict[bytes, _Replies] = {}
-        self._forbidden: dict[int, Forbidden] = {}  # who wants to hear what may not be sent, by their subscriptions
+        self._senders: dict[int, Sender] = {}  # by their subscriptions
 
     async def open(self, timeout: float) -> None:
         """Raises BrokerUnavailable when it cannot be reached, BrokerError when it refuses. The caller sets the limit of
@@ -467,13 +478,13 @@ class Connection:
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
-    def subscribe(self, receive: Receive, forbidden: Forbidden) -> tuple[str, int]:
+    def subscribe(self, receive: Receive, sender: Sender) -> tuple[str, int]:
         """A subject of one's own, to which others may be asked to send, and the number of the subscription to it."""
         self._require_alive()
         subject = f"{self._inbox.decode()}to.{self._sent}"
         self._sent += 1
         number = self._client.listen(subject, receive)
-        self._forbidden[number] = forbidden
+        self._senders[number] = sender
         return subject, number
 
     def stop_deliveries(self, number: int) -> None:
@@ -483,7 +494,7 @@ class Connection:
 
     def forget(self, number: int) -> None:
         self._client.forget(number)
-        self._forbidden.pop(number, None)
+        self._senders.pop(number, None)
 
     def _replied(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes | None) -> None:
         token = subject[len(self._inbox) :]
@@ -499,14 +510,19 @@ class Connection:
         found = _FORBIDDEN_SUBJECT.search(complaint)
         if found is None:
             return
-        for tell in list(self._forbidden.values()):
-            tell(found[1], complaint)
+        self._tell_sender(found[1], complaint)
         waiting = [(each, each[1].requests[each[0]].subject) for each in self._awaiting.items()]
         meant = [(each, subject) for each, subject in waiting if subject.lower() == found[1]]
         if len({subject for _, subject in meant}) > 1:
             return
         self.forget_complaint()  # whoever it concerns is told here; another's silence has other reasons
         self._refuse([each for each, _ in meant], complaint)
+
+    def _tell_sender(self, subject: str, complaint: str) -> None:
+        concerned = [sender for sender in self._senders.values() if sender.sends_to(subject)]
+        if len({sender.queue for sender in concerned}) == 1:  # else it may be either's
+            for sender in concerned:
+                sender.forbidden(complaint)
 
     @staticmethod
     def _refuse(waiting: Iterable[tuple[bytes, _Replies]], complaint: str) -> None:

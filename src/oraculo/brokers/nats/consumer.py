@@ -27,6 +27,7 @@ MISSED_HEARTBEATS = 3
 REFUSED_PAUSE = 5.0  # seconds until a message is moved again that the quarantine did not take
 FAREWELL = 1.0  # seconds in which the server should have read what is given back
 _ACK_SUBJECTS = b"$JS.ACK."
+_WORDS_OF_ACK = 9
 _ACK, _NAK, _IN_PROGRESS = b"+ACK", b"-NAK", b"+WPI"
 _HEARTBEAT, _NO_MESSAGES, _PULL_ENDED, _CONFLICT = "100", "404", "408", "409"
 _ENDS_OF_PULLS = ("Leadership Change", "Message Size Exceeds MaxBytes", "Batch Completed")  # and of nothing else
@@ -113,7 +114,7 @@ class NatsConsumer:
         self._farewell: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        self._inbox, self._subscription = self.connection.subscribe(self._receive, self._forbidden)
+        self._inbox, self._subscription = self.connection.subscribe(self._receive, self)
         self._watching = asyncio.create_task(self._watch(), name=f"heartbeats of {self.queue}")
 
     # -- taking ---------------------------------------------------------------------------------------------------
@@ -286,13 +287,14 @@ class NatsConsumer:
             what = said if status == _CONFLICT else "its consumer is gone"
             self.lose(f"the subscription to {self.queue} at {self.connection.place} was lost: {what} ({status})")
 
-    def _forbidden(self, subject: str, said: str) -> None:
-        """Who may not pull hears nothing, and who may not ack gets everything again when its lease ends."""
+    def sends_to(self, subject: str) -> bool:
         stream = stream_of(self.queue).lower()
-        is_ack = subject.startswith(_ACK_SUBJECTS.decode().lower()) and f".{stream}.{stream}." in subject
-        if is_ack or subject == self._pull_subject.lower():
-            what = "settle what comes on" if is_ack else "read"
-            self.lose(f"{self.connection.place} does not allow us to {what} {self.queue}: {said}")
+        return subject == self._pull_subject.lower() or _settled_at(subject) == (stream, stream)
+
+    def forbidden(self, said: str) -> None:
+        """Who may not pull hears nothing, and who may not ack gets everything again when its lease ends."""
+        what = "read" if "$js.api." in said else "settle what comes on"
+        self.lose(f"{self.connection.place} does not allow us to {what} {self.queue}: {said}")
 
     # -- staying alive --------------------------------------------------------------------------------------------
 
@@ -398,6 +400,15 @@ class NatsConsumer:
             self._home.note_given_back(self.queue, origin_of(token).sequence, 0.0)
         if held:
             await self.connection.barrier()
+
+
+def _settled_at(subject: str) -> tuple[str, ...]:
+    """The stream and the consumer that the subject of an ack names; before them a newer server puts two names more."""
+    words = subject.split(".")
+    if words[:2] != ["$js", "ack"]:
+        return ()
+    place = 2 if len(words) == _WORDS_OF_ACK else 4
+    return tuple(words[place : place + 2])
 
 
 def _nak(delay: float) -> bytes:

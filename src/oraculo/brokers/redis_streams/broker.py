@@ -123,6 +123,7 @@ class RedisStreamsBroker:
             self._raise_worst(replies)
             await self._raise_refused([str(command[1]) for command in added], replies[len(new) :])
         server.know(map(str, new))
+        server.note_added(str(added[-1][1]), replies[-1])
         return [self._name] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:
@@ -378,7 +379,7 @@ def _warnings(about: dict[bytes, bytes]) -> str:
     told = []
     if not about:
         told.append(
-            "its user may not ask INFO, so that each broken connection counts as a loss of messages: grant +info"
+            "its user may not ask INFO, so that each start of an engine sends all open commands again: grant +info"
         )
     if about.get(b"aof_enabled") == b"0":
         told.append("it keeps no append-only file: a restart may lose messages")

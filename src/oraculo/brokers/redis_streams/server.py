@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from oraculo.brokers.address import Address
-from oraculo.brokers.redis_streams.layout import table
+from oraculo.brokers.redis_streams.layout import order, table
 from oraculo.clients.redis import (
     Command,
     Connection,
@@ -55,6 +55,7 @@ class Server:
         self.keeps = True  # what it confirmed, over a restart
         self.run_id: bytes | None = None
         self._master: bytes | None = None  # the run_id of the last that was no replica
+        self._last_added: tuple[str, bytes] | None = None  # the queue and the id of what it confirmed last
         self.known: set[str] = set()  # streams whose groups were there when last seen
         self._consumed: dict[str, int] = {}  # for each queue that was consumed, the losses when its group was last seen
 
@@ -142,7 +143,10 @@ class Server:
         for reply in replies:
             about |= read_info(reply)
         self._refuse_cluster(about)
-        self._compare(about)
+        if about:
+            self._compare(about)
+        else:
+            await self._compare_last_added(connection)
 
     def _refuse_cluster(self, about: dict[bytes, bytes]) -> None:
         """What is done to a queue in one step needs all its keys on one node, and a cluster spreads them."""
@@ -156,17 +160,32 @@ class Server:
 
     def _compare(self, about: dict[bytes, bytes]) -> None:
         """A server that started anew without an append-only file has forgotten what it had confirmed, and a replica
-        that took a master's place may never have heard of it: a master tells its replicas after it confirms. Where the
-        user may not ask, it may be either each time."""
+        that took a master's place may never have heard of it: a master tells its replicas after it confirms."""
         self.run_id = about.get(b"run_id", self.run_id)
-        self.keeps = bool(about) and about.get(b"aof_enabled") != b"0"
+        self.keeps = about.get(b"aof_enabled") != b"0"
         if about.get(b"role") == b"slave":
             return  # it confirms nothing: what counts is who is master next
-        if self._master and (not about or self.run_id != self._master):
+        if self._master and self.run_id != self._master:
             self.known.clear()
             if not self.keeps or _was_promoted(about):
                 self.losses += 1
-        self._master = self.run_id or b"unknown"
+        self._master = self.run_id
+
+    async def _compare_last_added(self, connection: Connection) -> None:
+        """For a user who may not ask INFO. Of what was confirmed a server forgets the last: if that is known to it,
+        all is."""
+        self.keeps = False  # as far as anybody knows
+        if self._last_added is None:
+            return
+        queue, entry = self._last_added
+        (told,) = await connection.call([("XINFO", "STREAM", queue)])
+        if isinstance(told, ReplyError) or order(table(told)[b"last-generated-id"]) < order(entry):
+            self._last_added = None
+            self.known.clear()
+            self.losses += 1
+
+    def note_added(self, queue: str, entry: bytes) -> None:
+        self._last_added = queue, entry
 
     def note_group_gone(self, queue: str) -> None:
         """Counts a flush once, however many queues tell of it: only the first was last seen after the last loss."""
@@ -198,6 +217,8 @@ class Server:
     def forget(self, names: Iterable[str]) -> None:
         """They were removed on purpose: that is no loss."""
         for name in names:
+            if self._last_added is not None and self._last_added[0] == name:
+                self._last_added = None
             self.known.discard(name)
             self._consumed.pop(name, None)
 
