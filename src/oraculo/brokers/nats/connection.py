@@ -56,7 +56,7 @@ Receive = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply 
 Read = Callable[[bytes, bytes | None], Answer | None]  # makes something of data and headers; None: that was no answer
 
 
-class Sender(Protocol):
+class OneWaySender(Protocol):
     """Somebody who sends without being answered, and wants to hear when that is forbidden. Neither call may raise."""
 
     queue: str
@@ -296,7 +296,7 @@ class Connection:
         self._inbox = b""
         self._sent = 0
         self._awaiting: dict[bytes, _Replies] = {}
-        self._senders: dict[int, Sender] = {}  # by their subscriptions
+        self._senders: dict[int, OneWaySender] = {}  # by their subscriptions
 
     async def open(self, timeout: float) -> None:
         """Raises BrokerUnavailable when it cannot be reached, BrokerError when it refuses. The caller sets the limit of
@@ -478,7 +478,7 @@ class Connection:
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
-    def subscribe(self, receive: Receive, sender: Sender) -> tuple[str, int]:
+    def subscribe(self, receive: Receive, sender: OneWaySender) -> tuple[str, int]:
         """A subject of one's own, to which others may be asked to send, and the number of the subscription to it."""
         self._require_alive()
         subject = f"{self._inbox.decode()}to.{self._sent}"
