@@ -11,11 +11,6 @@ from hypothesis import HealthCheck, settings
 
 from tests.servers.fleet import Fleet
 
-structlog.configure(
-    processors=[structlog.processors.add_log_level, structlog.processors.KeyValueRenderer()],
-    wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-)
-
 _configure = structlog.configure
 
 
@@ -24,13 +19,29 @@ def _configure_without_cache(**given: Any) -> None:
     _configure(**given | {"cache_logger_on_first_use": False})
 
 
+def _short_logs() -> None:
+    _configure(
+        processors=[structlog.processors.add_log_level, structlog.processors.KeyValueRenderer()],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(),
+    )
+
+
 structlog.configure = _configure_without_cache
+_short_logs()
 
 settings.register_profile("oraculo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("oraculo")
 
 _fleet = Fleet()
 _SKIPPED = "oraculo_skipped"  # what a process of a parallel run tells the one that prints the summary
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """What a test plays in its own process sets up the logs of that process, and a simulation puts them out."""
+    yield
+    _short_logs()
 
 
 @pytest.fixture(scope="session")

@@ -43,8 +43,8 @@ UPDATE oraculo_marks SET pipelines = pipelines;
 
 -- What the user may not do with our tables, and with the sequence that numbers the runs.
 -- name: missing_rights
-SELECT relname, string_agg(wanted, ', ')
-FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'USAGE']) AS wanted
+SELECT relname, string_agg(wanted, ', ' ORDER BY place)
+FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'USAGE']) WITH ORDINALITY AS rights (wanted, place)
 WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'oraculo_migrations'::regclass)
     AND relname IN (
         'oraculo_migrations', 'oraculo_runs', 'oraculo_runs_n_seq', 'oraculo_inputs', 'oraculo_tasks',
