@@ -118,14 +118,14 @@ class TestSettling:
 
 
 class TestPublisher:
-    async def test_thousands_that_come_back_are_published_again_in_time(
-        self, broker: RabbitMQBroker, url: str, queue: str
-    ) -> None:
-        await broker.declare([queue])
-        with plain_channel(url) as channel:
-            channel.queue_delete(queue)
-        await broker.publish(messages(queue, 10_000))
-        assert (await state(broker, queue)).ready == 10_000
+    async def test_thousands_that_come_back_are_published_again(self, url: str, queue: str) -> None:
+        """A second's work, if each that comes back is found at once; the limit is for a machine that does much else."""
+        async with running(url, publish_timeout=60.0) as broker:
+            await broker.declare([queue])
+            with plain_channel(url) as channel:
+                channel.queue_delete(queue)
+            await broker.publish(messages(queue, 10_000))
+            assert (await state(broker, queue)).ready == 10_000
 
     async def test_a_batch_that_nobody_waits_for_claims_nothing(self) -> None:
         batch = _Batch([Parcel("q", b"", b"x")], 1)

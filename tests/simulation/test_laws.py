@@ -10,7 +10,7 @@ from oraculo.engine import rations
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed
 
-SEEDS = int(os.environ.get("ORACULO_TEST_SEEDS", "300"))
+SEEDS = int(os.environ.get("ORACULO_TEST_SEEDS", "200"))
 SHARDS = 10
 BROKERS_LOST = Faults(lose_memory=0.05, away=0.05)
 
