@@ -1,27 +1,16 @@
 """How much is in hand at once: what jobs return may be large, so it is read and told by the megabyte."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+
+from oraculo.core.slices import Item, slices
 
 TOLD_BYTES = 1024 * 1024  # a broker has seconds to confirm it, and a link may be slow
 READ_BYTES = 4 * 1024 * 1024
 FIRST, MOST = 10, 500  # entries of a stream that are asked for at once; with fewer, BullMQ trims them unread
 
-T = TypeVar("T")
 
-
-def by_the_megabyte(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """In their order. What makes `items` may make each when it is asked for: a part is given out before the next."""
-    part: list[T] = []
-    size = 0
-    for item in items:
-        part.append(item)
-        size += size_of(item)
-        if size >= TOLD_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+def by_the_megabyte(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    return slices(items, size_of, TOLD_BYTES)
 
 
 class Portion:

@@ -7,10 +7,11 @@ statement is larger than SLICE_BYTES (and a row).
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
+from oraculo.core.slices import slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Created, Outcome
 from oraculo.stores.postgres.faults import Clash
@@ -24,7 +25,6 @@ MOST_CLASHES = 5
 CLASH_PAUSE = 0.02
 MOST_OFFERS = 5
 
-Item = TypeVar("Item")
 PostgresJob = Job[Birth, Update]
 
 
@@ -191,15 +191,15 @@ async def _write(connection: Connection, births: Sequence[Birth], updates: Seque
 
 async def _write_in_slices(connection: Connection, births: Sequence[Birth], updates: Sequence[Update]) -> list[int]:
     numbers: list[int] = []
-    for some in _sliced(births, lambda birth: _size_of(birth.head)):
+    for some in slices(births, lambda birth: _size_of(birth.head), SLICE_BYTES):
         numbers += await connection.fetchval(QUERIES["write_heads"], _placed_heads(some, 1), [])
-    for others in _sliced(updates, lambda update: _size_of(update.head)):
+    for others in slices(updates, lambda update: _size_of(update.head), SLICE_BYTES):
         numbers += await connection.fetchval(QUERIES["write_heads"], [], _placed_heads(others, 1))
-    for rows in _sliced(_placed_tasks(births, 1), _size_of):
+    for rows in slices(_placed_tasks(births, 1), _size_of, SLICE_BYTES):
         await connection.fetchval(QUERIES["write_rows"], numbers, rows, [], [])
-    for rows in _sliced(_placed_tasks(updates, 1 + len(births)), _size_of):
+    for rows in slices(_placed_tasks(updates, 1 + len(births)), _size_of, SLICE_BYTES):
         await connection.fetchval(QUERIES["write_rows"], numbers, [], rows, [])
-    for rows in _sliced(_placed_history(chain(births, updates)), _size_of):
+    for rows in slices(_placed_history(chain(births, updates)), _size_of, SLICE_BYTES):
         await connection.fetchval(QUERIES["write_rows"], numbers, [], [], rows)
     return numbers
 
@@ -214,19 +214,6 @@ def _placed_tasks(writes: Iterable[Write], first: int) -> list[Row]:
 
 def _placed_history(writes: Iterable[Write]) -> list[Row]:
     return [(place, *row) for place, write in enumerate(writes, 1) for row in write.history]
-
-
-def _sliced(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
-    part: list[Item] = []
-    size = 0
-    for item in items:
-        part.append(item)
-        size += size_of(item)
-        if size >= SLICE_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
 
 
 def _size_of(row: Row) -> int:
