@@ -1,6 +1,16 @@
 from oraculo.core.unread import UnreadQueues
 
 
+def on_trial() -> UnreadQueues:
+    """Since 110, after two that failed within 3 s."""
+    queues = UnreadQueues()
+    for made in (100, 105):
+        queues.made("q", made)
+        queues.failed("q", "not permitted", made + 3)
+    queues.made("q", 110)
+    return queues
+
+
 def test_a_consumer_that_fails_as_the_one_before_did_is_never_believed() -> None:
     queues = UnreadQueues()
     queues.made("q", 90)
@@ -28,11 +38,7 @@ def test_one_that_fails_once_may_have_been_cut_off() -> None:
 
 
 def test_one_that_waits_for_longer_is_believed_though_nothing_comes() -> None:
-    queues = UnreadQueues()
-    for made in (100, 105):
-        queues.made("q", made)
-        queues.failed("q", "not permitted", made + 3)
-    queues.made("q", 110)
+    queues = on_trial()
     assert queues.told(114) == {"q": "not permitted"}
     assert queues.told(115) == {}
     assert not queues.failed("q", "not permitted", 116)
@@ -41,11 +47,7 @@ def test_one_that_waits_for_longer_is_believed_though_nothing_comes() -> None:
 
 
 def test_one_that_brings_something_is_believed_at_once_and_may_be_lost_later() -> None:
-    queues = UnreadQueues()
-    for made in (100, 105):
-        queues.made("q", made)
-        queues.failed("q", "not permitted", made + 3)
-    queues.made("q", 110)
+    queues = on_trial()
     assert queues.told(110) == {"q": "not permitted"}
     queues.brought("q")
     assert queues.told(111) == {}

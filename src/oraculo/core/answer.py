@@ -41,15 +41,15 @@ def read_answer(run: Run, message: Message, jitter: float, *, redelivered: bool 
         reply = _reply_decoder.decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:  # a number out of range, say, in a field of ours
         return f"payload cannot be read: {error}"
-    mark = zlib.crc32(payload, zlib.crc32(message.timestamp.encode())) | 1
-    number = _find_task(run, message, reply, mark if redelivered else None)
+    number = _find_task(run, message, reply, redelivered)
     if number is None:
         return _why_not_found(run, message)
     attempt = _attempt(run, number, message.tentativa)
     if message.tipo_evento == naming.PROGRESS:
         return Progressed(number, _percent(reply.percentual), _text(reply.mensagem))
     if not has_failed(reply.status, reply.erros):
-        return Answered(number, attempt, payload, mark=mark)
+        is_named = message.tarefa in run.plan.by_id  # then it is found again without a mark
+        return Answered(number, attempt, payload, mark=0 if is_named else _mark_of(message))
     return Answered(
         number,
         attempt,
@@ -57,7 +57,7 @@ def read_answer(run: Run, message: Message, jitter: float, *, redelivered: bool 
         failed=True,
         retryable=reply.repetir is not False,
         reason=_reason(reply),
-        mark=mark,
+        mark=_mark_of(message),
         redelivered=redelivered,
         jitter=jitter,
     )
@@ -78,9 +78,13 @@ def is_failure(payload: bytes) -> bool:
     return has_failed(reply.status, reply.erros)
 
 
-def _find_task(run: Run, message: Message, reply: _Reply, mark: int | None) -> int | None:
-    """The first of: `tarefa`; a name in the payload; the only task that awaits such an answer. `mark`: of a message
-    that the broker delivers again."""
+def _mark_of(message: Message) -> int:
+    """Tells it from others; never 0."""
+    return zlib.crc32(message.payload, zlib.crc32(message.timestamp.encode())) | 1
+
+
+def _find_task(run: Run, message: Message, reply: _Reply, redelivered: bool) -> int | None:
+    """The first of: `tarefa`; a name in the payload; the only task that awaits such an answer."""
     if message.tarefa is not None and (number := run.plan.by_id.get(message.tarefa)) is not None:
         return number
     named = [found for name in _names(reply) if (found := _named(run, name, message.tipo_evento))]
@@ -92,7 +96,7 @@ def _find_task(run: Run, message: Message, reply: _Reply, mark: int | None) -> i
     if message.tipo_evento == naming.PROGRESS:
         kinds = [numbers for numbers in run.awaited.values() if numbers]
         return _only(kinds[0]) if len(kinds) == 1 else None
-    if mark is not None and (number := _counted_for(run, mark)) is not None:
+    if redelivered and (number := _counted_for(run, _mark_of(message))) is not None:
         return number
     kind = message.tipo_evento == naming.COLLECTED
     # With nothing awaited it is late or a repeat, and can only be of the one task that ever awaited its kind.
