@@ -1,0 +1,66 @@
+"""What the tests of the MongoDB store share.
+
+pytest looks for fixtures in the module of a test, so each of those names the ones it uses: `url = stage.url`.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from pymongo import AsyncMongoClient
+
+from oraculo.core.run import Run
+from oraculo.stores.mongo import (
+    MongoStore,
+)
+from oraculo.testing.store_runs import (
+    make_run,
+)
+from tests.servers.fleet import Fleet
+
+SIDES = ("orquestracoes_blocos", "orquestracoes_historico", "orquestracoes_anexos", "orquestracoes_duvidosas")
+
+
+Database = Any
+
+
+def with_database(url: str) -> str:
+    """The URL of an empty database on the server."""
+    return urlsplit(url)._replace(path=f"/test_{os.urandom(6).hex()}").geturl()
+
+
+@asynccontextmanager
+async def database(url: str) -> AsyncIterator[Database]:
+    """As another application sees it."""
+    async with AsyncMongoClient(url) as client:
+        yield client.get_default_database()
+
+
+@pytest.fixture
+async def url(fleet: Fleet) -> AsyncIterator[str]:
+    address = with_database(fleet.url("mongodb"))
+    yield address
+    async with database(address) as found:
+        await found.client.drop_database(found.name)
+
+
+@asynccontextmanager
+async def opened(url: str, **options: float) -> AsyncIterator[MongoStore]:
+    store = MongoStore(url, **options)
+    await store.start()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def counts(url: str, *names: str) -> dict[str, int]:
+    async with database(url) as found:
+        return {name: await found[name].count_documents({}) for name in names or ("orquestracoes", *SIDES)}
+
+
+def wide_run(run_id: str, width: int = 200, **fields: Any) -> Run:
+    return make_run(run_id, destinos=[{"fila": "q", "id": f"t{n}", **fields} for n in range(width)])

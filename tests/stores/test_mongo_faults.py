@@ -1,0 +1,248 @@
+"""The MongoDB store and a layout, a server or an address in trouble."""
+
+import asyncio
+
+import pytest
+from pymongo.errors import OperationFailure
+
+from oraculo.core.events import Progressed, Sent
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.ports.store import RunQuery, Unsent
+from oraculo.stores.mongo import (
+    MongoStore,
+    layout,
+)
+from oraculo.stores.mongo import server as server_module
+from oraculo.stores.mongo.faults import translated
+from oraculo.testing.store_runs import (
+    NOW,
+    assert_stored,
+    change,
+    changed,
+    create,
+    load,
+    make_run,
+    revived,
+)
+from tests.servers.fleet import Fleet
+from tests.servers.mongo import Mongo
+from tests.servers.process import free_port
+from tests.servers.proxy import Proxy
+from tests.stores import mongo_stage as stage
+from tests.stores.mongo_stage import database, opened, wide_run, with_database
+from tests.waiting import until
+
+url = stage.url  # a fixture
+
+
+# -- the layout -----------------------------------------------------------------------------------------------------
+
+
+async def test_an_empty_database_gets_its_layout_though_several_start_at_once(url: str) -> None:
+    stores = [MongoStore(url) for _ in range(6)]
+    await asyncio.gather(*(store.start() for store in stores))
+    for store in stores:
+        await store.close()
+    async with database(url) as found:
+        assert (await found.oraculo_meta.find_one({"_id": "layout"}))["numero"] == len(layout.MIGRATIONS)
+
+
+async def test_an_older_layout_is_refused_until_it_is_migrated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def colour(server: server_module.Server) -> None:
+        await server.runs.update_many({}, {"$set": {"cor": "azul"}})
+
+    async with opened(url) as old, database(url) as found:
+        await create(old, before := make_run("before"))
+        known = layout.MIGRATIONS
+        monkeypatch.setattr(layout, "MIGRATIONS", (*known, layout.Migration(len(known) + 1, "colour", colour)))
+        new = MongoStore(url)
+        with pytest.raises(StoreError, match=r"is 1, and this program needs 2: run `oraculo migrate`") as refusal:
+            await new.start()
+        assert not isinstance(refusal.value, StoreUnavailable)
+        assert await new.migrate() == ["0002 colour"]
+        assert await new.migrate() == []
+        assert (await found.orquestracoes.find_one())["cor"] == "azul"
+        await assert_stored(new, before)
+        await new.close()
+
+
+async def test_migrating_needs_no_start(url: str) -> None:
+    store = MongoStore(url)
+    assert await store.migrate() == ["0001 runs"]
+    await create(store, make_run("a"))
+    await store.close()
+
+
+async def test_a_newer_layout_is_refused_with_what_to_do(url: str) -> None:
+    async with opened(url):
+        pass
+    async with database(url) as found:
+        await found.oraculo_meta.update_one({"_id": "layout"}, {"$set": {"numero": 99}})
+    for open_it in (MongoStore(url).start, MongoStore(url).migrate):
+        with pytest.raises(StoreError, match=r"newer ORÁCULO \(its layout is 99.*run that version") as refusal:
+            await open_it()
+        assert not isinstance(refusal.value, StoreUnavailable)
+
+
+async def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "OLDEST_MONGODB", (99, 0))
+    with pytest.raises(StoreError, match=r"too old: 99\.0 or newer") as refusal:
+        await MongoStore(url).start()
+    assert not isinstance(refusal.value, StoreUnavailable)
+
+
+# -- a server in trouble --------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_takes_a_lone_server_for_a_set_is_worth_another_try() -> None:
+    """It does so now and then when that server was just restarted."""
+    with pytest.raises(StoreUnavailable, match="retryable writes"), translated("place"):
+        raise OperationFailure("This MongoDB deployment does not support retryable writes.", 20)
+
+
+async def test_a_server_that_is_killed_and_restarted_loses_nothing_confirmed(fleet: Fleet) -> None:
+    server = fleet.breakable("mongodb")
+    async with opened(with_database(server.url), connect_seconds=0.5, call_seconds=3) as store:
+        runs = [make_run(f"run-{n}") for n in range(4)] + [wide_run("wide", 100)]
+        await create(store, *runs)
+        confirmed = {run.id: 1 for run in runs}
+        stopping = asyncio.Event()
+        troubles: list[StoreError] = []
+
+        async def write(run_id: str) -> None:
+            number = 0
+            while not stopping.is_set():
+                number += 1
+                try:
+                    run = revived(await load(store, run_id))
+                    events = [Progressed(task.number, 1.0, str(run.head.version + 1)) for task in run.tasks]
+                    if (await store.commit([], [changed(run, *events)])).conflicts:
+                        raise AssertionError(f"{run_id}: a conflict, though nobody else writes")
+                    confirmed[run_id] = run.head.version
+                except StoreUnavailable as trouble:
+                    troubles.append(trouble)
+
+        writers = [asyncio.ensure_future(write(run.id)) for run in runs]
+
+        async def go_on() -> None:
+            """All of them; one that ended tells why."""
+            before = dict(confirmed)
+
+            def all_have() -> bool:
+                for writer in writers:
+                    if writer.done():
+                        writer.result()
+                return all(confirmed[one] > before[one] + 3 for one in before)
+
+            await until(all_have, within=30, saying=f"each run to be written; the last trouble: {troubles[-1:]}")
+
+        for _ in range(2):
+            await go_on()
+            troubles.clear()
+            server.kill()
+            await until(lambda: troubles, within=20, saying="trouble")
+            await asyncio.to_thread(server.start)
+        await go_on()
+        stopping.set()
+        await asyncio.gather(*writers)
+        for run_id, version in confirmed.items():
+            snapshot = await load(store, run_id)
+            assert snapshot.head.version >= version
+            assert {task.note for task in snapshot.tasks} == {str(snapshot.head.version)}
+            entries = await store.history(run_id, limit=100_000)
+            assert [entry.seq for entry in entries] == list(range(1, snapshot.head.entries + 1))
+
+
+async def test_a_frozen_server_is_unavailable_in_bounded_time(fleet: Fleet) -> None:
+    server = fleet.breakable("mongodb")
+    async with opened(with_database(server.url), connect_seconds=0.5, call_seconds=1) as store:
+        run = make_run("a")
+        await create(store, run)
+        stale = revived(await load(store, "a"))
+        server.freeze()
+        try:
+            for call in (
+                lambda: store.load(["a"]),
+                lambda: store.commit([], [changed(stale, Sent(0, 1))]),
+                lambda: store.check(),
+                lambda: store.due(NOW, 10),
+            ):
+                with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{server.port}"):
+                    await asyncio.wait_for(call(), 10)
+        finally:
+            server.thaw()
+        await until(lambda: _answers(store), within=20)
+        again = revived(await load(store, "a"))
+        await change(store, changed(again, Progressed(1, 1.0, "on")))
+        await assert_stored(store, again)
+
+
+async def _answers(store: MongoStore) -> bool:
+    try:
+        return bool(await store.check())
+    except StoreUnavailable:
+        return False
+
+
+async def test_connections_that_are_cut_are_made_again(fleet: Fleet) -> None:
+    server = fleet.breakable("mongodb")
+    with Proxy(server.url) as proxy:
+        async with opened(with_database(proxy.url), connect_seconds=2, call_seconds=3) as store:
+            await create(store, run := make_run("a"))
+            proxy.cut()
+            await until(lambda: _answers(store), within=20)
+            await assert_stored(store, run)
+            proxy.swallows = True
+            commit = asyncio.ensure_future(store.commit([], [changed(run, Progressed(0, 1.0, "cut"))]))
+            await asyncio.sleep(0.05)
+            proxy.cut()
+            proxy.swallows = False
+            with pytest.raises(StoreUnavailable):
+                await commit
+            await until(lambda: _answers(store), within=20)
+            again = revived(await load(store, "a"))
+            await change(store, changed(again, Sent(1, 1)))
+            await assert_stored(store, again)
+
+
+async def test_a_server_that_cannot_be_reached_is_named_without_the_password() -> None:
+    for host in (f"127.0.0.1:{free_port()}", "nowhere.invalid:27017"):
+        store = MongoStore(f"mongodb://user:s3cret@{host}/x", connect_seconds=0.3, call_seconds=2)
+        with pytest.raises(StoreUnavailable, match=f"MongoDB at {host}/x") as refusal:
+            await store.start()
+        assert "s3cret" not in str(refusal.value)
+
+
+async def test_an_address_that_makes_no_sense_is_refused_for_good() -> None:
+    for url in ("mongodb://", "mongodb://h:x/y"):
+        with pytest.raises(StoreError) as refusal:
+            await MongoStore(url, connect_seconds=0.2, call_seconds=1).start()
+        assert not isinstance(refusal.value, StoreUnavailable), url
+
+
+async def test_passwords(fleet: Fleet) -> None:
+    fleet.url("mongodb")
+    with Mongo(user="oraculo", password="s3cret") as server:
+        async with opened(with_database(server.url)) as store:
+            await create(store, make_run("a"))
+        wrong = MongoStore(with_database(server.url).replace("s3cret", "gu3ss"))
+        with pytest.raises(StoreUnavailable, match="Authentication failed") as refusal:
+            await wrong.start()
+        assert "gu3ss" not in str(refusal.value)
+
+
+async def test_a_store_that_is_not_open_says_so(url: str) -> None:
+    store = MongoStore(url)
+    for call in (store.load(["a"]), store.commit([], []), store.prune(NOW, 1), store.runs(RunQuery())):
+        with pytest.raises(StoreError, match="not open"):
+            await call
+
+
+async def test_a_timer_and_a_command_of_a_wide_run_are_found_by_the_block(url: str) -> None:
+    async with opened(url) as store:
+        run = wide_run("wide", 100, timeout=50)
+        await create(store, run)
+        await change(store, changed(run, *(Sent(n, 1) for n in range(100) if n != 77)))
+        assert list(await store.unsent(10)) == [Unsent("wide", 77, 1)]
+        assert list(await store.unsent(10, ("wide", 76))) == [Unsent("wide", 77, 1)]
+        assert list(await store.unsent(10, ("wide", 77))) == []

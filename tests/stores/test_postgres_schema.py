@@ -1,0 +1,254 @@
+"""The tables of the PostgreSQL store: made, migrated, refused, looked at."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from oraculo.core.events import Answered, Progressed, Sent
+from oraculo.core.run import Changes
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.stores.postgres import PostgresStore, lanes, schema
+from oraculo.stores.postgres.lanes import QUERIES
+from oraculo.stores.sql import migrations
+from oraculo.testing.store_runs import (
+    NOW,
+    OK,
+    UNWRITABLE,
+    assert_stored,
+    change,
+    changed,
+    create,
+    creation,
+    load,
+    make_run,
+    revived,
+)
+from tests.servers.fleet import Fleet
+from tests.stores import postgres_stage as stage
+from tests.stores.postgres_stage import ask, opened
+
+url = stage.url  # a fixture
+
+
+LABELS = [migration.label for migration in migrations("postgres")]
+
+
+# -- the schema -----------------------------------------------------------------------------------------------------
+
+
+async def test_an_empty_database_gets_its_schema_though_several_start_at_once(url: str) -> None:
+    stores = [PostgresStore(url) for _ in range(8)]
+    await asyncio.gather(*(store.start() for store in stores))
+    for store in stores:
+        await store.close()
+    rows = await ask(url, "SELECT number FROM oraculo_migrations ORDER BY number")
+    assert [number for (number,) in rows] == list(range(1, len(LABELS) + 1))
+
+
+async def test_migrating_needs_no_start_and_is_done_once(url: str) -> None:
+    stores = [PostgresStore(url) for _ in range(5)]
+    done = await asyncio.gather(*(store.migrate() for store in stores))
+    assert sorted(map(list, done)) == [[], [], [], [], LABELS]
+    await create(stores[0], make_run("a"))
+    assert await stores[0].migrate() == []
+    for store in stores:
+        await store.close()
+
+
+async def test_an_older_schema_is_refused_until_it_is_migrated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = migrations("postgres")
+    next_one = known[0]._replace(
+        number=len(known) + 1, name="colour", script="ALTER TABLE oraculo_runs ADD COLUMN colour text"
+    )
+    async with opened(url) as old:
+        await create(old, before := make_run("before"))
+        monkeypatch.setattr(schema, "migrations", lambda dialect: [*known, next_one])
+        new = PostgresStore(url)
+        with pytest.raises(
+            StoreError,
+            match=rf"schema .* is {len(known)}, and this program needs {len(known) + 1}: run `oraculo migrate`",
+        ) as refusal:
+            await new.start()
+        assert not isinstance(refusal.value, StoreUnavailable)
+        assert await new.migrate() == [f"{len(known) + 1:04} colour"]
+        await assert_stored(new, before)
+        # The one that was running before the migration goes on.
+        await change(old, changed(before, Sent(0, 1)))
+        await create(old, make_run("after"))
+        assert (await load(new, "before")).head == before.head
+        await new.close()
+
+
+async def test_a_newer_schema_is_refused_with_what_to_do(url: str) -> None:
+    async with opened(url):
+        pass
+    await ask(url, "INSERT INTO oraculo_migrations (number, name) VALUES (99, 'tomorrow')")
+    for open_it in (PostgresStore(url).start, PostgresStore(url).migrate):
+        with pytest.raises(StoreError, match=r"newer ORÁCULO \(its schema is 99.*run that version") as refusal:
+            await open_it()
+        assert not isinstance(refusal.value, StoreUnavailable)
+
+
+async def test_a_migration_is_applied_whole_or_not_at_all(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = migrations("postgres")
+    bad = known[0]._replace(
+        number=len(known) + 1, script="CREATE TABLE oraculo_half (x int); INSERT INTO nowhere VALUES (1);"
+    )
+    monkeypatch.setattr(schema, "migrations", lambda dialect: [*known, bad])
+    with pytest.raises(StoreError, match="nowhere"):
+        await PostgresStore(url).start()
+    assert await ask(url, "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace") == []
+
+
+async def test_a_migration_may_take_longer_than_a_call(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = migrations("postgres")
+    slow = known[0]._replace(number=len(known) + 1, script="SELECT pg_sleep(2)")
+    monkeypatch.setattr(schema, "migrations", lambda dialect: [*known, slow])
+    store = PostgresStore(url, call_timeout=1.0)
+    assert len(await store.migrate()) == len(known) + 1
+    await store.close()
+
+
+async def test_the_tables_of_an_empty_database_may_take_longer_than_a_call(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = migrations("postgres")
+    slow = known[0]._replace(number=len(known) + 1, script="SELECT pg_sleep(2)")
+    monkeypatch.setattr(schema, "migrations", lambda dialect: [*known, slow])
+    async with opened(url, call_timeout=1.0) as store:
+        assert "PostgreSQL" in await store.check()
+
+
+async def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "OLDEST_SERVER", 99)
+    with pytest.raises(StoreError, match=r"is 1\d\.\d+; 99 or newer is needed") as refusal:
+        await PostgresStore(url).start()
+    assert not isinstance(refusal.value, StoreUnavailable)
+
+
+async def test_a_database_that_cannot_hold_every_text_is_refused(fleet: Fleet) -> None:
+    name = f"latin_{os.urandom(4).hex()}"
+    address = fleet.url("postgres")
+    await ask(address, f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    with pytest.raises(StoreError, match=r"LATIN1.*make one with ENCODING 'UTF8'"):
+        await PostgresStore(address.replace("/postgres", f"/{name}")).start()
+
+
+async def test_queries_use_an_index_and_lists_are_not_sorted(url: str) -> None:
+    parameters: dict[str, tuple[object, ...]] = {
+        "load": (["a"],),
+        "load_heads": (["a"],),
+        "next_due": (),
+        "unsent": ("a", 1, 10),
+        "brokers_in_use": (),
+        "commands_with": ("b", "a", 10),
+        "dead_letters_with": ("b", "a", 10),
+        "history": ("a", 0, 10),
+        "in_the_way": (["a"], ["k"]),
+        "prunable": (NOW, 10),
+    }
+    async with opened(url) as store:
+        for name, values in parameters.items():
+            explain = f"EXPLAIN {QUERIES[name]}"
+            plan = await store._reader.run(
+                lambda connection, sql=explain, values=values: connection.fetch(sql, *values)
+            )
+            lines = [line for (line,) in plan]
+            assert not [line for line in lines if "Seq Scan" in line], (name, lines)
+            if name in ("next_due", "unsent", "commands_with", "history"):
+                assert not [line for line in lines if "Sort" in line], (name, lines)
+
+
+# -- looking --------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def looked_at(url: str) -> AsyncIterator[str | None]:
+    store = PostgresStore(url)
+    try:
+        yield await store.look()
+    finally:
+        await store.close()
+
+
+async def with_user(server: str, url: str, *rights: str) -> str:
+    """The URL for a new user, who may use the schema and has these rights in it."""
+    user, schema = f"user_{os.urandom(4).hex()}", url.partition("search_path=")[2]
+    await ask(server, f"CREATE ROLE {user} LOGIN PASSWORD 'segredo'")
+    for right in ("USAGE ON SCHEMA {schema}", *rights):
+        await ask(server, f"GRANT {right} TO {user}".replace("{schema}", schema))
+    return url.replace("oraculo:", f"{user}:")
+
+
+async def test_looking_at_an_empty_database_makes_no_tables(url: str) -> None:
+    async with looked_at(url) as told:
+        assert told is not None
+        assert told.startswith("PostgreSQL ")
+    assert await ask(url, "SELECT 1 FROM pg_tables WHERE schemaname = current_schema()") == []
+    async with opened(url), looked_at(url) as told:
+        assert told is None
+
+
+async def test_looking_tells_that_the_tables_cannot_be_made(fleet: Fleet, url: str) -> None:
+    with pytest.raises(StoreError, match="permission denied for schema"):
+        async with looked_at(await with_user(fleet.server("postgres").url, url)):
+            pass
+
+
+async def test_looking_names_the_rights_that_are_missing(fleet: Fleet, url: str) -> None:
+    server = fleet.server("postgres").url
+    async with opened(url):
+        pass
+    tables = "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema}"
+    user = await with_user(server, url, tables, "USAGE ON ALL SEQUENCES IN SCHEMA {schema}")
+    async with looked_at(user) as told:
+        assert told is None
+    reader = await with_user(server, url, "SELECT ON ALL TABLES IN SCHEMA {schema}", "INSERT ON {schema}.oraculo_tasks")
+    with pytest.raises(StoreError) as refusal:
+        async with looked_at(reader):
+            pass
+    assert "INSERT, UPDATE, DELETE on oraculo_runs; USAGE on oraculo_runs_n_seq;" in str(refusal.value)
+    assert "UPDATE, DELETE on oraculo_tasks: GRANT that" in str(refusal.value)
+    assert "oraculo_migrations" not in str(refusal.value)
+
+
+async def test_a_bad_text_is_refused_and_the_connection_goes_on(url: str) -> None:
+    async with opened(url) as store:
+        connection = store._writer._connection
+        bad = creation(make_run("a"))
+        bad.changes.tasks[0].note = UNWRITABLE
+        with pytest.raises(StoreError) as refusal:
+            await store.commit([bad], [])
+        assert not isinstance(refusal.value, StoreUnavailable)
+        await create(store, run := make_run("b"))
+        await change(store, changed(run, Answered(0, 1, OK)))
+        assert store._writer._connection is connection
+
+
+async def test_a_store_that_is_not_open_says_so(url: str) -> None:
+    store = PostgresStore(url)
+    with pytest.raises(StoreError, match="not open"):
+        await store.load(["a"])
+    with pytest.raises(StoreError, match="not open"):
+        await store.commit([], [Changes(make_run("a"))])
+
+
+async def test_a_fault_of_the_database_is_waited_for_and_not_blamed_on_the_run(url: str) -> None:
+    """A table that is being restored, a right that was taken away: answers must not end as dead letters."""
+    store = PostgresStore(url)
+    await store.start()
+    try:
+        await create(store, run := make_run("a"))
+        await ask(url, "ALTER TABLE oraculo_tasks RENAME TO oraculo_tasks_aside")
+        with pytest.raises(StoreUnavailable):
+            await store.commit([], [changed(run, Progressed(0, 1.0))])
+        with pytest.raises(StoreUnavailable):
+            await store.load(["a"])
+        await ask(url, "ALTER TABLE oraculo_tasks_aside RENAME TO oraculo_tasks")
+        run = revived(await load(store, "a"))
+        await change(store, changed(run, Progressed(0, 1.0)))
+    finally:
+        await store.close()
