@@ -5,8 +5,9 @@ that is a loss.
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
-from oraculo.brokers.nats.connection import MOST_KNOWN, ApiError, Connection
+from oraculo.brokers.nats.connection import MOST_KNOWN, Connection
 from oraculo.brokers.nats.layout import stream_of
+from oraculo.brokers.nats.replies import ApiError
 
 PAGE = 128  # streams that are looked at together
 LOOKING_FOR_LOSSES = 1.0  # seconds after which no more streams are looked at before a new connection is used

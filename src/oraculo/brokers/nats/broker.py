@@ -19,7 +19,7 @@ from typing import Any
 
 from oraculo.brokers.address import Address, no_node, read_address
 from oraculo.brokers.nats.births import Births
-from oraculo.brokers.nats.connection import UNANSWERED, ApiError, Connection, Request
+from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.consumer import FAREWELL, Letter, NatsConsumer, Terms, give_back
 from oraculo.brokers.nats.given_back import GivenBack
 from oraculo.brokers.nats.layout import (
@@ -35,6 +35,7 @@ from oraculo.brokers.nats.layout import (
 from oraculo.brokers.nats.letters import Quarantine
 from oraculo.brokers.nats.making import LOOK_SHARE, Maker
 from oraculo.brokers.nats.outgoing import Refusals, request_of
+from oraculo.brokers.nats.replies import UNANSWERED, ApiError, Request
 from oraculo.brokers.nats.sending import Sender
 from oraculo.core.naming import DLQ_SUFFIX, shown
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings

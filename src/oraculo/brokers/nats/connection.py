@@ -12,48 +12,39 @@ of a message from there to whoever waits for it is short, without an object, a q
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
+import nats.errors
 
 from oraculo.brokers.address import Address
+from oraculo.brokers.nats.client import OneLifeClient, Receive
 from oraculo.brokers.nats.layout import header_block
+from oraculo.brokers.nats.replies import (
+    FORBIDDEN,
+    NOBODY,
+    UNANSWERED,
+    Answer,
+    ApiError,
+    Read,
+    Replies,
+    Request,
+    read_answer,
+)
 from oraculo.core.troubled import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
-
-try:
-    import nats.errors
-    from nats.aio.client import Client
-except ImportError as missing:
-    raise ImportError("nats:// needs the package nats-py: pip install 'oraculo[nats]'") from missing
 
 PING_INTERVAL = 5  # seconds; a peer that leaves two pings unanswered is gone
 MOST_KNOWN = 10_000  # queues, or streams, of which something is remembered; the one not used for longest is forgotten
 SILENT_FOR = 5.0  # seconds until a queue is tried again that said nothing while the server answered
-NO_RESPONDERS = 503
-FORBIDDEN = 403  # JetStream itself never says it
-TOO_MANY_REQUESTS = 429
-_NO_ANSWER = 504
 _API = "$JS.API."
 _API_WINDOW = 128  # calls of the API that are out at a time
-_FROM_NOBODY = b"NATS/1.0 503"
 _NO_JETSTREAM = frozenset({10039, 10076})
-_ACCOUNT_FULL = 10002
-_NOT_STORED = 10077
-_OVER_SIZE = 10054
-_ID_IN_PROCESS = 10158
 _FORBIDDEN_SUBJECT = re.compile(r'permissions violation for publish to "([^"]+)"')
 _DEAF_INBOX = re.compile(r'permissions violation for subscription to "[^"]+\.\*"')
-_FAREWELL = 1.0  # seconds in which the tasks and the socket of an ended connection are gone
-
-Answer = TypeVar("Answer")
-
-
-Receive = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply subject, data, headers; must not raise
-Read = Callable[[bytes, bytes | None], Answer | None]  # makes something of data and headers; None: that was no answer
 
 
 class OneWaySender(Protocol):
@@ -68,219 +59,6 @@ class OneWaySender(Protocol):
     def forbidden(self, said: str) -> None: ...
 
 
-class ApiError(msgspec.Struct, frozen=True):
-    """What JetStream says when it refuses."""
-
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
-
-    @property
-    def is_missing(self) -> bool:
-        return self.code == 404 or self is NOBODY
-
-    @property
-    def is_temporary(self) -> bool:
-        return self.code >= 500 or self.code == TOO_MANY_REQUESTS
-
-    @property
-    def is_full(self) -> bool:
-        """That the stream, or the account, has the most that its owner allows; not that the server's disk has."""
-        is_stream_full = self.err_code == _NOT_STORED and self.description.startswith("maximum ")
-        return is_stream_full or self.err_code == _ACCOUNT_FULL
-
-    @property
-    def is_forbidden(self) -> bool:
-        return self.code == FORBIDDEN
-
-    @property
-    def is_over_size(self) -> bool:
-        """Of what the stream's owner allows, headers included."""
-        return self.err_code == _OVER_SIZE
-
-    @property
-    def is_id_in_process(self) -> bool:
-        """Of several servers: another message with this id is being stored, or given up, in this moment."""
-        return self.err_code == _ID_IN_PROCESS
-
-
-NOBODY = ApiError(NO_RESPONDERS, 0, "nobody listens there")
-UNANSWERED = ApiError(_NO_ANSWER, 0, "no answer in time")
-
-
-class PubAck(msgspec.Struct):
-    """The confirm of a published message."""
-
-    stream: str = ""
-    seq: int = 0
-    duplicate: bool = False
-    error: ApiError | None = None
-
-
-class Request(NamedTuple):
-    subject: str
-    body: bytes
-    headers: dict[str, str] | None = None
-
-
-_decode_ack = msgspec.json.Decoder(PubAck).decode
-_decode_answer = msgspec.json.Decoder(dict[str, Any]).decode
-
-
-def read_confirm(data: bytes, headers: bytes | None) -> PubAck | None:
-    """None for what is no confirm: any subscriber of the subject may answer too."""
-    if _is_from_nobody(data, headers):
-        return PubAck(error=NOBODY)
-    try:
-        ack = _decode_ack(data)
-    except msgspec.DecodeError:
-        return None
-    return ack if ack.stream or ack.error else None
-
-
-def read_answer(data: bytes, headers: bytes | None) -> dict[str, Any] | ApiError | None:
-    """An answer of JetStream's API."""
-    if _is_from_nobody(data, headers):
-        return NOBODY
-    try:
-        answer = _decode_answer(data)
-        return msgspec.convert(answer["error"], ApiError) if "error" in answer else answer
-    except msgspec.DecodeError:
-        return None
-
-
-def _is_from_nobody(data: bytes, headers: bytes | None) -> bool:
-    return headers is not None and not data and headers.startswith(_FROM_NOBODY)
-
-
-class _Client(Client):
-    """nats-py's client without its second lives.
-
-    It overrides what nats-py does when the connection breaks, where it may wait for a frozen peer, forget to call back
-    and leave tasks behind; and what it does with a message, where it makes a queue and a task for each subscription.
-    """
-
-    def __init__(self, on_lost: Callable[[str], None], on_complaint: Callable[[str], None], *, needs_tls: bool) -> None:
-        super().__init__()
-        self._on_lost = on_lost
-        self._on_complaint = on_complaint
-        self._needs_tls = needs_tls
-        self.problem: Exception | None = None  # the last one it told of
-        self.complaint = ""  # what the server forbade last
-        self.heard = 0
-        self._receivers: dict[int, Receive] = {}
-
-    async def note(self, problem: Exception) -> None:
-        self.problem = problem
-
-    def fail(self, why: str) -> None:
-        if self._status != Client.CLOSED:
-            self.abort()
-            self._on_lost(why)
-
-    def abort(self) -> None:
-        """Ends it now: what was not written is dropped, and nobody is waited for."""
-        self._status = Client.CLOSED
-        self._pending, self._pending_data_size = [], 0
-        self._receivers.clear()
-        for task in self._own_tasks():
-            if task is not asyncio.current_task():
-                task.cancel()
-        for writer in self._writers():
-            writer.transport.abort()
-
-    async def ended(self) -> None:
-        """Returns once an aborted connection has left nothing behind."""
-        tasks = [task for task in self._own_tasks() if task is not asyncio.current_task()]
-        if tasks:
-            await asyncio.wait(tasks, timeout=_FAREWELL)
-        # An aborted socket is closed in the loop's next turn, one under TLS in the turn after that. Asking the writers
-        # would not do: the plain one never hears of it once TLS has taken its socket over.
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-    def write(self, data: bytes) -> None:
-        """Past nats-py's buffer and the task that empties it. All that is sent here goes this way, in order."""
-        assert self._transport is not None
-        self._transport.write(data)
-
-    def listen(self, subject: str, receive: Receive) -> int:
-        """Returns the number of the subscription."""
-        self._sid += 1
-        self._receivers[self._sid] = receive
-        self.write(b"SUB %b  %d\r\n" % (subject.encode(), self._sid))
-        return self._sid
-
-    def stop_deliveries(self, number: int) -> None:
-        """Tells the server; what it has sent already is still received."""
-        self.write(b"UNSUB %d\r\n" % number)
-
-    def forget(self, number: int) -> None:
-        self._receivers.pop(number, None)
-
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        self.heard += 1
-        receive = self._receivers.get(sid)
-        if receive is not None:
-            receive(subject, reply, data, headers)
-
-    def _own_tasks(self) -> list["asyncio.Task[Any]"]:
-        known = (self._reading_task, self._ping_interval_task, self._flusher_task)
-        return [task for task in known if task is not None and not task.done()]
-
-    def _writers(self) -> list[asyncio.StreamWriter]:
-        names = ("_io_writer", "_bare_io_writer")
-        found = [getattr(self._transport, name, None) for name in names]
-        return [writer for writer in dict.fromkeys(found) if writer is not None]
-
-    async def _process_op_err(self, e: Exception) -> None:
-        self.fail(str(e).removeprefix("nats: ") or type(e).__name__)
-
-    async def _process_err(self, err_msg: str) -> None:
-        if "permissions violation" in err_msg:
-            self.complaint = err_msg.strip("'")
-            self._on_complaint(self.complaint)
-        else:
-            self.fail(f"the server said {err_msg}")
-
-    async def _read_loop(self) -> None:
-        await super()._read_loop()
-        self.fail("nothing is read from it any more")
-
-    def _connect_command(self) -> bytes:
-        """Without this a `tls://` URL would send its password in the clear to a server that has no TLS."""
-        if self._needs_tls and not self._server_info.get("tls_required"):
-            raise nats.errors.SecureConnWantedError
-        return super()._connect_command()
-
-
-class _Replies:
-    """The answers that one call waits for."""
-
-    def __init__(self, requests: Mapping[bytes, Request], read: Read[Any]) -> None:
-        self.requests = requests  # by the last part of the subject on which each is answered
-        self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._got: dict[bytes, Any] = {}
-        self._read = read
-
-    @property
-    def answers(self) -> list[Any]:
-        """In the order of the requests; None for what has none yet."""
-        return [self._got.get(token) for token in self.requests]
-
-    def receive(self, token: bytes, data: bytes, headers: bytes | None) -> None:
-        answer = self._read(data, headers)
-        if answer is None or token in self._got:
-            return
-        self._got[token] = answer
-        if len(self._got) == len(self.requests) and not self.complete.done():
-            self.complete.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        if not self.complete.done():
-            self.complete.set_exception(error)
-
-
 class Connection:
     """`lost` says why it cannot be used any more; it never recovers."""
 
@@ -292,10 +70,10 @@ class Connection:
         self._silent = TroubledQueues(SILENT_FOR)
         self._unmakeable = TroubledQueues(SILENT_FOR)
         self._on_lost = on_lost
-        self._client = _Client(self._fail, self._refuse_forbidden, needs_tls=address.tls is not None)
+        self._client = OneLifeClient(self._fail, self._refuse_forbidden, needs_tls=address.tls is not None)
         self._inbox = b""
         self._sent = 0
-        self._awaiting: dict[bytes, _Replies] = {}
+        self._awaiting: dict[bytes, Replies] = {}
         self._senders: dict[int, OneWaySender] = {}  # by their subscriptions
 
     async def open(self, timeout: float) -> None:
@@ -421,10 +199,10 @@ class Connection:
             return replies.answers
 
     @contextmanager
-    def _asking(self, requests: Sequence[Request], read: Read[Any]) -> Iterator[_Replies]:
+    def _asking(self, requests: Sequence[Request], read: Read[Any]) -> Iterator[Replies]:
         tokens = [b"%d" % number for number in range(self._sent, self._sent + len(requests))]
         self._sent += len(requests)
-        replies = _Replies(dict(zip(tokens, requests, strict=True)), read)
+        replies = Replies(dict(zip(tokens, requests, strict=True)), read)
         self._awaiting.update(dict.fromkeys(tokens, replies))
         try:
             inbox = self._inbox
@@ -525,7 +303,7 @@ class Connection:
                 sender.forbidden(complaint)
 
     @staticmethod
-    def _refuse(waiting: Iterable[tuple[bytes, _Replies]], complaint: str) -> None:
+    def _refuse(waiting: Iterable[tuple[bytes, Replies]], complaint: str) -> None:
         refusal = msgspec.json.encode({"error": {"code": FORBIDDEN, "description": complaint}})
         for token, replies in list(waiting):
             replies.receive(token, refusal, None)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
-from oraculo.brokers.nats.connection import ApiError, Connection, Request
+from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import (
     id_headers,
     name_fault,
@@ -18,6 +18,7 @@ from oraculo.brokers.nats.layout import (
     stream_of,
 )
 from oraculo.brokers.nats.outgoing import Refusals
+from oraculo.brokers.nats.replies import ApiError, Request
 from oraculo.core.naming import shown
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import DeadLetter

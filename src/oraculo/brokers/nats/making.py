@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oraculo.brokers.nats.births import Births
-from oraculo.brokers.nats.connection import UNANSWERED, ApiError, Connection
+from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import (
     consumer_config,
     consumer_fault,
@@ -15,6 +15,7 @@ from oraculo.brokers.nats.layout import (
     stream_fault,
     stream_of,
 )
+from oraculo.brokers.nats.replies import UNANSWERED, ApiError
 from oraculo.errors import BrokerError
 
 MAKE_SHARE = 0.6  # of the time of a call, for streams to be made

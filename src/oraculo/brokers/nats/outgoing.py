@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
-from oraculo.brokers.nats.connection import UNANSWERED, Connection, PubAck, Request, read_confirm
+from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import (
     ID_HEADER,
     NO_REASON,
@@ -15,6 +15,7 @@ from oraculo.brokers.nats.layout import (
     name_fault,
     quarantine_of,
 )
+from oraculo.brokers.nats.replies import UNANSWERED, PubAck, Request, read_confirm
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import NotTaken, Outgoing
 

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Sequence
 
 from oraculo.brokers.nats.births import Births
-from oraculo.brokers.nats.connection import MOST_KNOWN, NOBODY, UNANSWERED, ApiError, Connection, Request
+from oraculo.brokers.nats.connection import MOST_KNOWN, Connection
 from oraculo.brokers.nats.layout import quarantine_of, source_of, stream_of
 from oraculo.brokers.nats.making import Maker
 from oraculo.brokers.nats.outgoing import Refusals, confirms_of, windows
+from oraculo.brokers.nats.replies import NOBODY, UNANSWERED, ApiError, Request
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 CONFIRM_SHARE = 0.8  # of the time of a call; in the rest a server that did not confirm may show that it works

@@ -1,0 +1,132 @@
+"""What is asked of a NATS server over JetStream, and what it answers."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+NO_RESPONDERS = 503
+FORBIDDEN = 403  # JetStream itself never says it
+TOO_MANY_REQUESTS = 429
+_NO_ANSWER = 504
+_FROM_NOBODY = b"NATS/1.0 503"
+_ACCOUNT_FULL = 10002
+_NOT_STORED = 10077
+_OVER_SIZE = 10054
+_ID_IN_PROCESS = 10158
+
+Answer = TypeVar("Answer")
+Read = Callable[[bytes, bytes | None], Answer | None]  # makes something of data and headers; None: that was no answer
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """What JetStream says when it refuses."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+    @property
+    def is_missing(self) -> bool:
+        return self.code == 404 or self is NOBODY
+
+    @property
+    def is_temporary(self) -> bool:
+        return self.code >= 500 or self.code == TOO_MANY_REQUESTS
+
+    @property
+    def is_full(self) -> bool:
+        """That the stream, or the account, has the most that its owner allows; not that the server's disk has."""
+        is_stream_full = self.err_code == _NOT_STORED and self.description.startswith("maximum ")
+        return is_stream_full or self.err_code == _ACCOUNT_FULL
+
+    @property
+    def is_forbidden(self) -> bool:
+        return self.code == FORBIDDEN
+
+    @property
+    def is_over_size(self) -> bool:
+        """Of what the stream's owner allows, headers included."""
+        return self.err_code == _OVER_SIZE
+
+    @property
+    def is_id_in_process(self) -> bool:
+        """Of several servers: another message with this id is being stored, or given up, in this moment."""
+        return self.err_code == _ID_IN_PROCESS
+
+
+NOBODY = ApiError(NO_RESPONDERS, 0, "nobody listens there")
+UNANSWERED = ApiError(_NO_ANSWER, 0, "no answer in time")
+
+
+class PubAck(msgspec.Struct):
+    """The confirm of a published message."""
+
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: ApiError | None = None
+
+
+class Request(NamedTuple):
+    subject: str
+    body: bytes
+    headers: dict[str, str] | None = None
+
+
+_decode_ack = msgspec.json.Decoder(PubAck).decode
+_decode_answer = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def read_confirm(data: bytes, headers: bytes | None) -> PubAck | None:
+    """None for what is no confirm: any subscriber of the subject may answer too."""
+    if _is_from_nobody(data, headers):
+        return PubAck(error=NOBODY)
+    try:
+        ack = _decode_ack(data)
+    except msgspec.DecodeError:
+        return None
+    return ack if ack.stream or ack.error else None
+
+
+def read_answer(data: bytes, headers: bytes | None) -> dict[str, Any] | ApiError | None:
+    """An answer of JetStream's API."""
+    if _is_from_nobody(data, headers):
+        return NOBODY
+    try:
+        answer = _decode_answer(data)
+        return msgspec.convert(answer["error"], ApiError) if "error" in answer else answer
+    except msgspec.DecodeError:
+        return None
+
+
+def _is_from_nobody(data: bytes, headers: bytes | None) -> bool:
+    return headers is not None and not data and headers.startswith(_FROM_NOBODY)
+
+
+class Replies:
+    """The answers that one call waits for."""
+
+    def __init__(self, requests: Mapping[bytes, Request], read: Read[Any]) -> None:
+        self.requests = requests  # by the last part of the subject on which each is answered
+        self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._got: dict[bytes, Any] = {}
+        self._read = read
+
+    @property
+    def answers(self) -> list[Any]:
+        """In the order of the requests; None for what has none yet."""
+        return [self._got.get(token) for token in self.requests]
+
+    def receive(self, token: bytes, data: bytes, headers: bytes | None) -> None:
+        answer = self._read(data, headers)
+        if answer is None or token in self._got:
+            return
+        self._got[token] = answer
+        if len(self._got) == len(self.requests) and not self.complete.done():
+            self.complete.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        if not self.complete.done():
+            self.complete.set_exception(error)
