@@ -1,0 +1,91 @@
+"""What the tests of the fail-over share.
+
+pytest looks for fixtures in the module of a test, so each of those names the ones it uses: `url = stage.url`.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from oraculo.brokers.failover import FailoverBroker
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.errors import BrokerUnavailable
+from oraculo.ports.broker import Broker, Link, Outgoing
+from oraculo.ports.clock import SystemClock
+
+
+class Named(MemoryBroker):
+    """A broker that can be pulled out and put back. It forgets nothing meanwhile, as a durable one would."""
+
+    def __init__(self, name: str, delivery_limit: int = 20, lease: float | None = None) -> None:
+        super().__init__(SystemClock(), delivery_limit=delivery_limit, lease=lease)
+        self._name = name
+        self.starts = 0
+        self.away: str | None = None
+        self.losses = 0
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def links(self) -> Sequence[Link]:
+        return [Link(self._name, self.away, self.losses)]
+
+    async def start(self) -> None:
+        self.starts += 1
+        self._expect_here()
+        await super().start()
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        self._expect_here()
+        return await super().publish(messages)
+
+    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+        self._expect_here()
+        return await super().consume(queue, prefetch=prefetch)
+
+    async def check(self) -> str:
+        self._expect_here()
+        return await super().check()
+
+    def _expect_here(self) -> None:
+        if self.away is not None:
+            raise BrokerUnavailable(self.away)
+
+    async def leave(self) -> None:
+        """Its consumers are lost, and nobody can reach it."""
+        self.away = "pulled out"
+        await self.lose_consumers()
+
+    async def lose_consumers(self) -> None:
+        assert self._depot is not None
+        for queue in list(self._depot.queues.values()):
+            for consumer in list(queue.consumers):
+                await consumer.close()
+
+    def come_back(self) -> None:
+        self.away = None
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("broker.PROBE_PAUSE", "broker.LONGEST_PROBE_PAUSE", "broker.PULSE", "consumer.FAILED_PAUSE"):
+        monkeypatch.setattr(f"oraculo.brokers.failover.{name}", 0.02)
+    monkeypatch.setattr("oraculo.brokers.failover.consumer.RESUBSCRIBE_PAUSE", 0.02)
+    monkeypatch.setattr("oraculo.core.unread._LONGER", 0.2)
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[tuple[FailoverBroker, Named, Named]]:
+    first, second = Named("first"), Named("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    yield both, first, second
+    await both.close()
+
+
+Two = tuple[FailoverBroker, Named, Named]
+
+
+def troubles(broker: Broker) -> dict[str, str | None]:
+    return {link.name: link.trouble for link in broker.links()}

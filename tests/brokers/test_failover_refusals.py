@@ -1,0 +1,363 @@
+"""Fail-over between brokers that refuse, are full, cannot be read, or have a queue that is down."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from structlog.testing import capture_logs
+
+from oraculo.brokers.failover import FailoverBroker
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, Delivery, Link, NotTaken, Outgoing
+from tests.brokers import failover_stage as stage
+from tests.brokers.failover_stage import Named, Two, troubles
+from tests.waiting import until
+
+impatient, two = stage.impatient, stage.two  # fixtures
+
+
+class Refusing(Named):
+    """Says no to whatever is about these queues, while it can be reached."""
+
+    refused: frozenset[str] = frozenset()
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        self._refuse(*(message.queue for message in messages))
+        return await super().publish(messages)
+
+    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+        self._refuse(queue)
+        return await super().consume(queue, prefetch=prefetch)
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        self._refuse(*queues)
+        await super().declare(queues)
+
+    def _refuse(self, *queues: str) -> None:
+        if self.refused & set(queues):
+            raise BrokerError("not allowed")
+
+
+@pytest.fixture
+async def refusing() -> AsyncIterator[tuple[FailoverBroker, Refusing, Named]]:
+    first, second = Refusing("first"), Named("second")
+    first.refused = frozenset({"q"})
+    both = FailoverBroker([first, second])
+    await both.start()
+    yield both, first, second
+    await both.close()
+
+
+async def test_one_that_refuses_a_queue_does_not_keep_the_others_and_is_told_as_deaf_on_it(
+    refusing: tuple[FailoverBroker, Refusing, Named],
+) -> None:
+    both, first, second = refusing
+    await both.declare(["q"])
+    consumer = await both.consume("q", prefetch=5)
+    assert [link.deaf for link in both.links()] == [("q",), ()]
+    assert await both.publish([Outgoing("q", b"over the second")]) == ["second"]
+    assert [delivery.body for delivery in await consumer.take(5)] == [b"over the second"]
+    first.refused = frozenset()
+    await until(lambda: both.links()[0].deaf == (), saying="the first to be asked again")
+    await first.publish([Outgoing("q", b"over the first")])
+    async with asyncio.timeout(10):
+        assert [delivery.body for delivery in await consumer.take(5)] == [b"over the first"]
+    assert [state.consumers for state in await second.queues(["q"])] == [1]
+
+
+class Unreadable(Named):
+    """Whoever subscribes may do so, and not read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.forbidden: str | None = "not permitted"
+        self.refusals = 0
+
+    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+        consumer = await super().consume(queue, prefetch=prefetch)
+        take = consumer.take
+
+        async def take_if_permitted(limit: int) -> Sequence[Delivery]:
+            if self.forbidden is not None:
+                self.refusals += 1
+                raise BrokerError(self.forbidden)
+            return await take(limit)
+
+        consumer.take = take_if_permitted
+        return consumer
+
+
+async def test_one_that_cannot_be_read_is_told_with_the_reason_and_asked_last_until_it_can() -> None:
+    first = Unreadable("first")
+    both = FailoverBroker([first, Named("second")])
+    await both.start()
+    with capture_logs() as logs:
+        await both.consume("q", prefetch=5)
+        for refusals in range(2, 7):  # consumers are made again and again, and none is believed
+            await until(lambda: first.refusals >= refusals, saying="the next to fail")  # noqa: B023
+            assert both.links()[0].unread == (("q", "not permitted"),)
+            assert both.links()[0].deaf == ("q",)
+            assert await both.publish([Outgoing("commands", b"1")]) == ["second"]
+        first.forbidden = "no such queue"
+        await until(lambda: both.links()[0].unread == (("q", "no such queue"),), saying="the new reason")
+    assert [log["reason"] for log in logs] == ["not permitted", "no such queue"]
+    assert await both.publish([Outgoing("answers", b"1", prefer="first")]) == ["first"]
+    first.forbidden = None
+    await until(lambda: not both.links()[0].deaf, saying="a consumer that waits in peace to be believed")
+    assert await both.publish([Outgoing("commands", b"1")]) == ["first"]
+    await both.close()
+
+
+async def test_one_that_cannot_be_read_is_used_while_there_is_no_other() -> None:
+    first, second = Unreadable("first"), Named("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    await both.consume("q", prefetch=5)
+    await until(lambda: both.links()[0].deaf, saying="it to be found out")
+    await second.leave()
+    assert await both.publish([Outgoing("commands", b"1")]) == ["first"]
+    await both.close()
+
+
+async def test_a_queue_that_none_lets_us_read_is_refused_and_if_one_is_away_it_is_not_yet(
+    refusing: tuple[FailoverBroker, Refusing, Named],
+) -> None:
+    both, _, second = refusing
+    await second.leave()
+    with pytest.raises(BrokerUnavailable, match="read q: first: not allowed; second: pulled out"):
+        await both.consume("q", prefetch=1)
+    await both.close()
+    alone = Refusing("alone")
+    alone.refused = frozenset({"q"})
+    one = FailoverBroker([alone])
+    await one.start()
+    with pytest.raises(BrokerError, match="read q: alone: not allowed") as caught:
+        await one.consume("q", prefetch=1)
+    assert not isinstance(caught.value, BrokerUnavailable)
+    await one.close()
+
+
+async def test_what_all_of_them_refuse_is_refused(refusing: tuple[FailoverBroker, Refusing, Named]) -> None:
+    both, _, second = refusing
+    await second.leave()
+    with pytest.raises(BrokerError, match="not allowed"):
+        await both.publish([Outgoing("q", b"")])
+
+
+class Full(Named):
+    """It has no room in the queue `full`, and its queue `down` does not work."""
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        vias = [None if message.queue in ("full", "down") else self.name for message in messages]
+        await super().publish([message for message, via in zip(messages, vias, strict=True) if via is not None])
+        if None in vias:
+            down = {place for place, message in enumerate(messages) if message.queue == "down"}
+            raise NotTaken(f"{self.name} has no room", vias, down)
+        return [self.name] * len(messages)
+
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
+        raise NotTaken(f"{self.name} has no room")
+
+
+async def depths(broker: Broker, *queues: str) -> dict[str, int]:
+    return {state.queue: state.ready for state in await broker.queues(queues)}
+
+
+async def test_a_broker_with_a_full_queue_is_not_left_for_another() -> None:
+    """Its owner set the limit; and all groups are published, whatever became of the one before."""
+    first, second = Full("first"), Full("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    batch = [
+        Outgoing("full", b"0"),
+        Outgoing("q", b"1"),
+        Outgoing("full", b"2", prefer="second"),
+        Outgoing("q", b"3", prefer="second"),
+    ]
+    with pytest.raises(NotTaken, match="first has no room; second has no room") as caught:
+        await both.publish(batch)
+    assert caught.value.vias == [None, "first", None, "second"]
+    assert troubles(both) == {"first": None, "second": None}
+    assert [await depths(one, "q", "full") for one in (first, second)] == [{"q": 1}, {"q": 1}]
+    with pytest.raises(NotTaken) as caught:
+        await both.publish(batch[:2])
+    assert caught.value.vias == [None, "first"]
+    with pytest.raises(NotTaken, match="second has no room"):
+        await both.redrive("full")
+    assert troubles(both) == {"first": None, "second": None}
+    await both.close()
+
+
+DOWN = [Outgoing("q", b"0"), Outgoing("down", b"1"), Outgoing("q", b"2"), Outgoing("down", b"3")]
+
+
+async def test_what_is_for_a_queue_that_is_down_goes_to_the_next_and_the_rest_stays() -> None:
+    first, second = Full("first"), Named("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    assert await both.publish(DOWN) == ["first", "second", "first", "second"]
+    assert troubles(both) == {"first": None, "second": None}
+    assert await depths(first, "q", "down") == {"q": 2}
+    assert await depths(second, "q", "down") == {"down": 2}
+    with pytest.raises(NotTaken) as caught:
+        await both.publish([*DOWN, Outgoing("full", b"4")])
+    assert caught.value.vias == ["first", "second", "first", "second", None]
+    await both.close()
+
+
+class Stuck(Full):
+    """It says of itself that `down` is."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.asked: list[str] = []
+
+    def links(self) -> Sequence[Link]:
+        return [Link(self.name, self.away, stuck=(("down", "no majority"),))]
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        self.asked += [message.queue for message in messages]
+        return await super().publish(messages)
+
+
+async def test_a_queue_that_is_known_to_be_down_is_asked_last() -> None:
+    first, second = Stuck("first"), Named("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    letter = Outgoing("down", b"4", reason="r")  # which goes to another queue
+    with pytest.raises(NotTaken) as caught:
+        await both.publish([*DOWN, letter, Outgoing("full", b"5")])
+    assert caught.value.vias == ["first", "second", "first", "second", "second", None]
+    assert first.asked == ["q", "q", "down", "full"]
+    await second.leave()
+    for _ in range(2):  # the other breaks in the attempt, and is out then
+        first.asked.clear()
+        with pytest.raises(NotTaken) as caught:
+            await both.publish(DOWN[1:])
+        assert caught.value.vias == [None, "first", None]
+        assert caught.value.down == {0, 2}
+        assert first.asked == ["q", "down", "down"]
+    with pytest.raises(NotTaken):
+        await both.publish([DOWN[1]])
+    await both.close()
+
+
+async def test_it_says_why_when_a_queue_is_down_at_one_and_the_others_are_lost() -> None:
+    first, second = Stuck("first"), Named("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    await first.leave()
+    await second.leave()
+    with pytest.raises(BrokerUnavailable, match="pulled out"):
+        await both.publish([Outgoing("down", b"1")])
+    await both.close()
+
+
+async def test_of_two_groups_what_the_first_took_is_told_though_none_takes_the_second() -> None:
+    class OnlyOnce(Named):
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+            vias = await super().publish(messages)
+            await self.leave()
+            return vias
+
+    both = FailoverBroker([OnlyOnce("first")])
+    await both.start()
+    with pytest.raises(NotTaken, match="pulled out") as caught:
+        await both.publish([Outgoing("q", b"1"), Outgoing("q", b"2", prefer="second")])
+    assert caught.value.vias == ["first", None]
+    await both.close()
+
+
+class Never(Named):
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        raise BrokerError("never")
+
+
+class Picky(Named):
+    """Takes all but what is too large, and says that there was such a one."""
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        small = [message for message in messages if len(message.body) < 10]
+        await super().publish(small)
+        if len(small) < len(messages):
+            raise BrokerError("too large")
+        return [self.name] * len(messages)
+
+
+async def test_beside_one_that_the_next_broker_will_never_take_the_others_are_known_to_be_taken() -> None:
+    """Or they would be sent again and again."""
+    first, second = Full("first"), Picky("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    with pytest.raises(NotTaken, match="first has no room; too large") as caught:
+        await both.publish([*DOWN, Outgoing("down", bytes(10))])
+    assert caught.value.vias == ["first", "second", "first", "second", None]
+    assert caught.value.down == {4}
+    await both.close()
+
+
+@pytest.mark.parametrize("next_one", [Full, Never, None], ids=["is down there too", "is refused there", "none works"])
+async def test_what_is_known_to_be_taken_is_told_though_no_broker_takes_the_rest(next_one: type[Named] | None) -> None:
+    """Or it would be sent again."""
+    first, second = Full("first"), (next_one or Named)("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    if next_one is None:
+        await second.leave()
+    with pytest.raises(NotTaken, match="first has no room") as caught:
+        await both.publish(DOWN)
+    assert caught.value.vias == ["first", None, "first", None]
+    assert caught.value.down == {1, 3}
+    assert await depths(first, "q", "down") == {"q": 2}
+    await both.close()
+
+
+async def test_an_answer_goes_back_by_the_broker_that_brought_its_command(two: Two) -> None:
+    both, first, second = two
+    consumer = await both.consume("commands", prefetch=5)
+    await second.publish([Outgoing("commands", b"do it")])
+    [command] = await consumer.take(5)
+    assert command.via == "second"
+    await both.publish([Outgoing("answers", b"done", prefer=command.via), Outgoing("answers", b"unasked")])
+    assert [state.ready for state in await second.queues(["answers"])] == [1]
+    assert [state.ready for state in await first.queues(["answers"])] == [1]
+    await second.leave()
+    await both.publish([Outgoing("answers", b"done again", prefer="second")])
+    assert [state.ready for state in await first.queues(["answers"])] == [2]
+
+
+async def test_starting_at_once_from_many_sides_leaves_nothing_behind_after_the_close(two: Two) -> None:
+    both, first, _ = two
+    await both.close()
+    await asyncio.gather(*(both.start() for _ in range(5)))
+    await both.close()
+    started = first.starts
+    await asyncio.sleep(0.2)  # ten times the pause of a probe: one that was left behind would show
+    assert first.starts == started
+    assert all(link.trouble for link in both.links())
+
+
+async def test_what_waits_for_room_keeps_its_lease() -> None:
+    first, second = Named("first", lease=0.3), Named("second", lease=0.3)
+    both = FailoverBroker([first, second])
+    await both.start()
+    consumer = await both.consume("q", prefetch=1)
+    await asyncio.gather(first.publish([Outgoing("q", b"a")]), second.publish([Outgoing("q", b"b")]))
+    [held] = await consumer.take(1)
+    await until(lambda: len(consumer._out) == 2, saying="both to be here")
+    for _ in range(8):
+        await asyncio.sleep(0.1)  # the passing of the lease
+        await consumer.extend([held])
+    states = [*await first.queues(["q"]), *await second.queues(["q"])]
+    assert [(state.ready, state.unacked) for state in states] == [(0, 1), (0, 1)]
+    await both.close()
+
+
+async def test_a_check_is_content_with_one_and_does_not_wait_for_a_frozen_one(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, first, _ = two
+    monkeypatch.setattr("oraculo.brokers.failover.broker.CHECK_PATIENCE", 0.05)
+    monkeypatch.setattr(first, "check", asyncio.Event().wait)
+    async with asyncio.timeout(2):
+        assert "memory" in await both.check()
