@@ -1,0 +1,338 @@
+"""RabbitMQ: queues that are full, and queues that say nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import cast
+
+import pytest
+
+from oraculo.brokers.rabbitmq import RabbitMQBroker
+from oraculo.brokers.rabbitmq.broker import RabbitMQConsumer
+from oraculo.brokers.rabbitmq.connection import BLOCKED
+from oraculo.brokers.rabbitmq.wire import Parcel
+from oraculo.core.naming import dlq_of
+from oraculo.errors import BrokerUnavailable
+from oraculo.ports.broker import NotTaken, Outgoing
+from tests.brokers import rabbitmq_stage as stage
+from tests.brokers.rabbitmq_stage import (
+    bodies,
+    eventually,
+    forget,
+    fresh_name,
+    letters,
+    messages,
+    plain_channel,
+    published,
+    running,
+    state,
+    take,
+    trouble,
+)
+from tests.servers.fleet import Fleet
+from tests.servers.rabbitmq import RabbitMQ
+from tests.waiting import until
+
+url, queue, broker, nothing_goes_unheard = stage.url, stage.queue, stage.broker, stage.nothing_goes_unheard  # fixtures
+
+
+class TestFull:
+    @pytest.mark.parametrize("other", ["is there", "must be made"])
+    async def test_what_a_full_queue_does_not_take_is_told_and_the_others_go(
+        self, broker: RabbitMQBroker, url: str, queue: str, other: str
+    ) -> None:
+        """Also when one of the others comes back, because its queue vanished, and is published again."""
+        elsewhere = fresh_name()
+        await broker.declare([elsewhere])
+        with plain_channel(url) as channel:
+            arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
+            channel.queue_declare(queue, durable=True, arguments=arguments)
+            if other == "must be made":
+                channel.queue_delete(elsewhere)
+        batch = [one for both in zip(messages(queue, 4), messages(elsewhere, 4), strict=True) for one in both]
+        with pytest.raises(NotTaken, match=f"did not take 2 of 8 messages, for {queue}: is it full") as caught:
+            await broker.publish(batch)
+        assert caught.value.vias == ["rabbitmq"] * 4 + [None, "rabbitmq", None, "rabbitmq"]
+        assert not caught.value.down
+        assert trouble(broker) == ""  # it works
+        assert ((await state(broker, queue)).ready, (await state(broker, elsewhere)).ready) == (2, 4)
+        assert bodies(await take(await broker.consume(queue, prefetch=2), 2)) == [b"0", b"1"]
+        forget(url, [elsewhere])
+
+    async def test_a_channel_that_was_refused_finishes_what_it_has_and_is_not_used_again(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        """In a cluster it may be the channel that is refused, by a queue that would take what comes by another."""
+        elsewhere = fresh_name()
+        await broker.declare([elsewhere])
+        with plain_channel(url) as channel:
+            channel.queue_declare(queue, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        await broker.publish(messages(queue, 1))
+        refused = broker._publisher._session
+        assert refused is not None
+        batches = [messages(elsewhere, 500) for _ in range(20)]
+        outcome, *others = await asyncio.gather(
+            broker.publish(messages(queue, 1)), *map(broker.publish, batches), return_exceptions=True
+        )
+        assert isinstance(outcome, NotTaken)
+        assert others == [[broker.name] * 500] * 20
+        assert broker._publisher._session is not refused
+        await broker.publish(messages(elsewhere, 1))
+        await until(lambda: not refused.channel.is_open, saying="the old channel to close")
+        assert (await state(broker, elsewhere)).ready == 20 * 500 + 1
+        forget(url, [elsewhere])
+
+    async def test_a_quarantine_that_is_full_keeps_the_message_where_it_was(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        with plain_channel(url) as channel:
+            arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+            channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
+            channel.basic_publish("", dlq_of(queue), b"the one that it has room for")
+        await broker.publish(messages(queue, 1))
+        consumer = await broker.consume(queue, prefetch=1)
+        (held,) = await take(consumer, 1)
+        with pytest.raises(BrokerUnavailable, match="did not take 1 of 1"):
+            await consumer.dead_letter(held, "broken")
+        (again,) = await take(consumer, 1)
+        assert again.body == held.body
+
+    @pytest.mark.parametrize("owner", ["ours", "the user's"])
+    async def test_what_a_full_quarantine_has_no_room_for_waits_uncounted_and_keeps_its_reason(
+        self, broker: RabbitMQBroker, url: str, queue: str, owner: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A queue that has a limit and no dead letters would drop it."""
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.broker.FAILED_MOVE_PAUSE", 0.01)
+        with plain_channel(url) as channel:
+            arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+            channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
+            channel.basic_publish("", dlq_of(queue), b"the one that it has room for")
+            if owner == "the user's":
+                limited = {"x-queue-type": "quorum", "x-delivery-limit": 1}
+                channel.queue_declare(queue, durable=True, arguments=limited)
+            await broker.publish(messages(queue, 5))
+            consumer = await broker.consume(queue, prefetch=2)
+            tries = _count_publishes(consumer, monkeypatch)
+            bad, good = await take(consumer, 2)
+            await consumer.dead_letter(bad, "broken")
+            await consumer.ack([good])
+            for number in range(2, 5):
+                (good,) = await take(consumer, 1)
+                assert (good.body, good.redeliveries) == (b"%d" % number, 0)
+                await consumer.ack([good])
+            await until(lambda: len(tries) > 4, saying="several tries")
+            channel.queue_purge(dlq_of(queue))
+        (letter,) = await letters(broker, queue, 1)
+        assert (letter.body, letter.reason, letter.redeliveries) == (b"0", "broken", 0)
+        await eventually(lambda: state(broker, queue), lambda now: now.ready + now.unacked == 0)
+
+    async def test_a_redrive_into_a_full_queue_moves_what_it_takes(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        await broker.publish([Outgoing(queue, b"%d" % number, reason="r") for number in range(5)])
+        with plain_channel(url) as channel:
+            channel.queue_delete(queue)
+            arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
+            channel.queue_declare(queue, durable=True, arguments=arguments)
+        for _ in range(2):
+            with pytest.raises(NotTaken, match=f"did not take . of . messages, for {queue}"):
+                await broker.redrive(queue)
+        assert trouble(broker) == ""
+        assert bodies(await letters(broker, queue, 3)) == [b"2", b"3", b"4"]
+        consumer = await broker.consume(queue, prefetch=2)
+        taken = await take(consumer, 2)
+        assert bodies(taken) == [b"0", b"1"]  # once, though it was tried twice
+        await consumer.ack(taken)
+
+    @pytest.mark.parametrize("limit", [{"x-max-length-bytes": 10}, {"x-max-length": 0}], ids=["bytes", "messages"])
+    async def test_a_queue_that_refuses_while_it_is_empty_holds_up_no_other(
+        self, broker: RabbitMQBroker, url: str, queue: str, limit: dict[str, int]
+    ) -> None:
+        elsewhere = fresh_name()
+        with plain_channel(url) as channel:
+            channel.queue_declare(queue, durable=True, arguments=limit | {"x-overflow": "reject-publish"})
+        large = Outgoing(queue, bytes(100))
+        for _ in range(2):
+            with pytest.raises(NotTaken, match=f"did not take 2 of 5 messages, for {queue}") as caught:
+                await broker.publish([large, *messages(elsewhere, 3), large])
+            assert caught.value.vias == [None, "rabbitmq", "rabbitmq", "rabbitmq", None]
+            assert caught.value.down == {0, 4}  # as far as one can see
+        assert trouble(broker) == ""
+        assert [name for name, _ in broker.links()[0].stuck] == [queue]
+        await broker.check()
+        assert (await state(broker, elsewhere)).ready == 6
+        forget(url, [elsewhere])
+
+    async def test_a_queue_that_is_down_is_not_taken_for_a_full_one(self, fleet: Fleet) -> None:
+        """A fresh channel gets a nack for it at once: then another broker may serve. When no other queue works the
+        server is of no use, whatever it answers."""
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        queue, other = fresh_name(), fresh_name()
+        async with running(server.url) as before:
+            await before.publish(messages(queue, 3))
+        await _turn(server, queue, "stop")
+        async with running(server.url, proof_within=0) as broker:
+            with pytest.raises(NotTaken, match=f"for {queue}") as caught:
+                await broker.publish(messages(queue, 2))
+            assert caught.value.vias == [None, None]
+            assert caught.value.down == {0, 1}
+            assert queue in trouble(broker)
+            with pytest.raises(BrokerUnavailable, match=queue):
+                await broker.check()
+            await broker.publish(messages(other, 1))
+            await broker.check()
+            assert trouble(broker) == ""
+        await _turn(server, queue, "restart")
+
+    async def test_a_server_whose_queues_are_heard_is_of_use_though_one_is_down(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        heard = fresh_name()
+        async with running(url, proof_within=0) as other:
+            consumer = await other.consume(heard, prefetch=1)
+            with plain_channel(url) as channel:
+                channel.queue_declare(
+                    queue, durable=True, arguments={"x-max-length": 0, "x-overflow": "reject-publish"}
+                )
+            with pytest.raises(NotTaken):
+                await other.publish(messages(queue, 1))
+            with pytest.raises(BrokerUnavailable, match=queue):
+                await other.check()
+            await broker.publish(messages(heard, 1))
+            await consumer.ack(await take(consumer, 1))
+            await other.check()
+        forget(url, [heard])
+
+    async def test_a_queue_that_says_nothing_holds_up_no_other(self, fleet: Fleet) -> None:
+        """A channel that published to it before gets no answer at all once it is down."""
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        queue, other = fresh_name(), fresh_name()
+        async with running(server.url, publish_timeout=1.0) as broker:
+            await broker.publish([*messages(queue, 1), *messages(other, 1)])
+            await _turn(server, queue, "stop")
+            connection, session = broker._publishing.raw, broker._publisher._session
+            outcome, beside = await asyncio.gather(
+                broker.publish([*messages(queue, 2), *messages(other, 2)]),
+                broker.publish(messages(other, 500)),
+                return_exceptions=True,
+            )
+            assert isinstance(outcome, NotTaken)
+            assert outcome.vias == [None, None, "rabbitmq", "rabbitmq"]
+            assert outcome.down == {0, 1}
+            assert beside == ["rabbitmq"] * 500
+            assert broker._publishing.raw is connection  # and nobody else's consumers or publishes were lost
+            assert session is not None
+            assert not session.channel.is_open
+            assert [name for name, _ in broker.links()[0].stuck] == [queue]
+            assert trouble(broker) == ""
+            assert (await state(broker, other)).ready == 1 + 2 + 500
+        await _turn(server, queue, "restart")
+
+    @pytest.mark.parametrize("is_known", [True, False], ids=["to a channel that knew it", "to any"])
+    async def test_a_queue_that_says_nothing_is_sent_no_more_until_it_has(self, fleet: Fleet, is_known: bool) -> None:
+        """It would have a copy of each try when it works again; and each would keep a channel on the server."""
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        queue, other = fresh_name(), fresh_name()
+        async with running(server.url) as founder:
+            await founder.declare([queue, other])
+        async with running(server.url, publish_timeout=0.5) as broker:
+            if is_known:
+                await broker.publish(messages(queue, 1))
+            async with _suspended(server, queue):
+                for _ in range(10):
+                    with pytest.raises(NotTaken) as caught:
+                        await broker.publish([*messages(other, 1), *messages(queue, 1)])
+                    assert caught.value.vias == ["rabbitmq", None]
+                    assert caught.value.down == {1}
+                await broker.check()
+                open_now = [session for session in broker._publisher._sessions if session.channel.is_open]
+                assert len(open_now) <= 2
+            await published(broker, messages(queue, 1))
+            assert (await state(broker, queue)).ready <= is_known + 2 + 1  # two tries, and the last
+            assert (await state(broker, other)).ready <= 10 + 1
+            assert broker.links()[0].stuck == ()
+
+    async def test_a_publish_that_is_cancelled_keeps_no_channel(self, fleet: Fleet) -> None:
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        queue = fresh_name()
+        async with running(server.url) as broker:
+            await broker.publish(messages(queue, 1))
+            async with _suspended(server, queue):
+                broker._stuck.note([queue], "as if it were known")
+                for _ in range(5):
+                    publishing = asyncio.create_task(broker.publish(messages(queue, 1)))
+                    assert not (await asyncio.wait([publishing], timeout=0.2))[0]
+                    publishing.cancel()
+                    await asyncio.gather(publishing, return_exceptions=True)
+                open_now = [session for session in broker._publisher._sessions if session.channel.is_open]
+                assert len(open_now) <= 1
+
+    async def test_a_server_that_blocks_publishers_says_so_for_a_queue_in_doubt_too(self, fleet: Fleet) -> None:
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        queue = fresh_name()
+        async with running(server.url, publish_timeout=1.0) as broker:
+            await broker.publish(messages(queue, 1))
+            broker._stuck.note([queue], "as if it were known")
+            await asyncio.to_thread(server.control, "set_vm_memory_high_watermark", "0.0000001")
+            try:
+                async with asyncio.timeout(20):
+                    while trouble(broker) != BLOCKED:
+                        with suppress(BrokerUnavailable):
+                            await broker.publish(messages(queue, 1))
+                        await asyncio.sleep(0.05)
+                connection = broker._publishing.raw
+                for _ in range(3):
+                    with pytest.raises(BrokerUnavailable, match=BLOCKED):
+                        await broker.publish(messages(queue, 1))
+                assert broker._publishing.raw is connection
+            finally:
+                await asyncio.to_thread(server.control, "set_vm_memory_high_watermark", "0.4")
+            await published(broker, messages(queue, 1))
+
+    async def test_a_queue_that_is_down_is_told_of_until_it_works_though_the_server_answers(self, fleet: Fleet) -> None:
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        queue, other = fresh_name(), fresh_name()
+        async with running(server.url) as before:
+            await before.publish(messages(queue, 1))
+        await _turn(server, queue, "stop")
+        async with running(server.url) as broker:
+            with pytest.raises(NotTaken):
+                await broker.publish(messages(queue, 1))
+            await broker.publish(messages(other, 1))
+            await broker.check()
+            assert [name for name, _ in broker.links()[0].stuck] == [queue]
+            assert trouble(broker) == ""  # the others work
+            await _turn(server, queue, "restart")
+            await published(broker, messages(queue, 1))
+            assert broker.links()[0].stuck == ()
+            forget(server.url, [queue, other])
+
+
+def _count_publishes(consumer: RabbitMQConsumer, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Parcel]]:
+    publish, calls = consumer._publish, list[Sequence[Parcel]]()
+
+    async def counted(parcels: Sequence[Parcel]) -> None:
+        calls.append(parcels)
+        await publish(parcels)
+
+    monkeypatch.setattr(consumer, "_publish", counted)
+    return calls
+
+
+@asynccontextmanager
+async def _suspended(server: RabbitMQ, queue: str) -> AsyncIterator[None]:
+    """Its one member hears nothing, as if it had no majority."""
+    name = f'rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)'
+    found = f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), {{N, _}} = amqqueue:get_pid(Q)"
+    await asyncio.to_thread(server.control, "eval", f"{found}, sys:suspend(N).")
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.control, "eval", f"{found}, sys:resume(N).")
+
+
+async def _turn(server: RabbitMQ, queue: str, verb: str) -> None:
+    """Stops or restarts the one member of a quorum queue."""
+    name = f'rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)'
+    found = f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), {{N, _}} = amqqueue:get_pid(Q)"
+    await asyncio.to_thread(server.control, "eval", f"{found}, ra:{verb}_server(quorum_queues, {{N, node()}}).")
