@@ -12,8 +12,8 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from oraculo.core.diagram import state_machine_page
-from oraculo.core.machine import RUN_TRANSITIONS, TASK_TRANSITIONS
 from oraculo.core.message import decode_message
+from oraculo.core.transitions import RUN_TRANSITIONS, TASK_TRANSITIONS
 from oraculo.errors import InvalidMessage
 
 ROOT = Path(__file__).resolve().parent.parent

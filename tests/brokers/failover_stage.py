@@ -9,8 +9,8 @@ import pytest
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Broker, Link, Outgoing
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker, Delivery, Link, Outgoing
 from oraculo.ports.clock import SystemClock
 
 
@@ -65,6 +65,50 @@ class Named(MemoryBroker):
 
     def come_back(self) -> None:
         self.away = None
+
+
+class Refusing(Named):
+    """Says no to whatever is about these queues, while it can be reached."""
+
+    refused: frozenset[str] = frozenset()
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        self._refuse(*(message.queue for message in messages))
+        return await super().publish(messages)
+
+    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+        self._refuse(queue)
+        return await super().consume(queue, prefetch=prefetch)
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        self._refuse(*queues)
+        await super().declare(queues)
+
+    def _refuse(self, *queues: str) -> None:
+        if self.refused & set(queues):
+            raise BrokerError("not allowed")
+
+
+class Unreadable(Named):
+    """Whoever subscribes may do so, and not read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.forbidden: str | None = "not permitted"
+        self.refusals = 0
+
+    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+        consumer = await super().consume(queue, prefetch=prefetch)
+        take = consumer.take
+
+        async def take_if_permitted(limit: int) -> Sequence[Delivery]:
+            if self.forbidden is not None:
+                self.refusals += 1
+                raise BrokerError(self.forbidden)
+            return await take(limit)
+
+        consumer.take = take_if_permitted
+        return consumer
 
 
 @pytest.fixture(autouse=True)

@@ -8,34 +8,12 @@ from structlog.testing import capture_logs
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Delivery, Link, NotTaken, Outgoing
+from oraculo.ports.broker import Broker, Link, NotTaken, Outgoing
 from tests.brokers import failover_stage as stage
-from tests.brokers.failover_stage import Named, Two, troubles
+from tests.brokers.failover_stage import Named, Refusing, Two, Unreadable, troubles
 from tests.waiting import until
 
 impatient, two = stage.impatient, stage.two  # fixtures
-
-
-class Refusing(Named):
-    """Says no to whatever is about these queues, while it can be reached."""
-
-    refused: frozenset[str] = frozenset()
-
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        self._refuse(*(message.queue for message in messages))
-        return await super().publish(messages)
-
-    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
-        self._refuse(queue)
-        return await super().consume(queue, prefetch=prefetch)
-
-    async def declare(self, queues: Sequence[str]) -> None:
-        self._refuse(*queues)
-        await super().declare(queues)
-
-    def _refuse(self, *queues: str) -> None:
-        if self.refused & set(queues):
-            raise BrokerError("not allowed")
 
 
 @pytest.fixture
@@ -63,28 +41,6 @@ async def test_one_that_refuses_a_queue_does_not_keep_the_others_and_is_told_as_
     async with asyncio.timeout(10):
         assert [delivery.body for delivery in await consumer.take(5)] == [b"over the first"]
     assert [state.consumers for state in await second.queues(["q"])] == [1]
-
-
-class Unreadable(Named):
-    """Whoever subscribes may do so, and not read."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.forbidden: str | None = "not permitted"
-        self.refusals = 0
-
-    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
-        consumer = await super().consume(queue, prefetch=prefetch)
-        take = consumer.take
-
-        async def take_if_permitted(limit: int) -> Sequence[Delivery]:
-            if self.forbidden is not None:
-                self.refusals += 1
-                raise BrokerError(self.forbidden)
-            return await take(limit)
-
-        consumer.take = take_if_permitted
-        return consumer
 
 
 async def test_one_that_cannot_be_read_is_told_with_the_reason_and_asked_last_until_it_can() -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from oraculo.core import diagram
-from oraculo.core.machine import Trigger
 from oraculo.core.run import TaskStatus
+from oraculo.core.transitions import Trigger
 
 
 def test_two_ways_from_one_status_to_another_share_an_arrow(monkeypatch: pytest.MonkeyPatch) -> None:

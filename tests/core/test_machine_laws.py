@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oraculo.core import machine
+from oraculo.core import machine, transitions
 from oraculo.core.aggregate import aggregate
 from oraculo.core.events import (
     Answered,
@@ -25,9 +25,10 @@ from oraculo.core.events import (
     Sent,
     TaskDue,
 )
-from oraculo.core.machine import RUN_TRANSITIONS, TASK_TRANSITIONS, RunTrigger, Trigger, Verdict
+from oraculo.core.machine import Verdict
 from oraculo.core.pipeline import Kind
 from oraculo.core.run import OPEN, Cause, Run, RunStatus, TaskStatus
+from oraculo.core.transitions import RUN_TRANSITIONS, TASK_TRANSITIONS, RunTrigger, Trigger
 from oraculo.errors import InvariantBroken
 
 from .building import OK, START, Driver, check_laws, copied, fan_out, flow, pipeline, run_of
@@ -65,10 +66,10 @@ def test_a_move_is_as_the_table_says_or_breaks_and_leaves_the_state(status: Task
     after = TASK_TRANSITIONS[status].get(trigger)
     if after is None:
         with pytest.raises(InvariantBroken, match=f"run abc123, task 0: {trigger.name} is not allowed in {status}"):
-            machine._move(run, task, trigger)
+            transitions.move(run, task, trigger)
         assert (task, run.head, run.open_tasks) == (before, head, open_tasks)
     else:
-        machine._move(run, task, trigger)
+        transitions.move(run, task, trigger)
         assert task.status is after
 
 
@@ -81,11 +82,11 @@ def test_a_move_of_a_run_is_as_the_table_says_or_breaks(
     run = fan_out("a").run
     run.head.status = status
     if after in RUN_TRANSITIONS[status].get(trigger, ()):
-        machine._move_run(run, trigger, after)
+        transitions.move_run(run, trigger, after)
         assert run.head.status is after
     else:
         with pytest.raises(InvariantBroken, match=f"{trigger.name} from {status} to {after}"):
-            machine._move_run(run, trigger, after)
+            transitions.move_run(run, trigger, after)
         assert run.head.status is status
 
 

@@ -26,7 +26,7 @@ from oraculo.settings import BrokerSettings, EngineSettings, RunSettings, Settin
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
 from oraculo.worker import App, Worker
-from tests.brokers.test_failover import Named, Refusing, Unreadable
+from tests.brokers.failover_stage import Named, Refusing, Unreadable
 from tests.engine.test_bounds import MoodyStore
 from tests.engine.workers import Journal, answer, recording_app
 from tests.waiting import until

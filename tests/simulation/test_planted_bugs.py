@@ -11,8 +11,9 @@ from oraculo.brokers.failover import offers
 from oraculo.brokers.failover.branch import Branch
 from oraculo.brokers.failover.broker import FailoverBroker
 from oraculo.core import machine
-from oraculo.core.machine import RunTrigger, Verdict
+from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes, Run, Task
+from oraculo.core.transitions import RUN_TRANSITIONS, RunTrigger
 from oraculo.engine import outbox
 from oraculo.engine.inputs import Arrived, Input, Note
 from oraculo.engine.intake import Batch, Decision, Intake
@@ -90,11 +91,7 @@ def delivered_under_two_versions(patch: pytest.MonkeyPatch) -> None:
 
     def answered(run: Run, task: Task, event: Any, now: float, changes: Changes) -> Verdict:
         verdict = real(run, task, event, now, changes)
-        if (
-            not run.is_open
-            and verdict is not Verdict.APPLIED
-            and RunTrigger.AMEND in machine.RUN_TRANSITIONS[run.head.status]
-        ):
+        if not run.is_open and verdict is not Verdict.APPLIED and RunTrigger.AMEND in RUN_TRANSITIONS[run.head.status]:
             machine._set_end(run, RunTrigger.AMEND, now, changes)
         return verdict
 

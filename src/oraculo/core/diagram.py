@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 
-from oraculo.core.machine import RUN_TRANSITIONS, TASK_TRANSITIONS
 from oraculo.core.run import OPEN, RunStatus, TaskStatus
+from oraculo.core.transitions import RUN_TRANSITIONS, TASK_TRANSITIONS
 
 Edge = tuple[StrEnum, StrEnum, StrEnum]  # from, what happened, to
 

@@ -7,7 +7,7 @@ The laws it keeps:
 - The run ends when no task is open, when its quorum is met, when its deadline comes, or when it is cancelled.
 - Only `repetir`, a redrive and an amendment open or change what has ended.
 
-The transitions are the two tables below; `docs/state-machine.md` is drawn from them.
+What may follow what is in `transitions`.
 """
 
 from collections.abc import Callable
@@ -35,69 +35,7 @@ from oraculo.core.events import (
 from oraculo.core.history import Happened
 from oraculo.core.run import Cause, Changes, DeliveryStatus, Run, RunStatus, Task, TaskStatus
 from oraculo.core.timestamps import in_words
-from oraculo.errors import InvariantBroken
-
-
-class Trigger(StrEnum):
-    """What moves a task from one status to another."""
-
-    SEND = "command confirmed by the broker"
-    SUCCEED = "answer: success"
-    RETRY = "answer: failure, attempts left"
-    FAIL = "answer: failure, no attempt left"
-    EXPIRE = "deadline"
-    SKIP = "a dependency did not succeed"
-    CANCEL = "cancelled, or the quorum is met"
-    REOPEN = "repetir or redrive"
-    AMEND = "late answer with onLate: amend"
-
-
-TASK_TRANSITIONS: dict[TaskStatus, dict[Trigger, TaskStatus]] = {
-    TaskStatus.PENDING: {
-        Trigger.SEND: TaskStatus.RUNNING,
-        Trigger.SUCCEED: TaskStatus.SUCCEEDED,
-        Trigger.RETRY: TaskStatus.PENDING,
-        Trigger.FAIL: TaskStatus.FAILED,
-        Trigger.EXPIRE: TaskStatus.TIMED_OUT,
-        Trigger.SKIP: TaskStatus.SKIPPED,
-        Trigger.CANCEL: TaskStatus.CANCELLED,
-    },
-    TaskStatus.RUNNING: {
-        Trigger.SUCCEED: TaskStatus.SUCCEEDED,
-        Trigger.RETRY: TaskStatus.PENDING,
-        Trigger.FAIL: TaskStatus.FAILED,
-        Trigger.EXPIRE: TaskStatus.TIMED_OUT,
-        Trigger.CANCEL: TaskStatus.CANCELLED,
-    },
-    TaskStatus.SUCCEEDED: {},
-    TaskStatus.FAILED: {Trigger.REOPEN: TaskStatus.PENDING},
-    TaskStatus.TIMED_OUT: {Trigger.REOPEN: TaskStatus.PENDING, Trigger.AMEND: TaskStatus.SUCCEEDED},
-    TaskStatus.SKIPPED: {Trigger.REOPEN: TaskStatus.PENDING},
-    TaskStatus.CANCELLED: {Trigger.REOPEN: TaskStatus.PENDING, Trigger.AMEND: TaskStatus.SUCCEEDED},
-}
-
-
-class RunTrigger(StrEnum):
-    """What moves a run from one status to another."""
-
-    END = "no task open, quorum met, deadline or cancel"
-    REOPEN = "repetir or redrive"
-    AMEND = "late answer with onLate: amend"
-
-
-_ENDED = tuple(status for status in RunStatus if status is not RunStatus.RUNNING)
-RUN_TRANSITIONS: dict[RunStatus, dict[RunTrigger, tuple[RunStatus, ...]]] = {
-    RunStatus.RUNNING: {RunTrigger.END: _ENDED},
-    RunStatus.SUCCEEDED: {},
-    **{
-        status: {
-            RunTrigger.REOPEN: (RunStatus.RUNNING,),
-            RunTrigger.AMEND: (RunStatus.SUCCEEDED, RunStatus.PARTIAL, RunStatus.FAILED, RunStatus.TIMED_OUT),
-        }
-        for status in (RunStatus.PARTIAL, RunStatus.FAILED, RunStatus.TIMED_OUT)
-    },
-    RunStatus.CANCELLED: {RunTrigger.REOPEN: (RunStatus.RUNNING,)},
-}
+from oraculo.core.transitions import RunTrigger, Trigger, move, move_run
 
 
 class Verdict(StrEnum):
@@ -154,7 +92,7 @@ def _sent(run: Run, event: Sent, now: float, changes: Changes) -> Verdict:
         return Verdict.APPLIED
     task.sent_at = now if event.at is None else event.at
     if task.status is TaskStatus.PENDING:
-        _move(run, task, Trigger.SEND)
+        move(run, task, Trigger.SEND)
     changes.tell(now, Happened.SENT, task.number, task.attempt)
     return Verdict.APPLIED
 
@@ -283,7 +221,7 @@ def _attempt_failed(run: Run, task: Task, event: Answered, now: float, changes: 
 
 
 def _schedule_retry(run: Run, task: Task, now: float, delay: float, changes: Changes) -> None:
-    _move(run, task, Trigger.RETRY)
+    move(run, task, Trigger.RETRY)
     task.unsent = False
     task.due_at = now + delay
     task.percent = task.note = None
@@ -295,7 +233,7 @@ def _schedule_retry(run: Run, task: Task, now: float, delay: float, changes: Cha
 def _amend(run: Run, task: Task, payload: bytes, now: float, changes: Changes) -> None:
     """A late success replaces the timeout. What depended on it stays skipped: its moment has passed."""
     task.result, task.cause, task.reason = payload, None, None
-    _move(run, task, Trigger.AMEND)
+    move(run, task, Trigger.AMEND)
     task.ended_at = now
     changes.touch(task)
     changes.tell(now, Happened.AMENDED, task.number, task.attempt)
@@ -420,13 +358,13 @@ def _may_succeed(task: Task) -> bool:
 def _reopen(run: Run, tasks: list[Task], now: float, changes: Changes) -> None:
     head = run.head
     if not run.is_open:
-        _move_run(run, RunTrigger.REOPEN, RunStatus.RUNNING)
+        move_run(run, RunTrigger.REOPEN, RunStatus.RUNNING)
         changes.tell(now, Happened.RUN_REOPENED)
         head.ended_at, head.cancelled = None, False
         changes.ended, changes.deliver = False, ()
         head.deadline = head.due_at = now + head.timeout
     for task in tasks:
-        _move(run, task, Trigger.REOPEN)
+        move(run, task, Trigger.REOPEN)
         # The attempts go on counting, so that a worker never takes a repeat for a command it has answered.
         task.last_attempt = task.attempt + run.plan.steps[task.number].retry.max_attempts
         task.cause = task.reason = task.deadline = task.due_at = task.ended_at = None
@@ -515,7 +453,7 @@ def _dispatch(run: Run, task: Task, now: float, changes: Changes, *, retry: bool
 def _close(run: Run, task: Task, trigger: Trigger, now: float, changes: Changes) -> None:
     if task.attempt and not task.missing:
         run.expect_no_answer(task.number)
-    _move(run, task, trigger)
+    move(run, task, trigger)
     task.unsent = False
     task.due_at = None
     task.ended_at = now
@@ -555,7 +493,7 @@ def _end_if_over(run: Run, now: float, changes: Changes) -> None:
 
 def _set_end(run: Run, trigger: RunTrigger, now: float, changes: Changes) -> None:
     head = run.head
-    _move_run(run, trigger, end_status(run))
+    move_run(run, trigger, end_status(run))
     if trigger is RunTrigger.END:
         head.ended_at = now
     head.edition += 1
@@ -566,34 +504,6 @@ def _set_end(run: Run, trigger: RunTrigger, now: float, changes: Changes) -> Non
     changes.ended = True
     changes.deliver = range(len(head.deliveries))
     changes.tell(now, Happened.RUN_ENDED, detail=f"{head.status}, versao {head.edition}")
-
-
-_COUNTER = {
-    TaskStatus.SUCCEEDED: "succeeded",
-    TaskStatus.FAILED: "failed",
-    TaskStatus.TIMED_OUT: "timed_out",
-    TaskStatus.SKIPPED: "skipped",
-    TaskStatus.CANCELLED: "task_cancelled",
-}
-
-
-def _move(run: Run, task: Task, trigger: Trigger) -> None:
-    before = task.status
-    after = TASK_TRANSITIONS[before].get(trigger)
-    if after is None:
-        raise InvariantBroken(f"run {run.id}, task {task.number}: {trigger.name} is not allowed in {before}")
-    task.status = after
-    for status, step in ((before, -1), (after, 1)):
-        if counter := _COUNTER.get(status):
-            setattr(run.head, counter, getattr(run.head, counter) + step)
-        else:
-            run.open_tasks += step
-
-
-def _move_run(run: Run, trigger: RunTrigger, status: RunStatus) -> None:
-    if status not in RUN_TRANSITIONS[run.head.status].get(trigger, ()):
-        raise InvariantBroken(f"run {run.id}: {trigger.name} from {run.head.status} to {status} is not allowed")
-    run.head.status = status
 
 
 _HANDLERS: dict[type[Event], Callable[[Run, Any, float, Changes], Verdict]] = {
