@@ -68,7 +68,7 @@ class RabbitMQ(Server):
             "RABBITMQ_PID_FILE": str(self._pid_file),
             "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "enabled_plugins"),
-            # One scheduler: the tests' machine is small, and an idle node that spins takes from what is measured.
+            # No busy waiting: an idle node that spins takes from what is measured.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none",
         }  # fmt: skip
 
