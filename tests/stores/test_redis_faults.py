@@ -38,6 +38,7 @@ from oraculo.testing.store_runs import (
 )
 from tests.servers.process import Server, free_port
 from tests.servers.proxy import Proxy
+from tests.servers.valkey import Valkey
 from tests.stores import redis_stage as stage
 from tests.stores.redis_stage import PROMPTLY, assert_indexes_agree, opened, refused_promptly
 from tests.waiting import until
@@ -179,8 +180,31 @@ async def test_a_connection_that_the_server_ends(breakable: Server) -> None:
             await assert_stored(runs, run)  # a read is repeated
             plain.client_kill_filter(_type="normal", skipme=True)
         await until(lambda: runs._server._link._connection.trouble)
-        await change(runs, changed(run, Sent(0, 1)))
-        await assert_stored(runs, run)
+        await create(runs, other := make_run("b"))
+        await change(runs, changed(other, Sent(0, 1)))
+        await assert_stored(runs, other)
+
+
+async def test_a_copy_from_before_a_server_lost_commits_overwrites_nothing_that_came_after() -> None:
+    """Both engines have a third version of the run, and they are not the same."""
+    with Valkey(durable=False) as server:
+        async with opened(server.url) as first, opened(server.url) as second:
+            await create(first, run := make_run("a"))
+            with redis.Redis.from_url(server.url) as plain:
+                plain.save()
+            await change(first, changed(run, Sent(0, 1)))  # which the server loses
+            server.kill()
+            server.start()
+            await second.check()
+            after = revived(await load(second, "a"))
+            await change(second, changed(after, Answered(1, 1, OK)))
+            assert after.head.version == run.head.version
+            committed = await first.commit([], [changed(run, Sent(2, 1))])
+            assert committed.conflicts == {"a"}
+            await assert_stored(first, after)
+            again = revived(await load(first, "a"))
+            await change(first, changed(again, Sent(2, 1)))
+            await assert_stored(second, again)
 
 
 async def test_an_answer_that_never_comes_leaves_the_fate_of_a_commit_open(breakable: Server) -> None:

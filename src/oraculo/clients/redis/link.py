@@ -62,7 +62,7 @@ class Link:
         `repeatable`: doing it twice does no harm, so that a connection which turns out to be lost is no failure yet.
         Raises that it is unavailable.
         """
-        until = asyncio.get_running_loop().time() + self._answer_timeout
+        until = self._until()
         connection, replies = await self._exchange(commands, until)
         if replies is None and repeatable:
             connection, replies = await self._exchange(commands, until)
@@ -70,19 +70,32 @@ class Link:
             raise self._errors.unavailable(connection.trouble or f"the connection to {self.place} was lost")
         return replies
 
+    async def connected(self) -> None:
+        """Returns when there is a connection. Raises that it is unavailable."""
+        await self._in_time(self._until())
+
+    def _until(self) -> float:
+        return asyncio.get_running_loop().time() + self._answer_timeout
+
     async def _exchange(self, commands: Sequence[Command], until: float) -> tuple[Connection, list[Any] | None]:
         """No replies when the connection broke first."""
-        trouble = f"no answer from {self.place} in {self._answer_timeout:g} s"
-        try:
-            async with asyncio.timeout_at(until):
-                connection = await self._usable()
-        except TimeoutError:
-            raise self._errors.unavailable(trouble) from None
+        connection = await self._in_time(until)
         answer = connection.send(commands)
         if not await connection.answered(answer, until, self._answer_timeout):
-            connection.abort(trouble)
-            raise self._errors.unavailable(trouble)
+            connection.abort(self._silence)
+            raise self._errors.unavailable(self._silence)
         return connection, answer.result()
+
+    @property
+    def _silence(self) -> str:
+        return f"no answer from {self.place} in {self._answer_timeout:g} s"
+
+    async def _in_time(self, until: float) -> Connection:
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._usable()
+        except TimeoutError:
+            raise self._errors.unavailable(self._silence) from None
 
     async def _usable(self) -> Connection:
         try:

@@ -37,6 +37,7 @@ class Server:
         self.layout = layout
         self._link = Link(address, ERRORS, self._prepare, connect_timeout=connect_timeout, answer_timeout=call_timeout)
         self.place = self._link.place
+        self.connections = 0  # so many there were, with the present one
 
     async def open(self) -> None:
         """Raises StoreError for a server that this store cannot be kept in."""
@@ -48,6 +49,12 @@ class Server:
 
     async def close(self) -> None:
         await self._link.close()
+
+    async def connected(self) -> int:
+        """The number of the connection over which the next call goes, unless somebody else has a turn before. Raises
+        StoreUnavailable."""
+        await self._link.connected()
+        return self.connections
 
     async def call(self, commands: Sequence[Command], *, repeatable: bool = True) -> list[Any]:
         """Their replies, ReplyErrors among them. Raises StoreUnavailable."""
@@ -112,6 +119,7 @@ class Server:
     async def _prepare(self, connection: Connection) -> None:
         for reply in await connection.call(self._loading()):
             self.checked(reply)
+        self.connections += 1
 
     def _loading(self) -> list[Command]:
         return [("SCRIPT", "LOAD", script.text) for script in self.layout.scripts.values()]

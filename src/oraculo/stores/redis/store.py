@@ -15,7 +15,7 @@ use the same database.
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from oraculo.clients.address import read_address
@@ -24,6 +24,7 @@ from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
+from oraculo.stores.redis.belief import Belief
 from oraculo.stores.redis.layout import (
     DEFAULT_NAMESPACE,
     SLOT,
@@ -57,6 +58,7 @@ class RedisStore:
         database_of(address)  # a bad one is told now, not at the first connection
         self._layout = Layout(address.parameters.get("namespace", DEFAULT_NAMESPACE), SETTING)
         self._server = Server(address, self._layout, connect_timeout, call_timeout)
+        self._belief = Belief()
         self._is_open = False
         self._writing: set[asyncio.Task[Committed]] = set()
 
@@ -138,22 +140,39 @@ class RedisStore:
         conflicts: set[str] = set()
         errors: list[StoreError] = []
         for some in _together([*births, *updates]):
-            replies = await self._server.run_all([write.command for write in some], repeatable=False)
-            for write, reply in zip(some, replies, strict=True):
+            connection = await self._server.connected()
+            believed = list(self._believed(some, connection, conflicts))
+            replies = await self._server.run_all([write.command for write in believed], repeatable=False)
+            for write, reply in zip(believed, replies, strict=True):
                 if isinstance(reply, ReplyError):
                     errors.append(self._server.error_of(reply))
                 elif isinstance(reply, int):
                     _conclude_update(write, reply, conflicts)
                 else:
                     created.append(_conclude_birth(write, reply))
+            self._believe((write.run_id for write in believed if write.is_written), connection)
         for error in sorted(errors, key=lambda error: not isinstance(error, StoreUnavailable)):
             raise error
         return Committed(created, frozenset(conflicts))
 
+    def _believed(self, writes: Sequence[Write], connection: int, conflicts: set[str]) -> Iterator[Write]:
+        for write in writes:
+            if write.is_birth or self._belief.holds(write.run_id, connection):
+                yield write
+            else:
+                conflicts.add(write.run_id)
+
+    def _believe(self, run_ids: Iterable[str], connection: int) -> None:
+        """They were read or written since that connection was the present one; if it still is, over it."""
+        if self._server.connections == connection:
+            self._belief.note(run_ids, connection)
+
     # -- what the engine reads ----------------------------------------------------------------------------------
 
     async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
+        connection = await self._opened().connected()
         replies = await self._of_each(run_ids, "HGETALL")
+        self._believe(replies, connection)
         return {run_id: snapshot_of(reply) for run_id, reply in replies.items() if reply}
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:

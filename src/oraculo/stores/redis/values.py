@@ -26,16 +26,22 @@ _TASK_HEAD = 5
 class Write:
     """One run's part of a commit: the arguments of its script."""
 
-    __slots__ = ("changes", "command", "run_id", "version")
+    __slots__ = ("changes", "command", "is_written", "run_id", "version")
 
     def __init__(self, changes: Changes, version: int, script: Script, *arguments: Part) -> None:
         self.changes = changes
         self.run_id = changes.run.head.id
         self.version = version
         self.command: Command = ("EVALSHA", script.sha, 0, *arguments)
+        self.is_written = False
+
+    @property
+    def is_birth(self) -> bool:
+        return self.version == 1
 
     def note_version(self) -> None:
         self.changes.run.head.version = self.version
+        self.is_written = True
 
 
 def birth(creation: Creation, script: Script) -> Write:
