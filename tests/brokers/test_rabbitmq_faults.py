@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.connection import BLOCKED
 from oraculo.brokers.rabbitmq.wire import Parcel
@@ -271,7 +272,10 @@ class TestPolicies:
             monkeypatch.setattr(broker._quarantine, "_publish", noting)
             for _ in range(2):
                 assert await broker.dead_letters(queue, limit=10) == first
-            assert anew == [[b"0", b"1"], [b"2", b"3"], [b"4", b"5"], [b"6", b"7"]]
+            if warning_of_age(broker._working.version, (4, 3)):  # since then looking counts for nothing
+                assert anew == [[b"0", b"1"], [b"2", b"3"], [b"4", b"5"], [b"6", b"7"]]
+            else:
+                assert anew == []
 
     async def test_letters_that_cannot_be_published_anew_can_be_looked_at(
         self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch

@@ -80,7 +80,7 @@ def test_the_systems_behind_the_bridges_are_reached(fleet: Fleet) -> None:
     _, checks = doctor(ORACULO_CELERY_BROKER_URL=fleet.url("rabbitmq"), ORACULO_BULLMQ_URL=fleet.url("redis"))
     assert {checks[name]["estado"] for name in ("celery", "bullmq")} == {"ok"}
     assert checks["celery"]["detalhe"].startswith("can be reached at amqp://guest:**@127.0.0.1")
-    assert checks["bullmq"]["detalhe"].startswith("Valkey ")
+    assert checks["bullmq"]["detalhe"].startswith(("Valkey ", "Redis "))
 
 
 @pytest.mark.parametrize(

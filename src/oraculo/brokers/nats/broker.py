@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from oraculo.brokers.address import Address, no_node, read_address
+from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.nats.births import Births
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.consumer import FAREWELL, Letter, NatsConsumer, Terms, give_back
@@ -43,6 +44,7 @@ from oraculo.ports.broker import Capabilities, DeadLetter, Link, NotTaken, Outgo
 from oraculo.ports.clock import Clock, SystemClock
 
 DEFAULT_PORT = 4222
+OLDEST = (2, 10)
 MADE_TOGETHER = 32  # queues
 MOST_ORPHANS = 100_000  # about as many deliveries are given back after a break; more wait for the end of their lease
 _CLOSED = "the NATS broker is closed: call start() first"
@@ -123,7 +125,8 @@ class NatsBroker:
     async def check(self) -> str:
         async with self._calling(self._publish_timeout) as connection:
             await connection.ask("INFO")
-            return f"NATS {connection.version} at {connection.address.place}"
+            version = connection.version
+            return f"NATS {version} at {connection.address.place}{warning_of_age(version, OLDEST)}"
 
     async def close(self) -> None:
         self._started = False

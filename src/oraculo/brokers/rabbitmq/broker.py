@@ -26,6 +26,7 @@ from pika import BasicProperties
 from pika.exceptions import AMQPError
 
 from oraculo.brokers.address import read_address
+from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.rabbitmq.connection import BLOCKED, CLOSED, Channel, Connection, Refused, unused
 from oraculo.brokers.rabbitmq.letters import (
     NO_REASON,
@@ -48,6 +49,7 @@ from oraculo.ports.broker import Capabilities, DeadLetter, Delivery, Link, NotTa
 from oraculo.ports.clock import Clock, SystemClock
 
 PORT = 5672
+OLDEST = (3, 10)
 TLS_PORT = 5671
 HIGHEST_PRIORITY = 9
 MOST_PREFETCH = 65_535  # what AMQP can say
@@ -471,7 +473,8 @@ class RabbitMQBroker:
             await _all(self._queues.ping(), self._publisher.ping())
             if why := self._stuck.all_of_them():
                 raise BrokerUnavailable(why)
-        return f"RabbitMQ {self._working.version} at {self._working.place}"
+        version = self._working.version
+        return f"RabbitMQ {version} at {self._working.place}{warning_of_age(version, OLDEST)}"
 
     async def close(self) -> None:
         self._is_started = False

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from oraculo.brokers.address import read_address
+from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.redis_streams.consumer import SETTLED_TOGETHER, Holder, Orphans, RedisConsumer, Terms
 from oraculo.brokers.redis_streams.layout import (
     dlq_name,
@@ -53,6 +54,7 @@ from oraculo.ports.broker import Capabilities, DeadLetter, Link, NotTaken, Outgo
 from oraculo.ports.clock import Clock, SystemClock
 
 PORT = 6379
+OLDEST = (6, 2)
 HEARD_WITHIN = 10.0  # seconds in which a consumer that holds nothing shows itself, or is not counted
 FORGOTTEN_AFTER = 10  # leases without a sign, after which the name of a consumer that holds nothing is deleted
 COUNTED_TOGETHER = 200  # queues that are asked for in one go
@@ -375,7 +377,7 @@ def _reason_not_to_write(about: dict[bytes, bytes]) -> str | None:
 
 
 def _warnings(about: dict[bytes, bytes]) -> str:
-    """What is configured so that messages can be lost."""
+    """What is too old, or configured so that messages can be lost."""
     told = []
     if not about:
         told.append(
@@ -386,7 +388,8 @@ def _warnings(about: dict[bytes, bytes]) -> str:
     policy = about.get(b"maxmemory_policy", b"").decode()
     if about.get(b"maxmemory", b"0") != b"0" and policy.startswith("allkeys"):
         told.append(f"its maxmemory-policy is {policy}: it may evict queues")
-    return "".join(f"; {each}" for each in told)
+    age = warning_of_age(about.get(b"redis_version", b"").decode(), OLDEST)
+    return age + "".join(f"; {each}" for each in told)
 
 
 def _concerning_all(replies: Sequence[Any]) -> list[ReplyError]:

@@ -4,31 +4,44 @@
 
 local hash, zset, list, text = '@proof:hash', '@proof:zset', '@proof:list', '@proof:text'
 
-redis.call('HSET', hash, 'a', '1')
-redis.call('HGET', hash, 'a')
-redis.call('HMGET', hash, 'a')
-redis.call('HGETALL', hash)
-redis.call('HLEN', hash)
-redis.call('HVALS', hash)
-redis.call('HDEL', hash, 'a')
+local commands = {
+    {'HSET', hash, 'a', '1'},
+    {'HGET', hash, 'a'},
+    {'HMGET', hash, 'a'},
+    {'HGETALL', hash},
+    {'HLEN', hash},
+    {'HVALS', hash},
+    {'HDEL', hash, 'a'},
 
-redis.call('ZADD', zset, 1, 'a')
-redis.call('ZSCORE', zset, 'a')
-redis.call('ZCARD', zset)
-redis.call('ZCOUNT', zset, 1, 1)
-redis.call('ZRANGE', zset, 0, 0)
-redis.call('ZRANGEBYLEX', zset, '-', '+')
-redis.call('ZRANGEBYSCORE', zset, 1, 1)
-redis.call('ZREVRANGEBYSCORE', zset, 1, 1)
-redis.call('ZREM', zset, 'b')
-redis.call('ZREMRANGEBYSCORE', zset, 1, 1)
+    {'ZADD', zset, 1, 'a'},
+    {'ZSCORE', zset, 'a'},
+    {'ZCARD', zset},
+    {'ZCOUNT', zset, 1, 1},
+    {'ZRANGE', zset, 0, 0},
+    {'ZRANGEBYLEX', zset, '-', '+'},
+    {'ZRANGEBYSCORE', zset, 1, 1},
+    {'ZREVRANGEBYSCORE', zset, 1, 1},
+    {'ZREM', zset, 'b'},
+    {'ZREMRANGEBYSCORE', zset, 1, 1},
 
-redis.call('RPUSH', list, 'a')
-redis.call('LRANGE', list, 0, 0)
+    {'RPUSH', list, 'a'},
+    {'LRANGE', list, 0, 0},
 
-redis.call('SET', text, '1')
-redis.call('INCR', text)
-redis.call('GET', text)
+    {'SET', text, '1'},
+    {'INCR', text},
+    {'GET', text},
 
-redis.call('UNLINK', hash, zset, list, text)
+    {'UNLINK', hash, zset, list, text},
+}
+
+for _, command in ipairs(commands) do
+    local reply = redis.pcall(unpack(command))
+    if type(reply) == 'table' and reply.err then
+        -- Redis 7.0 and older do not say which one.
+        if string.find(reply.err, "can't run this command", 1, true) then
+            return redis.error_reply("NOPERM this user has no permissions to run the '" .. string.lower(command[1]) .. "' command")
+        end
+        return reply
+    end
+end
 return 1
