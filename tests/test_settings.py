@@ -300,6 +300,8 @@ def test_secrets_are_not_shown() -> None:
         "sqlite:///a.db",
         "sqlite:////var/a.db",
         "postgres://h1:1,h2:2/db",
+        "postgres://u:p@h1:1,[::1]:2/db?user=a@b",
+        "postgresql:///db?host=/run/a@b",
         "rediss://h",
         "mongodb+srv://h",
         "mongodb://a,b",
@@ -307,6 +309,27 @@ def test_secrets_are_not_shown() -> None:
 )
 def test_good_store_urls(url: str) -> None:
     assert load_settings({"ORACULO_STORE_URL": url}).store.url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://[::1/d",
+        "mongodb://[::1/d",
+        "postgresql://u:pw?pw@h/d",
+        "postgresql://u:12?pw@h/d",
+        "postgresql://u:12#pw@h/d",
+        "postgresql://u:12/pw@h/d",
+        "postgresql://u:pw@pw@h/d",
+        "postgresql://u:pw@12:pw@h/d",
+        "mongodb://u:12/pw@h/d",
+        "redis://:12?pw@h/0",
+    ],
+)
+def test_store_urls_that_cannot_be_read_are_not_quoted(url: str) -> None:
+    fault = faults_of(ORACULO_STORE_URL=url)["ORACULO_STORE_URL"]
+    assert "in a password is written %3A, %40, %2F, %3F, %23" in fault
+    assert "pw" not in fault
 
 
 @pytest.mark.parametrize(

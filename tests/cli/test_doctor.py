@@ -10,6 +10,8 @@ import redis
 from typer.testing import CliRunner
 
 from oraculo.cli.app import app
+from oraculo.cli.welcome import Welcome
+from oraculo.settings import load_settings
 from oraculo.settings.urls import redacted
 from tests.servers.fleet import Fleet
 from tests.servers.valkey import Valkey
@@ -203,3 +205,15 @@ def test_secrets_are_not_shown() -> None:
 )
 def test_passwords_are_not_shown(url: str, shown: str) -> None:
     assert redacted(url) == shown
+
+
+def test_dev_does_not_show_the_password_of_its_store() -> None:
+    settings = load_settings({"ORACULO_STORE_URL": "postgresql://user:segredo@host/db"})
+    (state,) = [line for line in Welcome(settings, [], samples=False)._lines("http://here") if "state:" in line]
+    assert "postgresql://user:***@host/db" in state
+
+
+def test_a_store_whose_url_cannot_be_read_is_bad_usage() -> None:
+    status, checks = doctor("--url", NOWHERE, ORACULO_STORE_URL="postgresql://[::1/d")
+    assert status == 2
+    assert checks["settings"]["detalhe"].startswith("ORACULO_STORE_URL: ")

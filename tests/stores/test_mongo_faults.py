@@ -13,7 +13,7 @@ from oraculo.stores.mongo import (
     layout,
 )
 from oraculo.stores.mongo import server as server_module
-from oraculo.stores.mongo.faults import translated
+from oraculo.stores.mongo.faults import place_of, translated
 from oraculo.testing.store_runs import (
     NOW,
     assert_stored,
@@ -211,6 +211,14 @@ async def test_a_server_that_cannot_be_reached_is_named_without_the_password() -
         with pytest.raises(StoreUnavailable, match=f"MongoDB at {host}/x") as refusal:
             await store.start()
         assert "s3cret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [("mongodb://u:pw@a:1,b/d?x=1", "a:1,b/d"), ("mongodb://h/", "h"), ("mongodb://u:12?pw@h/d", "***")],
+)
+def test_a_place_tells_nothing_of_a_password(url: str, place: str) -> None:
+    assert place_of(url) == place
 
 
 async def test_an_address_that_makes_no_sense_is_refused_for_good() -> None:

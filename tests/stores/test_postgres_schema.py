@@ -10,7 +10,7 @@ import pytest
 from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.core.run import Changes
 from oraculo.errors import StoreError, StoreUnavailable
-from oraculo.stores.postgres import PostgresStore, lanes, schema
+from oraculo.stores.postgres import PostgresStore, address, schema
 from oraculo.stores.postgres.lanes import QUERIES
 from oraculo.stores.sql import migrations
 from oraculo.testing.store_runs import (
@@ -103,6 +103,23 @@ async def test_a_migration_is_applied_whole_or_not_at_all(url: str, monkeypatch:
     assert await ask(url, "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace") == []
 
 
+async def test_tables_are_migrated_where_they_are_though_another_schema_comes_before(
+    fleet: Fleet, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is named like the user does: PostgreSQL's own path is `"$user", public`."""
+    async with opened(url) as store:
+        await create(store, run := make_run("a"))
+    later, ours = (await stage.with_schema(fleet.url("postgres"))).partition("=")[2], url.partition("=")[2]
+    known = migrations("postgres")
+    next_one = known[0]._replace(number=len(known) + 1, script="CREATE TABLE oraculo_colours (colour text)")
+    monkeypatch.setattr(schema, "migrations", lambda dialect: [*known, next_one])
+    store = PostgresStore(url.replace(ours, f"{later},{ours}"))
+    assert len(await store.migrate()) == 1
+    await assert_stored(store, run)
+    await store.close()
+    assert await ask(url, "SELECT 1 FROM pg_class WHERE relnamespace = $1::regnamespace", later) == []
+
+
 async def test_a_migration_may_take_longer_than_a_call(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = migrations("postgres")
     slow = known[0]._replace(number=len(known) + 1, script="SELECT pg_sleep(2)")
@@ -123,8 +140,8 @@ async def test_the_tables_of_an_empty_database_may_take_longer_than_a_call(
 
 
 async def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "OLDEST_SERVER", 99)
-    with pytest.raises(StoreError, match=r"is 1\d\.\d+; 99 or newer is needed") as refusal:
+    monkeypatch.setattr(address, "OLDEST_SERVER", 99)
+    with pytest.raises(StoreError, match=r"^PostgreSQL 1\d\.\d+.*; 99 or newer is needed") as refusal:
         await PostgresStore(url).start()
     assert not isinstance(refusal.value, StoreUnavailable)
 
@@ -213,6 +230,43 @@ async def test_looking_names_the_rights_that_are_missing(fleet: Fleet, url: str)
     assert "INSERT, UPDATE, DELETE on oraculo_runs; USAGE on oraculo_runs_n_seq;" in str(refusal.value)
     assert "UPDATE, DELETE on oraculo_tasks: GRANT that" in str(refusal.value)
     assert "oraculo_migrations" not in str(refusal.value)
+
+
+async def test_looking_and_the_check_find_functions_that_may_not_be_called(fleet: Fleet, url: str) -> None:
+    server, schema_name = fleet.server("postgres").url, url.partition("search_path=")[2]
+    async with opened(url):
+        pass
+    await ask(server, f"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema_name} FROM PUBLIC")
+    rights = ("ALL ON ALL TABLES IN SCHEMA {schema}", "USAGE ON ALL SEQUENCES IN SCHEMA {schema}")
+    user = await with_user(server, url, *rights)
+    told = "EXECUTE on oraculo_prune; EXECUTE on oraculo_write_heads; EXECUTE on oraculo_write_rows: GRANT that"
+    with pytest.raises(StoreError, match=told):
+        async with looked_at(user):
+            pass
+    async with opened(user) as store:
+        with pytest.raises(StoreUnavailable, match="permission denied for function oraculo_write_"):
+            await store.check()
+
+
+async def test_a_schema_that_is_not_there_is_named(url: str) -> None:
+    with pytest.raises(StoreError, match=r"no schema of its search_path \(nowhere, Never\): CREATE SCHEMA") as refusal:
+        await PostgresStore(url.partition("search_path=")[0] + 'search_path=nowhere,"Never"').start()
+    assert not isinstance(refusal.value, StoreUnavailable)
+
+
+async def test_a_schema_that_may_not_be_used_is_named_and_no_tables_are_made_beside_it(fleet: Fleet, url: str) -> None:
+    server, schema_name = fleet.server("postgres").url, url.partition("search_path=")[2]
+    user = await with_user(server, url)
+    name = user.partition("//")[2].partition(":")[0]
+    await ask(server, f"REVOKE ALL ON SCHEMA {schema_name} FROM {name}")
+    told = f"does not let this user use the schema {schema_name}: GRANT USAGE"
+    with pytest.raises(StoreError, match=told):
+        await PostgresStore(user).start()
+    async with opened(url):
+        pass
+    await ask(server, f"CREATE SCHEMA AUTHORIZATION {name}")
+    with pytest.raises(StoreError, match=told):
+        await PostgresStore(user.replace("search_path=", 'search_path="$user",')).start()
 
 
 async def test_a_bad_text_is_refused_and_the_connection_goes_on(url: str) -> None:

@@ -12,6 +12,7 @@ from oraculo.cli.options import DEFAULT_URL, LOOPBACK
 from oraculo.ports.store import RunQuery
 from oraculo.samples.requests import SAMPLE_REQUESTS
 from oraculo.settings import Settings
+from oraculo.settings.urls import redacted
 from oraculo.worker import App
 
 
@@ -56,7 +57,7 @@ class Welcome:
         key = " -H 'Authorization: Bearer KEY'" if self._settings.api.keys else ""
         body = '{"tipo": "coleta_completa", "payload": {}}'
         yield f"ORÁCULO {__version__} at {address} (API page at {address}/docs)"
-        yield f"  state:   {self._settings.store.url} (kept between starts); messages are in memory"
+        yield f"  state:   {redacted(self._settings.store.url)} (kept between starts); messages are in memory"
         yield f"  workers: {', '.join(self._queues) or 'none; add yours with --app MODULE:APP'}"
         yield ""
         yield "Try:"

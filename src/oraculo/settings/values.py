@@ -17,6 +17,7 @@ STORE_SCHEMES = ("sqlite", "postgresql", "postgres", "redis", "rediss", "mongodb
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _OWN_QUEUES = frozenset({"orquestrador", "resultados"})
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_ENCODED = "a ':', '@', '/', '?' or '#' in a password is written %3A, %40, %2F, %3F, %23"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -48,7 +49,7 @@ def store_url_fault(url: str) -> str | None:
         return "names no file; as sqlite:///oraculo.db, or sqlite:////var/lib/oraculo.db for an absolute path"
     if url.startswith("sqlite:") and not url.startswith("sqlite:///"):
         return "needs three slashes before the path; as sqlite:///oraculo.db"
-    return None
+    return None if url.startswith("sqlite:") else _server_fault(url)
 
 
 def objects_url_fault(url: str) -> str | None:
@@ -76,13 +77,23 @@ def _listed(schemes: Sequence[str]) -> str:
     return ", ".join(f"{scheme}://" for scheme in schemes)
 
 
+def _server_fault(url: str) -> str | None:
+    """What a store's client would trip over, and quote: it may be half a password."""
+    nodes = node_urls(url)
+    if fault := next((fault for node in nodes if (fault := _port_fault(node))), None):
+        return fault
+    parts = urlsplit(nodes[0])
+    no_options = [word for word in parts.query.split("&") if "=" not in word]
+    if "@" in parts.netloc.rpartition("@")[0] or "@" in "".join([parts.path, parts.fragment, *no_options]):
+        return f"has an '@' where none can be; {_ENCODED}"
+    return None
+
+
 def _port_fault(url: str) -> str | None:
     try:
         urlsplit(url).port  # noqa: B018 - reading it is the check
     except ValueError:
-        return (
-            "has a port that is not a number from 0 to 65535; a ':', '@' or '/' in a password is written %3A, %40, %2F"
-        )
+        return f"has a port that is not a number from 0 to 65535, or an IPv6 address without its ']'; {_ENCODED}"
     return None
 
 

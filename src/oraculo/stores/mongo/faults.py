@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from bson.errors import BSONError
@@ -17,6 +16,7 @@ from pymongo.errors import (
 )
 
 from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.settings.urls import redacted
 
 DUPLICATE_KEY = 11000
 _WORTH_A_RETRY = frozenset(
@@ -90,6 +90,5 @@ def _in_words(error: Exception) -> str:
 
 
 def place_of(url: str) -> str:
-    """`host:port/database`, for people: without the password."""
-    parts = urlsplit(url)
-    return f"{parts.netloc.rpartition('@')[2] or 'localhost'}{parts.path.rstrip('/')}"
+    """`host:port/database`, for people: nothing of a password, though it was not percent-encoded."""
+    return redacted(url).partition("://")[2].rpartition("@")[2].rstrip("/") or "localhost"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 import asyncpg
 import msgspec
@@ -69,10 +68,3 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, asyncpg.PostgresError):
         return f"{error.args[0]} ({getattr(error, 'sqlstate', None) or 'no code'})"
     return str(error) or type(error).__name__
-
-
-def place_of(url: str) -> str:
-    """`host:port/database`, for people: without the password."""
-    parts = urlsplit(url)
-    hosts = parts.netloc.rpartition("@")[2] or "localhost"
-    return f"{hosts}{parts.path}"

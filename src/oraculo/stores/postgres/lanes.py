@@ -3,59 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-import asyncpg
-
-from oraculo.errors import StoreError, StoreUnavailable
-from oraculo.stores.postgres.faults import Clash, Stale, place_of, translated
+from oraculo.errors import StoreUnavailable
+from oraculo.stores.postgres.address import Address, Connection
+from oraculo.stores.postgres.faults import Clash, Stale, translated
 from oraculo.stores.sql import named_queries
 
-OLDEST_SERVER = 13
 CLOSING_SECONDS = 2.0
 QUERIES = named_queries("postgres")
 
 Result = TypeVar("Result")
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"  # generic for the type checker alone
-
-
-class Address:
-    """Where the server is, and how long it may take."""
-
-    def __init__(self, url: str, *, connect_timeout: float, call_timeout: float) -> None:
-        self._url = url
-        self._connect_timeout = connect_timeout
-        self.call_timeout = call_timeout
-        self.place = place_of(url)
-
-    async def connect(self, session: str) -> Connection:
-        """Raises StoreUnavailable, or StoreError when this server will never do."""
-        with translated(self.place):
-            async with asyncio.timeout(self._connect_timeout):
-                connection = await asyncpg.connect(self._url, server_settings=self._server_settings())
-                try:
-                    self._refuse_unfit(connection)
-                    await connection.execute(session)
-                except BaseException:
-                    connection.terminate()
-                    raise
-        return connection
-
-    def _server_settings(self) -> dict[str, str]:
-        return {} if "application_name=" in self._url else {"application_name": "oraculo"}
-
-    def _refuse_unfit(self, connection: Connection) -> None:
-        version = connection.get_server_version()
-        if version.major < OLDEST_SERVER:
-            raise StoreError(
-                f"PostgreSQL at {self.place} is {version.major}.{version.minor}; {OLDEST_SERVER} or newer is needed"
-            )
-        encoding = connection.get_settings().server_encoding
-        if encoding != "UTF8":
-            raise StoreError(
-                f"the database at {self.place} is encoded in {encoding}, which cannot hold every text: "
-                "make one with ENCODING 'UTF8'"
-            )
 
 
 class Lane:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from oraculo.errors import StoreError
-from oraculo.stores.postgres.lanes import QUERIES, Connection
+from oraculo.stores.postgres.address import Connection
+from oraculo.stores.postgres.lanes import QUERIES
 from oraculo.stores.sql import Migration, migrations
 
 
@@ -22,7 +23,7 @@ async def has_tables(connection: Connection, place: str) -> bool:
 
 def statements_of_an_empty_database() -> int:
     """How many calls `migrate` makes of it: each may take the time of one."""
-    around = 7  # BEGIN, no limit, the lock, the table of migrations, the version, COMMIT, and one to spare
+    around = 9  # BEGIN, no limit, the lock, the schema twice, the migrations, the version, COMMIT, and one to spare
     return around + 2 * len(migrations("postgres"))
 
 
@@ -32,6 +33,8 @@ async def migrate(connection: Connection, place: str) -> list[str]:
     async with connection.transaction():
         await connection.execute(QUERIES["without_time_limit"])
         await connection.execute(QUERIES["lock_schema"])
+        if not await connection.fetchval(QUERIES["stay_in_schema"]):
+            await _require_schema(connection, place)
         await connection.execute(QUERIES["make_migrations"])
         version = await connection.fetchval(QUERIES["schema"])
         _refuse_newer(version, len(known), place)
@@ -54,6 +57,23 @@ async def require_rights(connection: Connection, place: str) -> None:
     if missing:
         told = "; ".join(f"{rights} on {table}" for table, rights in missing)
         raise StoreError(f"PostgreSQL at {place} does not give this user {told}: GRANT that")
+
+
+async def _require_schema(connection: Connection, place: str) -> None:
+    """One to make the tables in; and none of them may be there, out of sight."""
+    schemas = await connection.fetch(QUERIES["schemas_in_path"])
+    has_room = any(may_use for _, _, may_use, _ in schemas)
+    closed = [name for name, is_there, *_ in schemas if is_there and not has_room]
+    hidden = [name for name, _, may_use, has_ours in schemas if has_ours and not may_use]
+    if hidden or closed:
+        name = (hidden or closed)[0]
+        raise StoreError(f"PostgreSQL at {place} does not let this user use the schema {name}: GRANT USAGE on it")
+    if not has_room:
+        names = ", ".join(name for name, *_ in schemas)
+        raise StoreError(
+            f"PostgreSQL at {place} has no schema of its search_path ({names}): CREATE SCHEMA, or name one that is "
+            "there, as ?search_path=public"
+        )
 
 
 async def _apply(connection: Connection, missing: Sequence[Migration]) -> None:

@@ -15,9 +15,10 @@ from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
+from oraculo.stores.postgres.address import Address, Connection, version_of
 from oraculo.stores.postgres.commits import PostgresJob, Writer
 from oraculo.stores.postgres.faults import translated
-from oraculo.stores.postgres.lanes import QUERIES, Address, Connection, Lane
+from oraculo.stores.postgres.lanes import QUERIES, Lane
 from oraculo.stores.postgres.rows import (
     Birth,
     Update,
@@ -207,8 +208,7 @@ class PostgresStore:
 
 
 async def _version_of(connection: Connection) -> str:
-    version = connection.get_server_version()
-    return f"PostgreSQL {version.major}.{version.minor}"
+    return version_of(connection)
 
 
 async def _forget_sent(connection: Connection) -> int:

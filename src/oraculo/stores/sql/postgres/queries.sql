@@ -6,6 +6,8 @@
 -- name: session
 SET jit = off;
 SET default_transaction_isolation = 'read committed';
+-- What was confirmed must be on the disk, though role or database say otherwise.
+SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';
 
 -- For the engine's own reads, which all have an index: a plan that was made while the tables were small must do when
 -- they are large.
@@ -28,6 +30,23 @@ SELECT coalesce(max(number), 0) FROM oraculo_migrations;
 -- name: lock_schema
 SELECT pg_advisory_xact_lock(7824391155012);
 
+-- Where our tables are: a schema that came to stand before it in the path gets no second, empty set of them.
+-- name: stay_in_schema
+SELECT set_config('search_path', quote_ident(nspname) || ', ' || current_setting('search_path'), true)
+FROM pg_class
+JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE pg_class.oid = to_regclass('oraculo_migrations');
+
+-- Whether each is there, the user may use it, and our tables are in it.
+-- name: schemas_in_path
+SELECT name, schemas.oid IS NOT NULL, coalesce(has_schema_privilege(schemas.oid, 'USAGE'), false), EXISTS (
+    SELECT FROM pg_class WHERE relnamespace = schemas.oid AND relname = 'oraculo_migrations'
+)
+FROM regexp_split_to_table(current_setting('search_path'), ' *, *') WITH ORDINALITY AS path (word, place)
+CROSS JOIN replace(CASE WHEN word LIKE '"%' THEN btrim(word, '"') ELSE lower(word) END, '$user', current_user) AS name
+LEFT JOIN pg_namespace AS schemas ON nspname = name
+ORDER BY place;
+
 -- name: make_migrations
 CREATE TABLE IF NOT EXISTS oraculo_migrations (
     number integer PRIMARY KEY,
@@ -38,10 +57,14 @@ CREATE TABLE IF NOT EXISTS oraculo_migrations (
 -- name: note_migration
 INSERT INTO oraculo_migrations (number, name) VALUES ($1, $2);
 
+-- With a commit of nothing, for whoever may write tables may yet not call functions.
 -- name: prove_write
-UPDATE oraculo_marks SET pipelines = pipelines;
+WITH written AS (
+    UPDATE oraculo_marks SET pipelines = pipelines
+)
+SELECT oraculo_write_rows(oraculo_write_heads('{}', '{}'), '{}', '{}', '{}');
 
--- What the user may not do with our tables, and with the sequence that numbers the runs.
+-- What the user may not do with our tables, with the sequence that numbers the runs and with the functions.
 -- name: missing_rights
 SELECT relname, string_agg(wanted, ', ' ORDER BY place)
 FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'USAGE']) WITH ORDINALITY AS rights (wanted, place)
@@ -56,7 +79,14 @@ WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'oraculo_mig
         WHEN relname = 'oraculo_migrations' AND wanted <> 'SELECT' THEN false
         ELSE NOT has_table_privilege(oid, wanted)
     END
-GROUP BY relname ORDER BY relname;
+GROUP BY relname
+UNION ALL
+SELECT proname, 'EXECUTE'
+FROM pg_proc
+WHERE pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'oraculo_migrations'::regclass)
+    AND proname IN ('oraculo_write_heads', 'oraculo_write_rows', 'oraculo_prune')
+    AND NOT has_function_privilege(oid, 'EXECUTE')
+ORDER BY 1;
 
 -- -- commits --------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,153 @@
+"""Where the server is. asyncpg reads the URL, as libpq does; only its hosts are tried one by one here, so that one that
+is silent does not take the time of the others."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+from urllib.parse import parse_qsl, unquote, urlencode
+
+import asyncpg
+
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.settings.urls import hosts_of, node_urls, redacted
+from oraculo.stores.postgres.faults import translated
+
+OLDEST_SERVER = 13
+_FILES = ("sslrootcert", "sslcrl", "sslcert", "sslkey")
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"  # generic for the type checker alone
+
+
+class Address:
+    """One server, or several of which one is the primary, and how long it may take."""
+
+    def __init__(self, url: str, *, connect_timeout: float, call_timeout: float) -> None:
+        self._hosts = _each_host(url)  # the one that worked last comes first
+        self._connect_timeout = connect_timeout
+        self.call_timeout = call_timeout
+        self.place = place_of(url)
+
+    async def connect(self, session: str) -> Connection:
+        """Raises StoreUnavailable, or StoreError when no host will ever do, with the trouble of each."""
+        ends = asyncio.get_running_loop().time() + self._connect_timeout
+        troubles: list[StoreError] = []
+        for number, host in enumerate(hosts := list(self._hosts)):
+            seconds = (ends - asyncio.get_running_loop().time()) / (len(hosts) - number)
+            try:
+                connection = await _connect(host, session, seconds)
+            except StoreError as trouble:
+                troubles.append(trouble)
+            else:
+                self._hosts = [host, *(other for other in hosts if other != host)]
+                return connection
+        raise _together(troubles)
+
+
+def version_of(connection: Connection) -> str:
+    return f"PostgreSQL {connection.get_settings().server_version}"
+
+
+def place_of(url: str) -> str:
+    """`host:port/database`, for people: nothing of a password, though it was not percent-encoded."""
+    host, slash, database = redacted(url).partition("://")[2].rpartition("@")[2].partition("/")
+    return f"{unquote(host) or ':'.join(_host_in_query(url)) or 'localhost'}{slash}{database}"
+
+
+# -- the hosts -------------------------------------------------------------------------------------------------------
+
+
+def _each_host(url: str) -> list[str]:
+    """The same URL for each of its hosts, which stand before the path or in the query."""
+    if any(hosts_of(url)):
+        return list(node_urls(url))
+    host, *port = _host_in_query(url) or [""]
+    hosts, ports = host.split(","), ",".join(port).split(",")
+    if len(hosts) == 1 or len(ports) not in (1, len(hosts)):
+        return [url]
+    each = zip(hosts, ports * (len(hosts) // len(ports)), strict=True)
+    return [_with_parameters(url, host=host, port=port) for host, port in each]
+
+
+def _host_in_query(url: str) -> list[str]:
+    """And its port, if it has one there."""
+    parameters = _parameters(url)
+    return [parameters[name] for name in ("host", "port") if name in parameters and "host" in parameters]
+
+
+def _parameters(url: str) -> dict[str, str]:
+    return dict(parse_qsl(url.partition("#")[0].partition("?")[2]))
+
+
+def _with_parameters(url: str, **parameters: str) -> str:
+    return f"{url.partition('?')[0]}?{urlencode(_parameters(url) | parameters)}"
+
+
+def _together(troubles: list[StoreError]) -> StoreError:
+    if len(troubles) == 1:
+        return troubles[0]
+    may_pass = any(isinstance(trouble, StoreUnavailable) for trouble in troubles)
+    return (StoreUnavailable if may_pass else StoreError)("; ".join(map(str, troubles)))
+
+
+# -- one of them -----------------------------------------------------------------------------------------------------
+
+
+async def _connect(url: str, session: str, seconds: float) -> Connection:
+    place = place_of(url)
+    with translated(place):
+        async with asyncio.timeout(seconds):
+            with _told_better(url, place):
+                connection = await asyncpg.connect(url, server_settings=_server_settings(url))
+            try:
+                _refuse_unfit(connection, place)
+                await connection.execute(session)
+            except BaseException:
+                connection.terminate()
+                raise
+    return connection
+
+
+def _server_settings(url: str) -> dict[str, str]:
+    return {} if "application_name=" in url else {"application_name": "oraculo"}
+
+
+@contextmanager
+def _told_better(url: str, place: str) -> Iterator[None]:
+    """What asyncpg says in words that name no file, or that quote a URL, and with it half a password."""
+    try:
+        yield
+    except asyncpg.TargetServerAttributeNotMatched as error:
+        raise StoreUnavailable(f"PostgreSQL at {place} is not what target_session_attrs asks for") from error
+    except (FileNotFoundError, PermissionError) as error:
+        raise StoreUnavailable(f"PostgreSQL at {place}: {error.strerror}{_unread_file(url)}") from error
+    except ValueError as error:
+        if isinstance(error, asyncpg.InterfaceError | OSError):  # an option, a certificate
+            raise
+        raise StoreError(
+            f"the URL of PostgreSQL at {place} cannot be read; what is odd in a password must be percent-encoded"
+        ) from None
+
+
+def _unread_file(url: str) -> str:
+    """Of those that the URL names, and libpq's variables."""
+    given = _parameters(url)
+    files = [given.get(name) or os.environ.get(f"PG{name.upper()}") for name in _FILES]
+    if unread := [file for file in files if file and not os.access(file, os.R_OK)]:
+        return f": {unread[0]}"
+    host, _, port = unquote(hosts_of(url)[0] or ":".join(_host_in_query(url))).partition(":")
+    if not host.startswith("/"):
+        return ""
+    return f": {host}" if ".s.PGSQL." in host else f": {host}/.s.PGSQL.{port or 5432}"
+
+
+def _refuse_unfit(connection: Connection, place: str) -> None:
+    if connection.get_server_version().major < OLDEST_SERVER:
+        raise StoreError(f"{version_of(connection)} is at {place}; {OLDEST_SERVER} or newer is needed")
+    encoding = connection.get_settings().server_encoding
+    if encoding != "UTF8":
+        raise StoreError(
+            f"the database at {place} is encoded in {encoding}, which cannot hold every text: "
+            "make one with ENCODING 'UTF8'"
+        )
