@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from celery import Celery
 
-from oraculo.celery_app import make_celery_app
+from oraculo.celery_app import load_apps, make_celery_app
 from oraculo.celery_app.own_broker import first_of
 from oraculo.core.naming import QueueNames
 from oraculo.errors import InvalidSettings
@@ -246,6 +246,16 @@ async def test_a_stop_lets_what_is_in_work_end(fleet: Fleet, tmp_path: Path) -> 
             assert (state.ready, state.unacked) == (0, 0), "it was given back although it was answered"
     finally:
         engine.kill()
+
+
+@pytest.mark.parametrize("line", ["raise SystemExit", "import sys; sys.exit('SystemExit')"])
+def test_an_app_that_ends_the_process_when_it_is_imported_is_named(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "desiste_no_celery.py").write_text(line)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InvalidSettings, match="desiste_no_celery:app cannot be loaded: SystemExit"):
+        load_apps(Settings(celery=CelerySettings(apps=("desiste_no_celery:app",))))
 
 
 NOWHERE = "amqp://127.0.0.1:1//"

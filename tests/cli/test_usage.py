@@ -296,6 +296,10 @@ def test_a_worker_process_cannot_share_memory() -> None:
         ("com_app:vazio", "no handlers"),
         ("quebrado:app", "RuntimeError: boom"),
         ("importa_o_que_nao_ha:app", "No module named 'nao_ha'"),
+        ("desiste:app", "desiste:app: importing it failed: SystemExit ("),
+        ("desiste_com_texto:app", "SystemExit: DATABASE_URL is not set ("),
+        ("entra_em_panico:app", "PanicException: index out of bounds ("),
+        ("mudo:app", "Mute: (its text cannot be shown) ("),
     ],
 )
 def test_an_app_that_cannot_be_loaded_is_one_line(
@@ -304,11 +308,19 @@ def test_an_app_that_cannot_be_loaded_is_one_line(
     (tmp_path / "com_app.py").write_text(_APP)
     (tmp_path / "quebrado.py").write_text("raise RuntimeError('boom')\n")
     (tmp_path / "importa_o_que_nao_ha.py").write_text("import nao_ha\n")
+    (tmp_path / "desiste.py").write_text("raise SystemExit\n")
+    (tmp_path / "desiste_com_texto.py").write_text("import sys\nsys.exit('DATABASE_URL is not set')\n")
+    (tmp_path / "entra_em_panico.py").write_text(_PANIC)
+    (tmp_path / "mudo.py").write_text(_MUTE)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert words in complaint(invoke("dev", "--app", target))
+    for command in (["serve", "--app"], ["worker"], ["worker", "--engine", "celery"]):
+        assert words in complaint(invoke(*command, target, env={"ORACULO_BROKER_URL": "amqp://somewhere"}))
     sys.modules.pop("com_app", None)
 
 
+_PANIC = "class PanicException(BaseException): pass\nraise PanicException('index out of bounds')\n"
+_MUTE = "class Mute(Exception):\n    def __str__(self): raise ValueError\nraise Mute\n"
 _APP = """
 from oraculo.worker import App
 

@@ -72,6 +72,39 @@ def test_a_worker_answers_until_a_signal_and_its_last_answer_is_sent(
     assert signal.getsignal(signal.SIGTERM) is before, "the process has its handlers back"
 
 
+FORKING_APP = """
+import multiprocessing, os, signal, time
+from oraculo.worker import App
+
+app = App("pai")
+
+
+@app.executador("meu")
+def work(payload: dict) -> int | None:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join(5)
+    code = child.exitcode
+    child.kill()
+    os.kill(os.getpid(), signal.SIGTERM)
+    return code
+"""
+
+
+def test_a_process_that_a_handler_forks_ends_when_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pai_de_teste.py").write_text(FORKING_APP)
+    broker = OneCommand()
+    monkeypatch.setattr(serving, "make_broker", lambda *_: broker)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = {"ORACULO_BROKER_URL": "amqp://somewhere", "ORACULO_PREFIX": "teste."}
+    result = CliRunner().invoke(app, ["worker", "pai_de_teste:app"], env=env)
+    assert result.exit_code == 0, result.output
+    assert [bytes(answer.payload) for answer in broker.answers] == [b'{"status":"ok","resultado":-15}']
+
+
 class NoAnswers(OneCommand):
     """Breaks its promise: it says that some messages were not taken, and not which."""
 

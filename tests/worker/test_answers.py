@@ -77,7 +77,23 @@ class Cyclic:
     """No JSON, and says so in its own way."""
 
 
-@pytest.mark.parametrize("value", [Cyclic(), {"deep": "\0"}, "\ud800", Answer([1])])  # type: ignore[arg-type]
+HTML = msgspec.Raw(b"<html>502 Bad Gateway</html>")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Cyclic(),
+        {"deep": "\0"},
+        "\ud800",
+        Answer([1]),  # type: ignore[arg-type]
+        HTML,
+        {"deep": [HTML]},
+        msgspec.Raw(b""),
+        msgspec.Raw(b"1}"),
+        Answer({"resultado": HTML}),
+    ],
+)
 async def test_what_cannot_be_sent_is_an_error_that_is_not_retried(stage: Stage, value: object) -> None:
     app = App("a")
     app.queue("q")(lambda payload: value)
@@ -85,6 +101,14 @@ async def test_what_cannot_be_sent_is_an_error_that_is_not_retried(stage: Stage,
     assert answer["status"] == "erro"
     assert answer["repetir"] is False
     assert "the handler's answer cannot be sent" in answer["erros"][0]
+
+
+async def test_what_is_json_already_is_sent_to_the_byte(stage: Stage) -> None:
+    app = App("a")
+    app.queue("q")(lambda payload: msgspec.Raw(b'{"a": 1.50}'))
+    async with stage.worker(app):
+        await stage.send("q")
+        assert bytes((await stage.answer()).payload) == b'{"status":"ok","resultado":{"a": 1.50}}'
 
 
 async def test_an_endless_value_is_an_error(stage: Stage) -> None:

@@ -5,12 +5,14 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
 
 from oraculo.core.timestamps import to_iso
 from oraculo.worker import App, dispatch
+from tests.waiting import until
 
 from .stage import Stage, quiesce
 
@@ -118,6 +120,29 @@ async def test_plain_handlers_are_given_up_in_a_bounded_number_only(stage: Stage
             assert len(stage.broker.batches) == before, "it waits"
             hanging.over.set()
             assert (await stage.payload())["resultado"] == "done"
+
+
+async def test_what_waited_for_a_thread_until_its_deadline_is_not_begun(
+    stage: Stage, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, begun = App("a"), list[str]()
+
+    @app.queue("q")
+    def work(payload: dict[str, Any]) -> str:
+        begun.append(payload["name"])
+        return hanging.work(payload)
+
+    async with stage.worker(app):
+        await stage.send("q", {"name": "first", "hang": True})
+        await until(lambda: begun, saying="the first to begin")
+        with monkeypatch.context() as limited:
+            limited.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+            await stage.send("q", {"name": "late"}, prazo=soon())
+            assert await stage.payload() == GIVEN_UP
+            await stage.send("q", {"name": "last"})
+            hanging.over.set()
+            assert [(await stage.payload())["resultado"] for _ in range(2)] == ["done", "done"]
+    assert begun == ["first", "last"]
 
 
 async def test_a_repeat_of_what_was_given_up_is_answered_alike(stage: Stage, hanging: Hanging) -> None:

@@ -56,3 +56,37 @@ def test_after_the_shutdown_nothing_begins() -> None:
         threads.submit(int)
     go_on.set()
     threads.shutdown()
+
+
+def let_none_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def test_a_call_that_no_thread_can_be_started_for_is_left_to_those_that_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, begun, go_on = DaemonThreads(10, "t"), threading.Event(), threading.Event()
+    first = threads.submit(lambda: begun.set() or go_on.wait(5))
+    assert begun.wait(5)
+    with monkeypatch.context() as limited:
+        let_none_start(limited)
+        others = [threads.submit(threading.get_ident) for _ in range(3)]
+    go_on.set()
+    assert first.result(5)
+    assert len({other.result(5) for other in others}) == 1
+    threads.shutdown()  # hangs when a thread is counted that is not there
+
+
+def test_a_call_without_any_thread_fails_and_does_not_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, ran = DaemonThreads(10, "t"), list[int]()
+    with monkeypatch.context() as limited:
+        let_none_start(limited)
+        for n in range(3):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                threads.submit(ran.append, n)
+    assert threads.submit(divmod, 7, 2).result(5) == (3, 1)
+    assert ran == []
+    threads.shutdown()

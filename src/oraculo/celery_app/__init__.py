@@ -17,6 +17,7 @@ from oraculo.celery_app.entry import MAX_RETRIES, DeadLetters, Entry, register_e
 from oraculo.celery_app.own_broker import BackToFirst, OwnBrokerCelery
 from oraculo.celery_app.performing import Performer
 from oraculo.celery_app.publishing import Publisher
+from oraculo.core.answer_writer import describe
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import Settings, load_settings
@@ -105,8 +106,8 @@ def load_apps(settings: Settings) -> list[App]:
 def _load_app(target: str) -> App:
     try:
         found = symbol_by_name(target)
-    except Exception as error:  # the user's module may raise anything
-        raise InvalidSettings(Fault("ORACULO_CELERY_APPS", f"{target} cannot be loaded: {error}")) from error
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
+        raise InvalidSettings(Fault("ORACULO_CELERY_APPS", f"{target} cannot be loaded: {describe(error)}")) from error
     if not isinstance(found, App) or not found.handlers:
         raise InvalidSettings(Fault("ORACULO_CELERY_APPS", f"{target} is no oraculo.worker.App with handlers"))
     return found

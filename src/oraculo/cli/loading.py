@@ -41,12 +41,16 @@ def _module(target: str, name: str) -> ModuleType:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise _wrong(target, f"there is no module '{error.name}' in {here} or installed") from None
         raise _wrong(target, f"importing it failed: {_where(error)}") from None
-    except Exception as error:  # noqa: BLE001 - the user's module may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the user's module may raise anything, SystemExit too
         raise _wrong(target, f"importing it failed: {_where(error)}") from None
 
 
-def _where(error: Exception) -> str:
-    told = f"{type(error).__name__}: {error}"
+def _where(error: BaseException) -> str:
+    from oraculo.core.answer_writer import describe
+
+    told = describe(error)
     frames = traceback.extract_tb(error.__traceback__)
     return f"{told} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else told
 

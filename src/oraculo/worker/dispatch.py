@@ -5,9 +5,8 @@ import contextvars
 import functools
 import inspect
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import Any
 
 import msgspec
 
@@ -200,8 +199,7 @@ class Dispatcher:
         return await value if inspect.isawaitable(value) else value
 
     async def _call_in_thread(self, job: Job, arguments: tuple[object, ...]) -> object:
-        call = functools.partial(contextvars.copy_context().run, _guarded, job.lane.handler.function, arguments)
-        job.in_thread = True
+        call = functools.partial(contextvars.copy_context().run, _guarded, job, arguments)
         try:
             return await self._loop.run_in_executor(self._threads, call)
         finally:
@@ -280,9 +278,10 @@ def _payload_fault(error: msgspec.DecodeError) -> str:
     return str(Fault(f"payload.{fault.field}".rstrip("."), fault.problem))
 
 
-def _guarded(function: Callable[..., Any], arguments: tuple[object, ...]) -> object:
+def _guarded(job: Job, arguments: tuple[object, ...]) -> object:
+    job.in_thread = True  # until here, in want of a thread, the call can still be cancelled
     try:
-        return function(*arguments)
+        return job.lane.handler.function(*arguments)
     except StopIteration as error:  # no future can carry it: the command would hang
         raise RuntimeError("the handler raised StopIteration") from error
 

@@ -21,27 +21,35 @@ class DaemonThreads(Executor):
         self._limit = limit
         self._name = name
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._idle = 0  # threads that wait for a call which is not there yet
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Raises RuntimeError after `shutdown`."""
+        """Raises RuntimeError after `shutdown`, and when there is no thread and none can be started."""
         future: Future[T] = Future()
         with self._lock:
             if self._closed:
                 raise RuntimeError("the threads were shut down")
             self._calls.put((future, functools.partial(function, *args, **kwargs)))
-            if not self._idle.acquire(blocking=False) and len(self._threads) < self._limit:
+            if self._idle:
+                self._idle -= 1
+            elif len(self._threads) < self._limit:
                 self._start_thread()
         return future
 
     def _start_thread(self) -> None:
         name = f"{self._name}_{len(self._threads)}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        try:
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            thread.start()
+        except (RuntimeError, MemoryError):  # a limit is reached: the call is left to the threads that there are
+            if not self._threads:
+                self._calls.get_nowait()  # the call, which no thread may take now that it is told to have failed
+                raise
+        else:
+            self._threads.append(thread)
 
     def _work(self) -> None:
         while (call := self._next_call()) is not None:
@@ -49,11 +57,12 @@ class DaemonThreads(Executor):
             del call  # what it holds is not kept until the next one comes
 
     def _next_call(self) -> _Call | None:
-        try:
-            return self._calls.get_nowait()
-        except queue.Empty:
-            self._idle.release()
-            return self._calls.get()
+        with self._lock:
+            try:
+                return self._calls.get_nowait()
+            except queue.Empty:
+                self._idle += 1
+        return self._calls.get()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Idle threads end; a busy one ends after its call. Idempotent."""
