@@ -1,5 +1,6 @@
 """Every bad input is refused with the field that is wrong, and nothing of it is kept."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from oraculo.settings import LimitSettings
 
 from .exchange import Exchange
+from .live import live
 from .service import SETTINGS, Service, assert_problem, running
 
 DEEP = b'{"destinos":["escavador_x"],"payload":{"a":' + b"[" * 10_000 + b"]" * 10_000 + b"}}"
@@ -105,6 +107,22 @@ async def test_a_client_that_leaves_amid_its_body_starts_nothing(service: Servic
         exchange.leave()
         await exchange.finished()
     assert await service.runs() == []
+
+
+def test_a_client_amid_its_body_is_told_that_the_server_stops(tmp_path: Path) -> None:
+    with live(tmp_path) as served:
+        place = served.url.removeprefix("http://").split(":")
+        with socket.create_connection((place[0], int(place[1])), timeout=20) as client:
+            client.sendall(
+                b"POST /orquestracoes HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\nExpect: 100-continue\r\n\r\n"
+            )
+            assert b"100 Continue" in client.recv(1000)  # its body is awaited
+            client.sendall(b'{"tipo":')
+            served.stop()
+            head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503")
+    assert b"content-type: application/problem+json" in head
+    assert "stopping" in msgspec.json.decode(body)["detail"]
 
 
 ODD_QUERIES: list[tuple[dict[str, Any], str]] = [

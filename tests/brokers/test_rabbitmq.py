@@ -60,7 +60,7 @@ class TestConformance(BrokerSuite):
 # -- names ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", ["", "n" * 300, "ç" * 130])
+@pytest.mark.parametrize("bad", ["", "n" * 300, "ç" * 130, "respostas\n", "a\rb", "\r\n", "amq.gen-x\n"])
 async def test_a_name_that_no_queue_can_have_is_refused_and_not_waited_for(
     bad: str, broker: RabbitMQBroker, queue: str
 ) -> None:
@@ -75,6 +75,37 @@ async def test_a_name_that_no_queue_can_have_is_refused_and_not_waited_for(
         assert not isinstance(caught.value, BrokerUnavailable)
     await broker.publish([Outgoing(queue, b"3")])
     assert (await take(await broker.consume(queue, prefetch=2), 1))[-1].body == b"3"
+
+
+async def test_what_is_asked_of_a_name_with_a_line_break_concerns_no_other_queue(
+    broker: RabbitMQBroker, queue: str
+) -> None:
+    """RabbitMQ would look at, and delete, the one that is named so without the break."""
+    await broker.publish([Outgoing(queue, b"1"), Outgoing(queue, b"2", reason="r")])
+    for broken in (f"{queue}\n", f"\r{queue}"):
+        assert await broker.queues([broken]) == []
+        assert await broker.dead_letters(broken, limit=1) == []
+        assert await broker.redrive(broken) == 0
+        assert await broker.discard(broken, ["x"]) == 0
+        await broker.remove([broken])
+    found = await state(broker, queue)
+    assert (found.ready, found.dead_letters) == (1, 1)
+
+
+async def test_every_other_character_may_stand_in_a_name(broker: RabbitMQBroker, queue: str) -> None:
+    blanks = "".join(chr(code) for code in (*range(33), 0x7F, 0x85, 0xA0, 0x2028) if chr(code) not in "\r\n")
+    odd = blanks + queue + blanks
+    await broker.publish([Outgoing(odd, b"1")])
+    assert (await take(await broker.consume(odd, prefetch=1), 1))[0].body == b"1"
+    await broker.remove([odd])
+
+
+async def test_a_call_that_is_never_answered_holds_up_none_behind_it(url: str, queue: str) -> None:
+    async with running(url, call_timeout=0.3) as broker:
+        with pytest.raises(BrokerUnavailable, match="did not answer"):
+            await broker._queues._call("queue_declare", queue=f"{queue}\n", durable=True)  # pika misses the answer
+        await broker.publish([Outgoing(queue, b"1")])
+        assert (await state(broker, queue)).ready == 1
 
 
 # -- starting -------------------------------------------------------------------------------------------------------

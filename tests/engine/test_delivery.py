@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import pytest
 from standardwebhooks import Webhook
@@ -72,6 +73,29 @@ async def test_a_webhook_is_signed_and_carries_the_aggregate() -> None:
             return await delivery_state(oraculo, aggregate["correlation_id"]) == ("entregue", 1)
 
         await until(noted)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "sent"),
+    [
+        (" a  b ", "%20a%20%20b%20.1"),
+        ("ação 漢😀", "a%C3%A7%C3%A3o%20%E6%BC%A2%F0%9F%98%80.1"),
+        ("100%", "100%25.1"),
+        ("\t\x7f\nx", "%09%7F%0Ax.1"),  # by message: its envelope may have any text
+        ('a:b,c"d\\e/f?g#h', 'a:b,c"d\\e/f?g#h.1'),
+    ],
+)
+async def test_every_id_that_a_run_may_have_is_sent_in_a_header_and_signed_so(run_id: str, sent: str) -> None:
+    async with receiving() as receiver, Harness(recording_app(Journal(), ("escavador_a",)), settings=QUICK) as oraculo:
+        payload = {"destinos": ["escavador_a"], "webhook": receiver.url}
+        message = {"correlation_id": run_id, "tipo_evento": "iniciar_orquestracao", "payload": payload}
+        body = json.dumps(message | {"timestamp": "2025-10-14T12:00:00Z"}).encode()
+        await oraculo.broker.publish([Outgoing("orquestrador", body)])
+        await until(lambda: receiver.received)
+        ((headers, aggregate),) = receiver.received
+        assert headers["webhook-id"] == sent
+        assert unquote(sent) == f"{run_id}.1"
+        assert Webhook(SECRET).verify(aggregate, headers)["correlation_id"] == run_id
 
 
 async def test_a_webhook_is_tried_again_under_the_same_id() -> None:

@@ -109,10 +109,11 @@ async def test_many_runs_share_one_consumer_and_each_gets_its_own(stage: Stage) 
     assert len(stage.broker.consumed) == 1
 
 
-async def test_a_timeout_names_the_run(stage: Stage) -> None:
+async def test_a_timeout_names_the_run_and_where_a_refusal_would_be(stage: Stage) -> None:
     async with Client(stage.broker) as client:
-        with pytest.raises(TimeoutError, match="run slow has not ended in 0"):
+        with pytest.raises(TimeoutError, match=r"^run slow: no answer in 0.*`oraculo dlq list orquestrador`") as caught:
             await client.run(REQUEST, timeout=0.01, correlation_id="slow")
+        assert "refused" in str(caught.value)
         _, body = await request_of(stage)
         await stage.send_raw(body["responder_em"], ended("slow", {}))  # late: passed over
         again = asyncio.create_task(client.run(REQUEST, timeout=5, correlation_id="next"))
@@ -138,6 +139,9 @@ async def test_one_run_is_awaited_once(stage: Stage) -> None:
 
 async def test_a_reply_queue_of_ones_own(stage: Stage) -> None:
     async with Client(stage.broker, prefix="lab.", reply_queue="respostas.api-1") as client:
+        with pytest.raises(TimeoutError, match=r"in lab\.orquestrador\.dlq \("):
+            await client.run(REQUEST, timeout=0.01, correlation_id="q")
+        await request_of(stage, "lab.orquestrador")
         running = asyncio.create_task(client.run(REQUEST, timeout=5, correlation_id="r"))
         _, body = await request_of(stage, "lab.orquestrador")
         await stage.send_raw("lab.respostas.api-1", ended("r", {"a": 1}))

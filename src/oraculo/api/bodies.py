@@ -1,7 +1,10 @@
 """Request bodies: read within a limit, never more of them held than that, and of a kind that can be read."""
 
+import asyncio
+
 from fastapi import HTTPException, Request
 
+from oraculo.api.problems import RETRY_SECONDS
 from oraculo.errors import PayloadTooLarge
 
 JSON_KINDS = frozenset({"application/json"})
@@ -12,15 +15,20 @@ _MOST_DIGITS = 20
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Raises PayloadTooLarge as soon as the length is known to pass the limit."""
+    """Raises PayloadTooLarge as soon as the length is known to pass the limit, and 503 when the server stops and has
+    waited long enough for the rest: it cancels who still waits, and would call that an error of ours."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and len(declared) <= _MOST_DIGITS and int(declared) > limit:
         raise PayloadTooLarge("request", int(declared), limit)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise PayloadTooLarge("request", len(body), limit)
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise PayloadTooLarge("request", len(body), limit)
+    except asyncio.CancelledError:
+        detail = "The server is stopping, and the body was not complete; send it again in a moment."
+        raise HTTPException(503, detail, {"Retry-After": RETRY_SECONDS}) from None
     return bytes(body)
 
 

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from string import punctuation
+from urllib.parse import quote
 
 import httpx2
 import msgspec
@@ -27,6 +29,7 @@ from oraculo.settings import WebhookSettings
 # Attempts of one channel under way or waiting; past that a run is left to its delivery timer, which finds it again.
 MAX_UNDER_WAY = 1_000
 MAX_BYTES_UNDER_WAY = 64 * 1024 * 1024
+_PLAIN = punctuation.replace("%", "")  # what a header may have unencoded; quote() lets letters and digits pass
 
 Post = Callable[[str, bytes, dict[str, str]], Awaitable[int]]
 
@@ -142,7 +145,7 @@ class Courier:
 
     def _headers(self, run_id: str, edition: int, aggregate: bytes) -> dict[str, str]:
         """The id is the same at every attempt of one edition, so that the receiver can tell a repeat."""
-        message_id = f"{run_id}.{edition}".encode("ascii", "backslashreplace").decode()
+        message_id = _header_value(f"{run_id}.{edition}")
         moment = datetime.fromtimestamp(self._clock.now(), UTC)
         headers = {
             "content-type": "application/json",
@@ -152,6 +155,12 @@ class Courier:
         if self._signer is not None:
             headers["webhook-signature"] = self._signer.sign(message_id, moment, aggregate.decode())
         return headers
+
+
+def _header_value(text: str) -> str:
+    """Percent-encoded but for visible ASCII characters: HTTP takes no control characters, nor spaces at the ends, and
+    who passes it on may change other spaces, which would break the signature."""
+    return quote(text, safe=_PLAIN)
 
 
 class _Refused(Exception):

@@ -77,7 +77,8 @@ class Client:
         self, request: Mapping[str, Any], *, timeout: float, correlation_id: str | None = None
     ) -> dict[str, Any]:
         """Asks for a run and returns its aggregate, whatever its status. Raises TimeoutError, naming the run's id,
-        when it has not ended in `timeout` seconds: it goes on without us."""
+        when no answer came in `timeout` seconds. If the run has not ended, it goes on without us. A request that the
+        server refused is not answered, nor is one that repeats a run which had ended."""
         if request.get("responder_em") is not None:
             raise InvalidRequest(Fault("responder_em", "is set by run(); use submit() to have another queue answered"))
         run_id = self._id_of(request, correlation_id)
@@ -92,7 +93,7 @@ class Client:
                 aggregate = await answer
                 return aggregate if self._objects is None else await completed(self._objects, aggregate)
         except TimeoutError:
-            raise TimeoutError(f"run {run_id} has not ended in {in_words(timeout)}") from None
+            raise TimeoutError(self._unanswered(run_id, timeout)) from None
         finally:
             del self._awaited[run_id]
 
@@ -106,6 +107,13 @@ class Client:
         for run_id, answer in self._awaited.items():
             if not answer.done():
                 answer.set_exception(OraculoError(f"the client was closed while it waited for run {run_id}"))
+
+    def _unanswered(self, run_id: str, timeout: float) -> str:
+        return (
+            f"run {run_id}: no answer in {in_words(timeout)}. Either it has not ended, or it had ended before it was "
+            f"asked for again (`oraculo runs show` tells), or the request was refused: then the reason is with it in "
+            f"{naming.dlq_of(self._names.requests)} (`oraculo dlq list {naming.REQUESTS}`)"
+        )
 
     def _id_of(self, request: Mapping[str, Any], correlation_id: str | None) -> str:
         return correlation_id or request.get("correlation_id") or self._entropy.new_id()

@@ -72,7 +72,7 @@ class Queues:
     async def ensure(self, name: str) -> None:
         """Makes it so that something can be sent to it. To somebody else's, as a reply queue is that lives as long as
         its client, no dead-letter queue is put beside."""
-        if _is_reserved(name):
+        if _is_reserved(name) and not _is_broken(name):
             await self._find(name)
         elif is_dlq(name) or name_fault(name):
             await self.declare([name])
@@ -140,8 +140,8 @@ class Queues:
 
     async def depth(self, name: str) -> Depth | None:
         """None when there is no such queue."""
-        if not 0 < len(name.encode()) <= _LONGEST_NAME:  # AMQP takes no name for the last one declared
-            return None
+        if not 0 < len(name.encode()) <= _LONGEST_NAME or _is_broken(name):
+            return None  # AMQP takes no name for the last one declared
         try:
             found = await self._call("queue_declare", queue=name, passive=True)
         except Refused as refusal:
@@ -211,9 +211,19 @@ class Queues:
             async with asyncio.timeout(self._timeout), self._turn:
                 if self._channel is None or not self._channel.is_open:
                     self._channel = await self._connection.channel()
-                return await self._channel.call(method, **arguments)
+                return await self._answered(self._channel, method, arguments)
         except TimeoutError:
             raise BrokerUnavailable(f"RabbitMQ did not answer in {self._timeout} s") from None
+
+    async def _answered(self, channel: Channel, method: str, arguments: dict[str, Any]) -> Any:
+        """A channel on which an answer is still to come is left to it: pika would let the next call wait behind it,
+        for ever if it never comes."""
+        try:
+            return await channel.call(method, **arguments)
+        except BaseException:
+            self._channel = None
+            channel.abandon()
+            raise
 
 
 def _remember(table: dict[str, Value], name: str, value: Value) -> None:
@@ -240,9 +250,17 @@ def dlq_name(name: str) -> str:
 def name_fault(name: str) -> str | None:
     """Why RabbitMQ cannot have a queue of that name, with those beside it."""
     most = _LONGEST_NAME - _LONGEST_SUFFIX
+    if _is_broken(name):
+        return f"RabbitMQ cannot have the queue {shown(name)}: it leaves line feeds and carriage returns out of a name"
     if 0 < len(name.encode()) <= most:
         return None
     return f"RabbitMQ cannot have the queue {shown(name)}: a name has 1 to {most} bytes; this one {len(name.encode())}"
+
+
+def _is_broken(name: str) -> bool:
+    """Into lines. RabbitMQ makes, and deletes, the queue that is named so without the breaks, and publishes to none.
+    Its answer has that other name, and pika waits for one with ours."""
+    return "\n" in name or "\r" in name
 
 
 def _is_reserved(name: str) -> bool:
