@@ -15,6 +15,7 @@ OraculoError
 │   └── BrokerUnavailable   it cannot be reached now; worth a retry
 ├── StoreError              the store refused
 │   └── StoreUnavailable    it cannot be reached now; worth a retry
+│       └── StoreRefuses    it answers, and takes nothing from anybody until it is mended
 ├── ObjectsError            the object store refused
 │   ├── ObjectsUnavailable  it cannot be reached now; worth a retry
 │   └── ObjectLost          an object is not there, or is not what was put
@@ -106,6 +107,11 @@ class StoreError(OraculoError):
 
 class StoreUnavailable(StoreError):
     pass
+
+
+class StoreRefuses(StoreUnavailable):
+    """It answered that it cannot, for a reason of its own or its owner's (a full disk, a right that is missing), never
+    for what was asked of it: to ask for less, or for something else, helps nobody."""
 
 
 class ObjectsError(OraculoError):

@@ -55,6 +55,18 @@ def test_an_empty_store_is_left_empty(fleet: Fleet) -> None:
         assert plain.keys(f"{namespace}:*") == []
 
 
+def test_a_store_that_runs_and_refuses_is_not_to_be_started(fleet: Fleet) -> None:
+    user = f"doctor-{uuid4().hex[:8]}"
+    with redis.Redis.from_url(fleet.url("redis")) as plain:
+        plain.acl_setuser(user, enabled=True, passwords=["+p"], keys=["*"], commands=["+@all", "-zadd"])
+        try:
+            _, checks = doctor(ORACULO_STORE_URL=fleet.url("redis").replace("redis://", f"redis://{user}:p@"))
+        finally:
+            plain.acl_deluser(user)
+    assert "'zadd'" in checks["store"]["detalhe"]
+    assert checks["store"]["o_que_fazer"] == "mend that, or ORACULO_STORE_URL"
+
+
 def test_a_lock_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.db.lock").mkdir()
     code, checks = doctor(ORACULO_STORE_URL="sqlite:///x.db")

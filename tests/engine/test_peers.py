@@ -14,6 +14,7 @@ from oraculo.bootstrap import build
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.events import RunDue
 from oraculo.core.run import Changes
+from oraculo.engine import intake
 from oraculo.engine.inputs import Inbox, Wish
 from oraculo.engine.peers import Peers
 from oraculo.engine.publishing import MAX_WAITING_BYTES
@@ -26,7 +27,7 @@ from oraculo.ports.telemetry import BatchCommitted, EnginesChanged, Record, Sile
 from oraculo.settings import EngineSettings, Settings, StoreSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
-from tests.engine.workers import Journal, recording_app
+from tests.engine.workers import Journal, answer, recording_app
 from tests.servers.fleet import Fleet
 from tests.waiting import until
 
@@ -343,6 +344,20 @@ async def test_one_run_that_the_store_cannot_do_holds_up_no_other(tmp_path: Path
         with pytest.raises(StoreUnavailable):
             await asyncio.wait_for(giant, 25)
         assert await asyncio.wait_for(oraculo.submit({"destinos": ["nobody"]}), 10)
+
+
+async def test_an_answer_that_the_store_cannot_do_is_given_back_though_a_note_came_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "_FIRST_PAUSE", 0.01)
+    store, broker = Narrow(str(tmp_path / "oraculo.db")), MemoryBroker(SystemClock(), delivery_limit=1)
+    settings = Settings(engine=EngineSettings(note_linger=5.0))
+    async with Harness(store=store, broker=broker, settings=settings) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        await until(lambda: len(oraculo.engine.inbox), saying="the note that the command was sent")
+        store.impossible = run_id
+        await oraculo.publish("resultados", answer(run_id))
+        await until(lambda: broker.dead_letters("resultados", limit=1), saying="the end of its deliveries")
 
 
 async def test_callers_who_gave_up_leave_nothing_behind() -> None:

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.run import Changes
-from oraculo.errors import BrokerUnavailable, StoreUnavailable
+from oraculo.engine import intake
+from oraculo.errors import BrokerUnavailable, StoreRefuses, StoreUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation
@@ -106,6 +109,55 @@ async def test_a_commit_whose_answer_was_lost_is_not_counted_twice(tmp_path: Pat
         aggregate = await oraculo.run({"destinos": ["escavador_a", "escavador_b"]})
         assert aggregate["status"] == "concluida"
         assert aggregate["versao"] == 1
+
+
+class FullStore(SqliteStore):
+    """While it is full it writes nothing, though its check says that it is well: there is room for one mark."""
+
+    is_full = False
+    refusals = 0
+
+    async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+        if self.is_full:
+            self.refusals += 1
+            raise StoreRefuses("the disk is full")
+        return await super().commit(creations, changes)
+
+
+async def test_a_store_that_refuses_everything_is_waited_for_and_no_message_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pause in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
+        monkeypatch.setattr(intake, pause, 0.02)
+    store, broker = FullStore(str(tmp_path / "o.db")), MemoryBroker(SystemClock(), delivery_limit=1)
+    async with Harness(store=store, broker=broker) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        await until(lambda: broker.queues(["escavador_a"]))
+        store.is_full = True
+        await oraculo.publish("resultados", answer(run_id))
+        await until(lambda: store.refusals)
+        troubles: set[str | None] = set()
+
+        def is_refused_for_long() -> bool:
+            troubles.add(oraculo.engine._intake.trouble)
+            return store.refusals > 20  # many more than it takes to give one input back
+
+        await until(is_refused_for_long)
+        assert troubles == {"waits for the store: the disk is full"}
+        store.is_full = False
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+        assert oraculo.engine._intake.trouble is None
+        assert (await broker.queues(["resultados"]))[0].dead_letters == 0
+
+
+async def test_an_engine_stops_while_it_waits_for_a_store_that_refuses(tmp_path: Path) -> None:
+    store = FullStore(str(tmp_path / "o.db"))
+    async with Harness(store=store, settings=Settings(engine=EngineSettings(stop_grace=0.1))) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        store.is_full = True
+        await oraculo.publish("resultados", answer(run_id))
+        await until(lambda: store.refusals > 1)
+        await asyncio.wait_for(oraculo.engine.stop(), 5)
 
 
 class FlakyBroker(MemoryBroker):

@@ -40,6 +40,15 @@ async def with_schema(url: str) -> str:
     return with_option(url, search_path=name)
 
 
+async def with_user(server: str, url: str, *rights: str) -> str:
+    """The URL for a new user, who may use the schema and has these rights in it."""
+    user, schema = f"user_{os.urandom(4).hex()}", url.partition("search_path=")[2]
+    await ask(server, f"CREATE ROLE {user} LOGIN PASSWORD 'segredo'")
+    for right in ("USAGE ON SCHEMA {schema}", *rights):
+        await ask(server, f"GRANT {right} TO {user}".replace("{schema}", schema))
+    return url.replace("oraculo:", f"{user}:")
+
+
 def with_option(url: str, **options: str) -> str:
     words = "&".join(f"{name}={value}" for name, value in options.items())
     return f"{url}{'&' if '?' in url else '?'}{words}"

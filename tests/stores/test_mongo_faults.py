@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from pymongo.errors import OperationFailure
+from pymongo.errors import BulkWriteError, NotPrimaryError, OperationFailure, PyMongoError
 
 from oraculo.core.events import Progressed, Sent
-from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.store import RunQuery, Unsent
 from oraculo.stores.mongo import (
     MongoStore,
@@ -98,6 +98,24 @@ def test_a_driver_that_takes_a_lone_server_for_a_set_is_worth_another_try() -> N
     """It does so now and then when that server was just restarted."""
     with pytest.raises(StoreUnavailable, match="retryable writes"), translated("place"):
         raise OperationFailure("This MongoDB deployment does not support retryable writes.", 20)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OperationFailure("not authorized on x to execute command", 13), StoreRefuses),
+        (OperationFailure("Authentication failed.", 18), StoreRefuses),
+        (BulkWriteError({"writeErrors": [{"code": 14031, "errmsg": "available disk space is too low"}]}), StoreRefuses),
+        (NotPrimaryError("not primary", {"code": 10107}), StoreRefuses),
+        (OperationFailure("operation exceeded time limit", 50), StoreUnavailable),
+        (BulkWriteError({"writeErrors": [{"code": 14031}, {"code": 146}]}), StoreUnavailable),
+        (OperationFailure("BSONObj size is invalid", 10334), StoreError),
+    ],
+)
+def test_what_may_be_a_batchs_own_fault_is_told_from_what_is_not(error: PyMongoError, kind: type[StoreError]) -> None:
+    with pytest.raises(StoreError) as trouble, translated("place"):
+        raise error
+    assert type(trouble.value) is kind
 
 
 async def test_a_server_that_is_killed_and_restarted_loses_nothing_confirmed(fleet: Fleet) -> None:

@@ -3,14 +3,16 @@
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 from oraculo.core.events import Progressed, Sent
-from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.store import RunQuery
 from oraculo.stores.postgres import PostgresStore
+from oraculo.stores.postgres.faults import translated
 from oraculo.testing.store_runs import (
     assert_stored,
     change,
@@ -21,10 +23,12 @@ from oraculo.testing.store_runs import (
     make_run,
     revived,
 )
+from tests.servers.certificates import make_certificates
 from tests.servers.fleet import Fleet
 from tests.servers.process import free_port, freeze
+from tests.servers.proxy import Proxy
 from tests.stores import postgres_stage as stage
-from tests.stores.postgres_stage import ask, connected, opened, somebody_waits, with_option, with_schema
+from tests.stores.postgres_stage import ask, connected, opened, somebody_waits, with_option, with_schema, with_user
 from tests.waiting import until
 
 url = stage.url  # a fixture
@@ -199,8 +203,9 @@ async def test_a_statement_that_takes_too_long_is_ended_on_the_server_too(named_
         await create(store, run := make_run("a"))
         async with other.transaction():
             await other.execute("SELECT 1 FROM oraculo_runs FOR UPDATE")
-            with pytest.raises(StoreUnavailable):
+            with pytest.raises(StoreUnavailable) as trouble:
                 await store.commit([], [changed(run, Sent(0, 1))])
+            assert not isinstance(trouble.value, StoreRefuses)  # it may be too much for the time it has
 
             async def nobody_waits() -> bool:
                 return not await somebody_waits(named_url)
@@ -245,7 +250,78 @@ async def test_a_server_that_takes_no_writes_is_worth_a_retry(url: str) -> None:
         await create(store, run := make_run("a"))
     async with opened(with_option(url, default_transaction_read_only="on")) as store:
         await assert_stored(store, run)
-        with pytest.raises(StoreUnavailable, match="read-only"):
+        with pytest.raises(StoreRefuses, match="read-only"):
             await store.commit([creation(make_run("b"))], [])
         with pytest.raises(StoreUnavailable, match="read-only"):
             await store.check()
+
+
+async def test_a_right_that_is_taken_away_is_waited_for(fleet: Fleet, url: str) -> None:
+    async with opened(url):
+        pass
+    rights = ("ALL ON ALL TABLES IN SCHEMA {schema}", "ALL ON ALL SEQUENCES IN SCHEMA {schema}")
+    user = await with_user(fleet.server("postgres").url, url, *rights)
+    name = user.partition("//")[2].partition(":")[0]
+    async with opened(user) as store:
+        await ask(url, f"REVOKE INSERT ON oraculo_history FROM {name}")
+        for call in (store.commit([creation(make_run("a"))], []), store.check()):
+            with pytest.raises(StoreRefuses, match="permission denied for table oraculo_history"):
+                await call
+        await ask(url, f"GRANT INSERT ON oraculo_history TO {name}")
+        await create(store, run := make_run("a"))
+        await assert_stored(store, run)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (asyncpg.DiskFullError, StoreRefuses),
+        (asyncpg.InvalidPasswordError, StoreRefuses),
+        (asyncpg.TooManyConnectionsError, StoreRefuses),
+        (asyncpg.LockNotAvailableError, StoreRefuses),
+        (asyncpg.UndefinedTableError, StoreRefuses),
+        (asyncpg.CannotConnectNowError, StoreRefuses),
+        (asyncpg.OutOfMemoryError, StoreUnavailable),
+        (asyncpg.ConfigurationLimitExceededError, StoreUnavailable),
+        (asyncpg.QueryCanceledError, StoreUnavailable),
+        (asyncpg.AdminShutdownError, StoreUnavailable),
+        (asyncpg.ConnectionDoesNotExistError, StoreUnavailable),
+        (TimeoutError, StoreUnavailable),
+        (asyncpg.ProgramLimitExceededError, StoreError),
+    ],
+)
+def test_what_may_be_a_batchs_own_fault_is_told_from_what_is_not(
+    error: type[Exception], kind: type[StoreError]
+) -> None:
+    with pytest.raises(StoreError) as trouble, translated("place"):
+        raise error("it cannot")
+    assert type(trouble.value) is kind
+
+
+async def test_a_certificate_that_is_refused_later_is_waited_for(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    trusted = tmp_path / ".postgresql" / "root.crt"
+    trusted.parent.mkdir()
+    certificates = make_certificates(tmp_path)
+    authority = certificates.authority.read_bytes()
+    trusted.write_bytes(authority)
+    with Proxy(url, certificates) as proxy:
+        secure = with_option(proxy.url, sslmode="verify-full", sslnegotiation="direct")
+        async with opened(secure) as store:
+            await store.load(["a"])
+            connection = store._reader._connection
+            proxy.cut()
+            await until(lambda: connection is not None and connection.is_closed(), saying="the end of the connection")
+            trusted.write_bytes(make_certificates(tmp_path).authority.read_bytes())
+            with pytest.raises(StoreUnavailable, match="certificate verify failed"):
+                await store.load(["a"])
+            with pytest.raises(StoreError, match="certificate verify failed") as refusal:
+                await PostgresStore(secure).start()
+            assert not isinstance(refusal.value, StoreUnavailable)
+            trusted.unlink()
+            with pytest.raises(StoreUnavailable, match="root certificate file"):
+                await store.load(["a"])
+            trusted.write_bytes(authority)
+            assert await store.load(["a"]) == {}

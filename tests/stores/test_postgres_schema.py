@@ -28,7 +28,7 @@ from oraculo.testing.store_runs import (
 )
 from tests.servers.fleet import Fleet
 from tests.stores import postgres_stage as stage
-from tests.stores.postgres_stage import ask, opened
+from tests.stores.postgres_stage import ask, opened, with_user
 
 url = stage.url  # a fixture
 
@@ -189,15 +189,6 @@ async def looked_at(url: str) -> AsyncIterator[str | None]:
         yield await store.look()
     finally:
         await store.close()
-
-
-async def with_user(server: str, url: str, *rights: str) -> str:
-    """The URL for a new user, who may use the schema and has these rights in it."""
-    user, schema = f"user_{os.urandom(4).hex()}", url.partition("search_path=")[2]
-    await ask(server, f"CREATE ROLE {user} LOGIN PASSWORD 'segredo'")
-    for right in ("USAGE ON SCHEMA {schema}", *rights):
-        await ask(server, f"GRANT {right} TO {user}".replace("{schema}", schema))
-    return url.replace("oraculo:", f"{user}:")
 
 
 async def test_looking_at_an_empty_database_makes_no_tables(url: str) -> None:

@@ -16,7 +16,7 @@ from oraculo.core.events import (
     Sent,
 )
 from oraculo.core.run import Changes, Run
-from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.store import Outcome, RunQuery
 from oraculo.stores.redis import RedisStore
 from oraculo.testing.checkers import check_store
@@ -261,7 +261,7 @@ async def test_a_replica_is_unavailable_until_it_is_promoted(breakable: Server) 
             plain.replicaof("127.0.0.1", str(free_port()))
             for call in (runs.commit([], [changed(run, Sent(0, 1))]), runs.check()):
                 before = await runs._server.ask("CLIENT", "ID")
-                with pytest.raises(StoreUnavailable, match="read-only"):
+                with pytest.raises(StoreRefuses, match="read-only"):
                     await call
                 # It connects again, because the name may lead to the new master by now.
                 assert await runs._server.ask("CLIENT", "ID") != before
@@ -284,7 +284,7 @@ async def test_a_full_server_refuses_a_commit_whole_and_still_prunes(breakable: 
                     runs.check(),
                 ]
                 for call in refused:
-                    with pytest.raises(StoreUnavailable, match="maxmemory"):
+                    with pytest.raises(StoreRefuses, match="maxmemory"):
                         await call
                 assert await everything(runs, [open_run, ended]) == before
                 assert await runs.prune(NOW + 100, 10) == 1
@@ -292,6 +292,18 @@ async def test_a_full_server_refuses_a_commit_whole_and_still_prunes(breakable: 
                 plain.config_set("maxmemory", 0)
         await change(runs, changed(open_run, Sent(0, 1)))
         await create(runs, make_run("new"))
+
+
+async def test_a_right_that_is_taken_away_is_waited_for(breakable: Server) -> None:
+    with redis.Redis.from_url(breakable.url) as plain:
+        plain.acl_setuser("app", enabled=True, passwords=["+p"], keys=["*"], commands=["+@all"])
+        async with opened(breakable.url.replace("redis://", "redis://app:p@")) as runs:
+            plain.acl_setuser("app", enabled=True, passwords=["+p"], keys=["*"], commands=["+@all", "-hset"])
+            with pytest.raises(StoreRefuses, match="'hset'"):
+                await runs.commit([creation(make_run("a"))], [])
+            plain.acl_setuser("app", enabled=True, passwords=["+p"], keys=["*"], commands=["+@all"])
+            await create(runs, run := make_run("a"))
+            await assert_stored(runs, run)
 
 
 async def test_scripts_that_the_server_forgot_are_given_to_it_again(url: str, plain: Any) -> None:

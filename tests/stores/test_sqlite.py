@@ -16,7 +16,7 @@ import pytest
 
 from oraculo.core.events import Progressed, Sent
 from oraculo.core.run import Changes, RunStatus
-from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.store import Outcome, RunQuery, Store
 from oraculo.stores.sql import migrations, named_queries, parse_queries
 from oraculo.stores.sqlite import SqliteStore, connections, lanes
@@ -121,7 +121,7 @@ async def test_readers_cannot_write(path: str) -> None:
     async with opened(path) as store:
         for lane in (store._reader, store._browser):
             assert lane is not store._writer
-            with pytest.raises(StoreUnavailable, match="readonly"):
+            with pytest.raises(StoreRefuses, match="readonly"):
                 await lane.run(lambda connection: connection.execute("DELETE FROM runs"))
 
 
@@ -525,7 +525,7 @@ async def test_a_full_disk_loses_nothing_and_is_worth_a_retry(path: str) -> None
         await create(store, run := make_run("a"))
         await store._writer.run(lambda connection: connection.execute("PRAGMA max_page_count = 1").fetchall())
         big = make_run("big", payload=b'{"x":"' + b"x" * 500_000 + b'"}')
-        with pytest.raises(StoreError, match="full"):
+        with pytest.raises(StoreRefuses, match="full"):
             await store.commit([creation(big)], [])
         await assert_stored(store, run)
         await store._writer.run(lambda connection: connection.execute("PRAGMA max_page_count = 100000").fetchall())

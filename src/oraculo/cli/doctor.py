@@ -16,7 +16,14 @@ from oraculo.cli import output
 from oraculo.cli.client import Refused, Server, Unreachable
 from oraculo.cli.options import DEFAULT_URL, LOOPBACK, ApiKey, AsJson
 from oraculo.cli.pipelines import check_files
-from oraculo.errors import BrokerUnavailable, InvalidSettings, ObjectsUnavailable, OraculoError, StoreUnavailable
+from oraculo.errors import (
+    BrokerUnavailable,
+    InvalidSettings,
+    ObjectsUnavailable,
+    OraculoError,
+    StoreRefuses,
+    StoreUnavailable,
+)
 
 if TYPE_CHECKING:
     from oraculo.cli.rehearsal import Failed
@@ -276,14 +283,16 @@ async def _part(name: str, prove: Callable[[], Awaitable[str]], close: Callable[
 
 async def _proved(name: str, prove: Callable[[], Awaitable[str]]) -> Check:
     variable = _VARIABLES[name.partition(" ")[0]]
-    remedy = f"start it, or mend {variable}"
+    remedy, mending = f"start it, or mend {variable}", f"mend that, or {variable}"
     try:
         async with asyncio.timeout(_PATIENCE):
             told = await prove()
+    except StoreRefuses as error:  # it runs
+        return Check(name, ERROR, str(error), mending)
     except (BrokerUnavailable, StoreUnavailable, ObjectsUnavailable) as error:
         return Check(name, ERROR, str(error), remedy)
     except OraculoError as error:
-        return Check(name, ERROR, str(error), f"mend that, or {variable}")
+        return Check(name, ERROR, str(error), mending)
     except TimeoutError:
         return Check(name, ERROR, f"no answer in {_PATIENCE:g} s", remedy)
     return Check(name, WARNING if _WARNED_OF in told else OK, told)

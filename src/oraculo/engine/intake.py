@@ -29,6 +29,7 @@ from oraculo.errors import (
     InvalidMessage,
     OraculoError,
     PayloadTooLarge,
+    StoreRefuses,
     StoreUnavailable,
     UnknownPipeline,
 )
@@ -38,7 +39,7 @@ from oraculo.ports.store import Committed, Created, Creation, Outcome, Store
 from oraculo.ports.telemetry import AnswerTaken, BatchCommitted, DeadLettered, LoopFailed, Telemetry
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-_FAILURES_BEFORE_LESS = 2  # of a batch, while the store works otherwise
+_FAILURES_BEFORE_LESS = 2  # of a batch, that may be its own fault, while the store works otherwise
 _MOST_SETTLING = 16  # batches that are being settled at the same time
 
 
@@ -157,7 +158,8 @@ class Intake:
             await asyncio.wait(self._settling)
 
     async def _process_surely(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
-        """Waits for a store that cannot be reached; sets apart an input that breaks the engine, or the store."""
+        """Waits for a store that cannot be reached, and for one that refuses whatever it is given, until it is mended;
+        sets apart an input that breaks the engine, or the store."""
         pause, failures = _FIRST_PAUSE, 0
         while True:
             try:
@@ -168,9 +170,12 @@ class Intake:
                 self.trouble = f"waits for the store: {error}"
                 self._telemetry.emit(LoopFailed("intake", self.trouble))
                 await asyncio.sleep(pause)
-                pause, failures = min(pause * 2, _LONGEST_PAUSE), failures + 1
+                pause = min(pause * 2, _LONGEST_PAUSE)
                 self._inbox.forget_withdrawn()
                 inputs = _still_wanted(inputs)
+                if isinstance(error, StoreRefuses):
+                    continue
+                failures += 1
                 if failures >= _FAILURES_BEFORE_LESS and await self._is_done_with_less(inputs, notes, failures, error):
                     return
             except Exception as error:  # noqa: BLE001  whatever it is, the other inputs must go on
@@ -193,8 +198,8 @@ class Intake:
             await self._set_apart(inputs, notes, error)
             self.trouble = None  # the store answers
             return True
-        for half in (slice(None, None, 2), slice(1, None, 2)):
-            await self._process_surely(inputs[half], notes[half])
+        for some_inputs, some_notes in _parts(inputs, notes):
+            await self._process_surely(some_inputs, some_notes)
         return True
 
     async def _set_apart(self, inputs: Sequence[Input], notes: Sequence[Note], error: Exception) -> None:
@@ -467,6 +472,13 @@ def _expect_event(message: Message, known: Iterable[str]) -> None:
         raise InvalidMessage.at(
             "tipo_evento", f"must be one of {right} on this queue; got {naming.shown(message.tipo_evento)}"
         )
+
+
+def _parts(inputs: Sequence[Input], notes: Sequence[Note]) -> Iterable[tuple[Sequence[Input], Sequence[Note]]]:
+    """Two, each of them less than the whole. Notes come first: what was sent comes before its answer."""
+    if inputs and notes:
+        return ([], notes), (inputs, [])
+    return [(inputs[half], notes[half]) for half in (slice(None, None, 2), slice(1, None, 2))]
 
 
 def _still_wanted(inputs: Iterable[Input]) -> list[Input]:

@@ -1,7 +1,8 @@
 """The durable state of runs.
 
 Atomic for each run: its head, tasks and history are written together or not at all. Every call may raise
-StoreUnavailable (cannot be reached now: try again) or StoreError (refused).
+StoreUnavailable (cannot be reached now: try again), which is StoreRefuses when it says so itself and what was asked has
+no part in it, or StoreError (refused).
 """
 
 from collections.abc import Sequence

@@ -9,27 +9,35 @@ from bson.errors import BSONError
 from pymongo.errors import (
     BulkWriteError,
     ConnectionFailure,
+    NotPrimaryError,
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
     WaitQueueTimeoutError,
 )
 
-from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.settings.urls import redacted
 
 DUPLICATE_KEY = 11000
-_WORTH_A_RETRY = frozenset(
+# They speak of the server or its owner, and of no batch: nobody's is taken until that is mended.
+_REFUSALS = frozenset(
     {
-        6, 7, 89, 9001,  # another server could not be reached
+        13, 18, 8000,  # a right that is missing, the user or the password
+        91, 11600,  # stopping
+        133, 189, 10107, 11602, 13435, 13436,  # no primary, or one that steps down
+        371, 14031,  # its owner lets nobody write, or no disk is left
+    }
+)  # fmt: skip
+_WORTH_A_RETRY = _REFUSALS | frozenset(
+    {
+        6, 7, 74, 89, 9001,  # another server could not be reached
         20,  # the driver takes a server that stands alone for one of a set, as it may after a restart
-        18, 8000,  # the user or the password: it may be mended while the engine waits
         24, 46, 112, 117, 314, 365, 462,  # busy: locks, clashes of writes, too much to do
         43, 175,  # a cursor, or a plan, that was lost
         50, 64, 202, 262,  # it took too long
-        74, 91, 11600, 11601,  # stopping, or asked to stop this
-        133, 189, 10107, 11602, 13435, 13436,  # no primary, or one that steps down
-        146, 14031,  # no memory, no disk
+        11601,  # asked to stop this
+        146,  # no memory
     }
 )  # fmt: skip
 _LABELS = ("RetryableWriteError", "TransientTransactionError", "SystemOverloadedError")
@@ -46,21 +54,30 @@ def translated(place: str) -> Iterator[None]:
 
 
 def _ours(error: Exception, place: str) -> StoreError:
-    kind = StoreUnavailable if _is_worth_a_retry(error) else StoreError
-    return kind(f"MongoDB at {place}: {_in_words(error)}")
+    return _kind_of(error)(f"MongoDB at {place}: {_in_words(error)}")
 
 
-def _is_worth_a_retry(error: Exception) -> bool:
+def _kind_of(error: Exception) -> type[StoreError]:
+    codes = _codes(error)
+    if isinstance(error, NotPrimaryError) or (codes and codes <= _REFUSALS):
+        return StoreRefuses
+    return StoreUnavailable if _is_worth_a_retry(error, codes) else StoreError
+
+
+def _is_worth_a_retry(error: Exception, codes: set[int | None]) -> bool:
     if isinstance(error, ConnectionFailure | WaitQueueTimeoutError | OSError):
         return True
     if not isinstance(error, PyMongoError):
         return False
     if error.timeout or any(map(error.has_error_label, _LABELS)):
         return True
+    return bool(codes) and codes <= _WORTH_A_RETRY
+
+
+def _codes(error: Exception) -> set[int | None]:
     if isinstance(error, BulkWriteError):
-        faults = list(_faults(error))
-        return bool(faults) and all(fault.get("code") in _WORTH_A_RETRY for fault in faults)
-    return isinstance(error, OperationFailure) and error.code in _WORTH_A_RETRY
+        return {fault.get("code") for fault in _faults(error)}
+    return {error.code} if isinstance(error, OperationFailure) else set()
 
 
 def _faults(error: BulkWriteError) -> Iterator[Mapping[str, Any]]:

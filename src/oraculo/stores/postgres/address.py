@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 
 import asyncpg
 
-from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.settings.urls import hosts_of, node_urls, redacted
 from oraculo.stores.postgres.faults import translated
 
@@ -28,9 +28,11 @@ class Address:
         self._connect_timeout = connect_timeout
         self.call_timeout = call_timeout
         self.place = place_of(url)
+        self._took_us = False
 
     async def connect(self, session: str) -> Connection:
-        """Raises StoreUnavailable, or StoreError when no host will ever do, with the trouble of each."""
+        """Raises StoreUnavailable with the trouble of each host, or, as long as none ever took us, StoreError when none
+        will ever do: one that did may again, whatever is wrong now (its certificate, say, or a file of ours)."""
         ends = asyncio.get_running_loop().time() + self._connect_timeout
         troubles: list[StoreError] = []
         for number, host in enumerate(hosts := list(self._hosts)):
@@ -41,8 +43,9 @@ class Address:
                 troubles.append(trouble)
             else:
                 self._hosts = [host, *(other for other in hosts if other != host)]
+                self._took_us = True
                 return connection
-        raise _together(troubles)
+        raise _together(troubles, may_pass=self._took_us) from troubles[-1]
 
 
 def version_of(connection: Connection) -> str:
@@ -84,11 +87,12 @@ def _with_parameters(url: str, **parameters: str) -> str:
     return f"{url.partition('?')[0]}?{urlencode(_parameters(url) | parameters)}"
 
 
-def _together(troubles: list[StoreError]) -> StoreError:
-    if len(troubles) == 1:
-        return troubles[0]
-    may_pass = any(isinstance(trouble, StoreUnavailable) for trouble in troubles)
-    return (StoreUnavailable if may_pass else StoreError)("; ".join(map(str, troubles)))
+def _together(troubles: list[StoreError], *, may_pass: bool) -> StoreError:
+    told = "; ".join(map(str, troubles))
+    if all(isinstance(trouble, StoreRefuses) for trouble in troubles):
+        return StoreRefuses(told)
+    may_pass = may_pass or any(isinstance(trouble, StoreUnavailable) for trouble in troubles)
+    return StoreUnavailable(told) if may_pass else StoreError(told)
 
 
 # -- one of them -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import asyncpg
 import msgspec
 
-from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 
 # The kinds of SQLSTATE that speak of what was to be written. Everything else is the server's, its owner's or the
 # network's and may be mended while the engine waits: a right that was taken away, a table that is being restored.
@@ -16,6 +16,20 @@ _OF_THE_DATA = frozenset(
         "23",  # a constraint
         "54",  # too large for a limit of the server
     }
+)
+# How a SQLSTATE begins that speaks of the server, its owner or whoever else uses it, and of no batch: nobody's is taken
+# until that is mended. What may come of too large a batch is not among them: no memory (53200), a limit (53400), and
+# that it was ended in the middle (57014, 57P01).
+_REFUSALS = (
+    "25006",  # it is read-only
+    "28",  # the login
+    "3D",  # no such database
+    "3F",  # no such schema
+    "42",  # a right, a table or a function that is missing
+    "53100",  # its disk is full
+    "53300",  # too many connections
+    "55",  # locked or in use by another, or closed to all
+    "57P03",  # it is starting or stopping
 )
 _CLASHES = frozenset({"40001", "40P01"})
 _FOREIGN = (
@@ -52,6 +66,8 @@ def _ours(error: Exception, place: str) -> StoreError:
         return Clash(text)
     if isinstance(error, asyncpg.InternalClientError):  # it has read that the server ends it, and not yet that it did
         return Stale(text)
+    if state is not None and state.startswith(_REFUSALS):
+        return StoreRefuses(text)
     return StoreUnavailable(text) if _is_worth_a_retry(error, state) else StoreError(text)
 
 

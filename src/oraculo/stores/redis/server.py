@@ -21,12 +21,14 @@ from oraculo.clients.redis import (
     translated,
     version_of,
 )
-from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.stores.redis.layout import Layout
 
 ERRORS = Errors(StoreError, StoreUnavailable)
 OLDEST = (6, 2)
 _VERSION = re.compile(rb"(\d+)\.(\d+)")
+# A right that is missing: for a command, and for one in a script, since Redis 7 and before.
+_NOT_PERMITTED = re.compile("NOPERM |ERR ACL failure in script|.*The user executing the script can't")
 _FOREIGN = (UnicodeError, OverflowError, msgspec.MsgspecError)
 
 
@@ -94,6 +96,8 @@ class Server:
             self._link.abort(str(error))  # the name may lead to the new master by now
         if error_code(reply) == "NOSCRIPT":  # again, just after it was loaded: somebody flushes
             return StoreUnavailable(str(error))
+        if isinstance(error, StoreUnavailable) or _NOT_PERMITTED.match(str(reply)):
+            return StoreRefuses(str(error))
         return error
 
     @contextmanager

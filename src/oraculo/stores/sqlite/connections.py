@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.stores.sql import migrations
 
 MEMORY = ":memory:"
@@ -94,18 +94,18 @@ def _statements(script: str) -> Iterator[str]:
 
 # -- the border: SQLite's errors become ours ------------------------------------------------------------------------
 
-_WORTH_A_RETRY = frozenset(
+# They speak of the file, the disk or another process, and of no batch: nobody's is taken until that is mended.
+_REFUSALS = frozenset(
     {
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_PROTOCOL,
         sqlite3.SQLITE_FULL,
         sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_PROTOCOL,
     }
 )
+_WORTH_A_RETRY = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM})
 FOREIGN = (sqlite3.Error, OverflowError, UnicodeError, msgspec.EncodeError)
 
 
@@ -118,10 +118,15 @@ def translated(path: str) -> Iterator[None]:
 
 
 def ours(error: Exception, path: str) -> StoreError:
-    kind = StoreUnavailable if primary_code(error) in _WORTH_A_RETRY else StoreError
-    told = kind(f"SQLite file {path}: {error}")
+    told = _kind_of(primary_code(error))(f"SQLite file {path}: {error}")
     told.__cause__ = error
     return told
+
+
+def _kind_of(code: int) -> type[StoreError]:
+    if code in _REFUSALS:
+        return StoreRefuses
+    return StoreUnavailable if code in _WORTH_A_RETRY else StoreError
 
 
 def primary_code(error: Exception) -> int:
