@@ -92,10 +92,10 @@ async def test_a_creation_that_is_cut_short_is_noted_before_its_first_side_docum
 ) -> None:
     insert_missing = creations.insert_missing
 
-    async def cut_short(collection: Any, inserted: Any) -> set[int]:
+    async def cut_short(server: Any, collection: Any, inserted: Any) -> set[int]:
         if collection.name == "orquestracoes":
             raise StoreUnavailable("cut short")
-        return await insert_missing(collection, inserted)
+        return await insert_missing(server, collection, inserted)
 
     async with opened(url) as store:
         monkeypatch.setattr(creations, "insert_missing", cut_short)

@@ -1,13 +1,21 @@
 """The MongoDB store and a layout, a server or an address in trouble."""
 
 import asyncio
+import re
 
 import pytest
-from pymongo.errors import BulkWriteError, NotPrimaryError, OperationFailure, PyMongoError
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    NotPrimaryError,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
 
 from oraculo.core.events import Progressed, Sent
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
-from oraculo.ports.store import RunQuery, Unsent
+from oraculo.ports.store import Outcome, RunQuery, Unsent
 from oraculo.stores.mongo import (
     MongoStore,
     layout,
@@ -20,6 +28,7 @@ from oraculo.testing.store_runs import (
     change,
     changed,
     create,
+    creation,
     load,
     make_run,
     revived,
@@ -89,6 +98,43 @@ async def test_a_server_that_is_too_old_is_refused(url: str, monkeypatch: pytest
     with pytest.raises(StoreError, match=r"too old: 99\.0 or newer") as refusal:
         await MongoStore(url).start()
     assert not isinstance(refusal.value, StoreUnavailable)
+
+
+async def test_no_run_is_created_without_the_indexes_of_a_dropped_database(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "TRUSTED_SECONDS", 0.0)
+    async with opened(url) as store, database(url) as found:
+        for drop in (lambda: found.client.drop_database(found.name), found.orquestracoes.drop):
+            await create(store, make_run("before"))
+            await drop()
+            with pytest.raises(StoreUnavailable, match=r"layout of MongoDB at .* is gone.*`oraculo migrate`"):
+                await store.check()
+            with pytest.raises(StoreUnavailable, match="is gone"):
+                await store.commit([creation(make_run("a"))], [])
+            assert (await store.runs(RunQuery())).heads == []
+            assert await MongoStore(url).migrate() == ["0001 runs"]
+            assert await store.check()
+
+
+async def test_runs_of_one_id_or_key_that_were_created_before_the_drop_was_noticed_are_told_apart(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "TRUSTED_SECONDS", 1_000.0)
+    async with opened(url) as store, database(url) as found:
+        await create(store, make_run("before"))
+        await found.client.drop_database(found.name)
+        for run_id, key in (("a", "one"), ("a", "other"), ("b", "one")):
+            committed = await store.commit([creation(make_run(run_id), key=key, fingerprint=run_id + key)], [])
+            assert committed.created[0].outcome is Outcome.CREATED
+    async with opened(url) as store:
+        b, second, first = [head.id for head in (await store.runs(RunQuery())).heads]
+        assert (b, first) == ("b", "a")
+        assert second.startswith("a-"), "it was accepted, so it goes on"
+        assert (await store.load([second]))[second].head.id == second
+        again = [creation(make_run("a")), creation(make_run("c"), key="one"), creation(make_run("b"), key="new")]
+        outcomes = [created.outcome for created in (await store.commit(again, [])).created]
+        assert outcomes == [Outcome.ID_IN_USE, Outcome.KEY_REUSED, Outcome.ID_IN_USE]
 
 
 # -- a server in trouble --------------------------------------------------------------------------------------------
@@ -237,6 +283,57 @@ async def test_a_server_that_cannot_be_reached_is_named_without_the_password() -
 )
 def test_a_place_tells_nothing_of_a_password(url: str, place: str) -> None:
     assert place_of(url) == place
+
+
+async def test_why_a_server_cannot_be_reached_is_told_before_those_who_ask_lose_patience(fleet: Fleet) -> None:
+    server = fleet.breakable("mongodb")
+    address = with_database(server.url)
+    async with opened(address) as store:
+        server.kill()
+        for answer in await asyncio.gather(
+            asyncio.wait_for(store.check(), 5), asyncio.wait_for(MongoStore(address).start(), 5), return_exceptions=True
+        ):
+            assert isinstance(answer, StoreUnavailable)
+            assert re.search(r"refused|Connect call failed|closed", str(answer))
+
+
+async def test_a_set_without_its_majority_is_told_of(fleet: Fleet) -> None:
+    fleet.url("mongodb")
+    with Mongo(replicated=True) as server:
+        async with opened(with_database(server.url)) as store, database(with_database(server.url)) as found:
+            assert await store.check()
+            members = (await found.client.admin.command("replSetGetConfig"))["config"]
+            members["version"] += 1
+            members["members"].append({"_id": 1, "host": f"127.0.0.1:{free_port()}", "priority": 0})
+            await found.client.admin.command("replSetReconfig", members, force=True)
+            with pytest.raises(StoreUnavailable, match="majority of its replica set does not confirm writes"):
+                await asyncio.wait_for(store.check(), 5)
+
+
+def test_what_the_driver_adds_for_programmers_is_left_out() -> None:
+    for error in (
+        NotPrimaryError("not primary", {"ok": 0.0, "errmsg": "not primary"}),
+        ServerSelectionTimeoutError("not primary, Timeout: 5.0s, Topology Description: <TopologyDescription …>"),
+        AutoReconnect("not primary (configured timeouts: connectTimeoutMS: 5000.0ms)"),
+    ):
+        with pytest.raises(StoreUnavailable, match=r"not primary$"), translated("place"):
+            raise error
+
+
+@pytest.mark.parametrize("password", ["sec/ret", "sec?ret", "sec#ret", "sec@ret", "s:ec/ret", "12/ret", "12?ec=ret"])
+async def test_no_part_of_a_password_that_is_not_percent_encoded_is_told(password: str) -> None:
+    store = MongoStore(f"mongodb://few:{password}@127.0.0.1:{free_port()}/a", connect_seconds=0.2, call_seconds=0.5)
+    with pytest.raises(StoreError) as refusal:
+        await store.start()
+    told = str(refusal.value)
+    assert not any(part in told for part in ("few", "sec", "ret", "12/", "12?", "ec=")), told
+    if "#" not in password:  # which pymongo takes as it is
+        assert "percent-encoded" in told or "escaped" in told
+
+
+@pytest.mark.parametrize("options", ["appName=@account@", "retryWrites=false&appName=@account@"])
+def test_an_option_may_have_an_at_sign_as_those_of_a_hosted_server_do(options: str) -> None:
+    MongoStore(f"mongodb://account:k3y%3D%3D@account.mongo.example:10255/runs?{options}")
 
 
 async def test_an_address_that_makes_no_sense_is_refused_for_good() -> None:

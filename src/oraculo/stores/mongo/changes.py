@@ -17,14 +17,14 @@ from oraculo.errors import StoreUnavailable
 from oraculo.stores.mongo.agenda import Agenda, agenda_of
 from oraculo.stores.mongo.documents import head_of, without_results
 from oraculo.stores.mongo.housekeeping import Housekeeping
-from oraculo.stores.mongo.server import Document, Server, insert_missing
+from oraculo.stores.mongo.portions import encoded, insert_missing, portions, read_all
+from oraculo.stores.mongo.server import Document, Server
 from oraculo.stores.mongo.writes import (
     BLOCK_TASKS,
     Update,
     agenda_of_blocks,
     block_document,
     block_entry,
-    encoded,
 )
 
 _ROUNDS = 10
@@ -61,12 +61,17 @@ class ChangeWriter:
 
     async def _compare_and_set(self, writes: list[tuple[Update, UpdateOne]]) -> tuple[list[Update], list[Update]]:
         """Returns those that another version was found for, and those that `forget_sent` came in between of."""
-        done = await self._server.runs.bulk_write([operation for _, operation in writes], ordered=False)
-        if done.matched_count == len(writes):
+        matched = 0
+        for portion, size in portions(writes, lambda one: one[0].size):
+            with self._server.limit(size):
+                done = await self._server.runs.bulk_write([operation for _, operation in portion], ordered=False)
+            matched += done.matched_count
+        if matched == len(writes):
             return [], []
         # The server counts what it found, and does not say which: each run's last commits do.
         ids = [update.run_id for update, _ in writes]
-        found = {one["correlation_id"]: one async for one in self._server.runs.find(_among(ids), _STANDING)}
+        with self._server.limit():
+            found = {one["correlation_id"]: one async for one in self._server.runs.find(_among(ids), _STANDING)}
         losers: list[Update] = []
         forgotten: list[Update] = []
         for update, _ in writes:
@@ -92,9 +97,10 @@ class ChangeWriter:
         raise StoreUnavailable(f"MongoDB at {self._server.place}: what was sent is being forgotten; try again")
 
     async def _write_ready(self, ready: list[_Heavy]) -> tuple[list[Update], list[Update]]:
-        await insert_missing(self._server.blocks, [block for heavy in ready for block in heavy.blocks])
+        blocks = [block for heavy in ready for block in heavy.blocks]
+        await insert_missing(self._server, self._server.blocks, blocks)
         parts = [part for heavy in ready for part in heavy.update.attachments]
-        await insert_missing(self._server.attachments, parts)
+        await insert_missing(self._server, self._server.attachments, parts)
         losers, again = await self._compare_and_set([(heavy.update, heavy.operation) for heavy in ready])
         missed = {update.run_id for update in (*losers, *again)}
         old: list[ObjectId] = []
@@ -110,7 +116,8 @@ class ChangeWriter:
         """None: the stored version is not the expected one."""
         ids = [update.run_id for update in updates]
         wanted = {"correlation_id": 1, "revisao": 1, "blocos": 1, "esquecida": 1}
-        found = {one["correlation_id"]: one async for one in self._server.runs.find(_among(ids), wanted)}
+        with self._server.limit():
+            found = {one["correlation_id"]: one async for one in self._server.runs.find(_among(ids), wanted)}
         current = [_if_current(update, found.get(update.run_id)) for update in updates]
         blocks = await self._blocks_of(updates, current)
         prepared: list[_Heavy | None] = []
@@ -132,16 +139,15 @@ class ChangeWriter:
             if run is not None
             for number in update.agendas
         ]
-        if not names:
-            return {}
-        return {block["_id"]: block async for block in self._server.raw_blocks.find({"_id": {"$in": names}})}
+        return {block["_id"]: block for block in await read_all(self._server, self._server.raw_blocks, "_id", names)}
 
     async def _narrow(self, update: Update, run: Document) -> _Heavy | None:
         _attach(update, run["_id"])
         forgotten, fields = run.get("esquecida"), update.fields
         if forgotten is not None:
             # What is to be sent again is known to the stored tasks alone, not to whoever decided this change.
-            stored = await self._server.runs.find_one({"_id": run["_id"], "revisao": update.based_on})
+            with self._server.limit():
+                stored = await self._server.runs.find_one({"_id": run["_id"], "revisao": update.based_on})
             if stored is None:
                 return None
             forgotten = stored["esquecida"]  # it may be another's by now

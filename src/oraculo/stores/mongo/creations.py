@@ -10,7 +10,8 @@ from typing import NamedTuple
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.store import Created, Outcome
 from oraculo.stores.mongo.housekeeping import Housekeeping
-from oraculo.stores.mongo.server import Server, insert_missing
+from oraculo.stores.mongo.portions import insert_missing
+from oraculo.stores.mongo.server import Server
 from oraculo.stores.mongo.writes import Birth
 
 _ROUNDS = 20
@@ -71,9 +72,11 @@ class Creations:
         with_sides = [birth for _, birth in now if birth.has_sides]
         if with_sides:
             await self._keeper.doubt(birth.run_key for birth in with_sides)
-            await insert_missing(self._server.blocks, [block for birth in with_sides for block in birth.blocks])
-            await insert_missing(self._server.attachments, [part for birth in with_sides for part in birth.attachments])
-        refused = await insert_missing(self._server.runs, [birth.document for _, birth in now])
+            blocks = [block for birth in with_sides for block in birth.blocks]
+            await insert_missing(self._server, self._server.blocks, blocks)
+            parts = [part for birth in with_sides for part in birth.attachments]
+            await insert_missing(self._server, self._server.attachments, parts)
+        refused = await insert_missing(self._server, self._server.runs, [birth.document for _, birth in now])
         if with_sides:
             self._keeper.settle(birth.run_key for birth in with_sides)
         for number, (place, birth) in enumerate(now):
@@ -92,9 +95,10 @@ class Creations:
             {"chave_idempotencia": {"$in": keys}},
         ]
         wanted = {"correlation_id": 1, "chave_idempotencia": 1, "origem.fingerprint": 1}
-        async for found in self._server.runs.find({"$or": either}, wanted):
-            stored = _Stored(found["correlation_id"], found["origem"]["fingerprint"])
-            self._note(stored, found.get("chave_idempotencia"))
+        with self._server.limit():
+            async for found in self._server.runs.find({"$or": either}, wanted):
+                stored = _Stored(found["correlation_id"], found["origem"]["fingerprint"])
+                self._note(stored, found.get("chave_idempotencia"))
 
     def _note(self, stored: _Stored, key: str | None) -> None:
         self._by_id[stored.run_id] = stored

@@ -1,5 +1,6 @@
 """The border: what pymongo, the BSON encoder and the network raise becomes ours."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +42,10 @@ _WORTH_A_RETRY = _REFUSALS | frozenset(
     }
 )  # fmt: skip
 _LABELS = ("RetryableWriteError", "TransientTransactionError", "SystemOverloadedError")
+# What pymongo adds for programmers: the whole answer, the topology, the driver's own limits.
+_NOT_FOR_PEOPLE = re.compile(r", full error: .*|, Timeout: .*| \(configured timeouts: [^)]*\)", re.DOTALL)
+# In the path, or behind hosts before which there is no login. An option of a URL with a login may have one.
+_STRAY_AT = re.compile(r"[^/]*://([^/?@]*[/?].*@|[^/?]*/[^?]*@)", re.DOTALL)
 # UnicodeError and the BSON encoder's own are ValueErrors.
 _FOREIGN = (PyMongoError, BSONError, msgspec.MsgspecError, OSError, ValueError, OverflowError, RecursionError)
 
@@ -95,17 +100,27 @@ def duplicates(error: BulkWriteError) -> set[int]:
 
 
 def _in_words(error: Exception) -> str:
+    told = _NOT_FOR_PEOPLE.sub("", str(error))
     if isinstance(error, BulkWriteError):
-        return "; ".join(dict.fromkeys(str(fault.get("errmsg")) for fault in _faults(error)))[:500] or str(error)
+        return "; ".join(dict.fromkeys(str(fault.get("errmsg")) for fault in _faults(error)))[:500] or told
     if isinstance(error, ServerSelectionTimeoutError):
-        return f"it cannot be reached: {str(error).split(', Timeout:')[0]}"
+        return f"it cannot be reached: {told}"
     if isinstance(error, PyMongoError) and error.timeout:
-        return f"no answer in time: {error}"
+        return f"no answer in time: {told}"
     if isinstance(error, OperationFailure):
-        return f"{str(error).split(', full error')[0]} ({error.code})"
-    return str(error) or type(error).__name__
+        return f"{told} ({error.code})"
+    return told or type(error).__name__
 
 
 def place_of(url: str) -> str:
     """`host:port/database`, for people: nothing of a password, though it was not percent-encoded."""
     return redacted(url).partition("://")[2].rpartition("@")[2].rstrip("/") or "localhost"
+
+
+def refuse_unencoded(url: str) -> None:
+    """pymongo would take a part of the password for the host, and name it."""
+    if _STRAY_AT.match(url):
+        raise ValueError(
+            "its URL has an @ behind the host; in user and password the characters / ? # @ : % are written "
+            "percent-encoded: %2F %3F %23 %40 %3A %25"
+        )

@@ -12,8 +12,9 @@ from oraculo.core.run import RunStatus, Task, TaskStatus
 from oraculo.errors import StoreUnavailable
 from oraculo.stores.mongo.agenda import Agenda
 from oraculo.stores.mongo.housekeeping import Housekeeping
-from oraculo.stores.mongo.reading import Replaced, read_blocks, tasks_of
-from oraculo.stores.mongo.server import Document, Server, insert_missing
+from oraculo.stores.mongo.portions import insert_missing
+from oraculo.stores.mongo.reading import Replaced, read_blocks, require_all, tasks_of
+from oraculo.stores.mongo.server import Document, Server
 from oraculo.stores.mongo.writes import BLOCK_TASKS, agenda_of_blocks, block_document, block_entry
 
 _ROUNDS = 20
@@ -34,14 +35,14 @@ async def _forget_in(server: Server, keeper: Housekeeping, key: str) -> int:
     for _ in range(_ROUNDS):
         with server.limit():
             run = await server.runs.find_one({"_id": key})
-            if run is None:
-                return 0
-            try:
-                forgotten = await (_forget_wide if "blocos" in run else _forget_narrow)(server, keeper, run)
-            except Replaced:
-                continue
-            if forgotten is not None:
-                return forgotten
+        if run is None:
+            return 0
+        try:
+            forgotten = await (_forget_wide if "blocos" in run else _forget_narrow)(server, keeper, run)
+        except Replaced:
+            continue
+        if forgotten is not None:
+            return forgotten
     raise StoreUnavailable(f"MongoDB at {server.place}: a run changes faster than what was sent of it is forgotten")
 
 
@@ -57,7 +58,9 @@ async def _forget_wide(server: Server, keeper: Housekeeping, run: Document) -> i
     """Blocks are not changed, but replaced: a reader has all of the old ones, or all of the new."""
     directory: list[Document] = run["blocos"]
     places = [n for n, entry in enumerate(directory) if entry["agenda"].keys() & {"com", "cartas_com"}]
-    stored = await read_blocks(server, (directory[place]["bloco"] for place in places))
+    names = [directory[place]["bloco"] for place in places]
+    stored = await read_blocks(server, names)
+    require_all(names, stored)
     fields: Document = {}
     blocks: list[Document] = []
     replaced: list[ObjectId] = []
@@ -74,7 +77,7 @@ async def _forget_wide(server: Server, keeper: Housekeeping, run: Document) -> i
         directory[place] = fields[f"blocos.{place}"] = block_entry(name, Agenda.of_tasks(tasks))
         count += len(numbers)
     fields["agenda"] = agenda_of_blocks(directory, run["estado"]["due_at"], run["estado"]["ended_at"])
-    await insert_missing(server.blocks, blocks)
+    await insert_missing(server, server.blocks, blocks)
     written = await _write(server, run, fields)
     keeper.discard(replaced if written else [block["_id"] for block in blocks], [])
     return count if written else None
@@ -95,5 +98,6 @@ def _forget(tasks: Sequence[Task], run: Document) -> list[int]:
 
 async def _write(server: Server, run: Document, fields: Document) -> bool:
     where = {"_id": run["_id"], "revisao": run["revisao"], "esquecida": run.get("esquecida")}
-    done = await server.runs.update_one(where, {"$set": {**fields, "esquecida": ObjectId()}})
+    with server.limit():
+        done = await server.runs.update_one(where, {"$set": {**fields, "esquecida": ObjectId()}})
     return done.matched_count == 1

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from oraculo.core.history import HistoryEntry
 from oraculo.stores.mongo.documents import decode_entries, entry_of
+from oraculo.stores.mongo.portions import read_all
 from oraculo.stores.mongo.server import Document, Server
 from oraculo.stores.mongo.writes import HISTORY_BLOCK
 
 
 async def read_history(server: Server, run_id: str, after: int, limit: int) -> Sequence[HistoryEntry]:
     wanted = {"historico": 1, "historico_anexos": 1, "estado.entries": 1}
-    run = await server.runs.find_one({"correlation_id": run_id}, wanted)
+    with server.limit():
+        run = await server.runs.find_one({"correlation_id": run_id}, wanted)
     if run is None:
         return []
     seqs = range(after + 1, min(after + limit, run["estado"]["entries"]) + 1)
@@ -25,7 +27,8 @@ async def entries_in_document(server: Server, run: Document) -> dict[int, Docume
     """Those that are not in blocks yet, by `seq`; also of commits whose entries were too many for the document."""
     entries = list(run.get("historico", ()))
     for attached in run.get("historico_anexos", ()):
-        found = {part["_id"]: part["dados"] async for part in server.attachments.find(_named(attached["anexo"]))}
+        parts = await read_all(server, server.attachments, "_id", attached["anexo"])
+        found = {part["_id"]: part["dados"] for part in parts}
         if len(found) == len(attached["anexo"]):  # else they have moved since the document was read
             entries += decode_entries(b"".join(found[name] for name in attached["anexo"]))
     return {entry["seq"]: entry for entry in entries}
@@ -33,10 +36,8 @@ async def entries_in_document(server: Server, run: Document) -> dict[int, Docume
 
 async def _moved(server: Server, run_key: str, seqs: Iterable[int]) -> dict[int, Document]:
     names = sorted({_block_id(run_key, (seq - 1) // HISTORY_BLOCK) for seq in seqs})
-    if not names:
-        return {}
-    blocks = server.history.find(_named(names))
-    return {entry["seq"]: entry async for block in blocks for entry in block["entradas"]}
+    blocks = await read_all(server, server.history, "_id", names)
+    return {entry["seq"]: entry for block in blocks for entry in block["entradas"]}
 
 
 def full_blocks(run_key: str, entries: dict[int, Document]) -> list[Document]:
@@ -52,7 +53,3 @@ def full_blocks(run_key: str, entries: dict[int, Document]) -> list[Document]:
 
 def _block_id(run_key: str, number: int) -> str:
     return f"{run_key}-{number:08}"
-
-
-def _named(names: Sequence[object]) -> Document:
-    return {"_id": {"$in": names}}

@@ -17,8 +17,10 @@ from bson.objectid import ObjectId
 from pymongo import UpdateOne
 
 from oraculo.errors import StoreError
+from oraculo.stores.mongo.faults import translated
 from oraculo.stores.mongo.history import entries_in_document, full_blocks
-from oraculo.stores.mongo.server import Document, Server, insert_missing
+from oraculo.stores.mongo.portions import insert_missing, read_all
+from oraculo.stores.mongo.server import Document, Server
 
 DOUBTFUL_SECONDS = 3600.0
 _TOGETHER = 50
@@ -35,7 +37,7 @@ class Housekeeping:
         task.add_done_callback(self._at_work.discard)
 
     async def _do(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        with suppress(StoreError), self._server.limit():  # then it is done another time
+        with suppress(StoreError), translated(self._server.place):  # then it is done another time
             await work()
 
     async def finish(self) -> None:
@@ -49,10 +51,11 @@ class Housekeeping:
             self._later(lambda: self._discard(blocks, attachments))
 
     async def _discard(self, blocks: Sequence[ObjectId], attachments: Sequence[ObjectId]) -> None:
-        if blocks:  # the server deletes them in a while
-            await self._server.blocks.update_many({"_id": {"$in": blocks}}, {"$currentDate": {"superado_em": True}})
-        if attachments:
-            await self._server.attachments.delete_many({"_id": {"$in": attachments}})
+        with self._server.limit():
+            if blocks:  # the server deletes them in a while
+                await self._server.blocks.update_many({"_id": {"$in": blocks}}, {"$currentDate": {"superado_em": True}})
+            if attachments:
+                await self._server.attachments.delete_many({"_id": {"$in": attachments}})
 
     # -- history ------------------------------------------------------------------------------------------------
 
@@ -63,8 +66,7 @@ class Housekeeping:
         for start in range(0, len(run_ids), _TOGETHER):
             part = run_ids[start : start + _TOGETHER]
             wanted = {"historico": 1, "historico_anexos": 1}
-            found = [run async for run in self._server.runs.find({"correlation_id": {"$in": part}}, wanted)]
-            await self._spill(found)
+            await self._spill(await read_all(self._server, self._server.runs, "correlation_id", part, wanted))
 
     async def _spill(self, runs: Sequence[Document]) -> None:
         blocks: list[Document] = []
@@ -78,14 +80,17 @@ class Housekeeping:
                 forget.append(UpdateOne({"_id": run["_id"]}, {"$pull": pulled}))
         if blocks:
             keys = list({block["run"] for block in blocks})
-            await self._server.runs.update_many({"_id": {"$in": keys}}, {"$set": {"lateral": True}})
-            await insert_missing(self._server.history, blocks)
-            await self._server.runs.bulk_write(forget, ordered=False)
+            with self._server.limit():
+                await self._server.runs.update_many({"_id": {"$in": keys}}, {"$set": {"lateral": True}})
+            await insert_missing(self._server, self._server.history, blocks)
+            with self._server.limit():
+                await self._server.runs.bulk_write(forget, ordered=False)
 
     # -- what may belong to no run ------------------------------------------------------------------------------
 
     async def doubt(self, run_keys: Iterable[str]) -> None:
-        await insert_missing(self._server.doubtful, [{"_id": key, "desde": time.time()} for key in run_keys])
+        doubtful = [{"_id": key, "desde": time.time()} for key in run_keys]
+        await insert_missing(self._server, self._server.doubtful, doubtful)
 
     def settle(self, run_keys: Iterable[str]) -> None:
         keys = list(run_keys)
@@ -93,12 +98,13 @@ class Housekeeping:
 
     async def settle_now(self, run_keys: Sequence[str]) -> None:
         among = {"_id": {"$in": run_keys}}
-        there = {run["_id"] async for run in self._server.runs.find(among, {"_id": 1})}
-        gone = [key for key in run_keys if key not in there]
-        if gone:
-            for side in (self._server.blocks, self._server.history, self._server.attachments):
-                await side.delete_many({"run": {"$in": gone}})
-        await self._server.doubtful.delete_many(among)
+        with self._server.limit():
+            there = {run["_id"] async for run in self._server.runs.find(among, {"_id": 1})}
+            gone = [key for key in run_keys if key not in there]
+            if gone:
+                for side in (self._server.blocks, self._server.history, self._server.attachments):
+                    await side.delete_many({"run": {"$in": gone}})
+            await self._server.doubtful.delete_many(among)
 
     async def settle_old(self) -> None:
         old = {"desde": {"$lt": time.time() - DOUBTFUL_SECONDS}}

@@ -4,7 +4,7 @@ A wide run's document names the blocks of its tasks. A block that is gone was re
 the document is read again. So what is put together is always of one version.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from bson.objectid import ObjectId
@@ -13,6 +13,7 @@ from oraculo.core.run import RunHead, RunStatus, Task
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.store import Due, Snapshot, Unsent
 from oraculo.stores.mongo.documents import NOT_OF_HEADS, Parts, content, head_of, names_in, task_of
+from oraculo.stores.mongo.portions import read_all
 from oraculo.stores.mongo.server import Document, Server
 from oraculo.stores.mongo.writes import BLOCK_TASKS
 
@@ -41,20 +42,48 @@ async def steadily(server: Server, ask: Callable[[], Awaitable[Result]]) -> Resu
 async def load(server: Server, run_ids: Sequence[str]) -> dict[str, Snapshot]:
     loaded: dict[str, Snapshot] = {}
     for start in range(0, len(run_ids), _PAGE):
-        part = run_ids[start : start + _PAGE]
-        loaded |= await steadily(server, lambda part=part: _load(server, part))  # type: ignore[misc]
+        loading = _Loading(server, run_ids[start : start + _PAGE])
+        loaded |= await steadily(server, loading.ask)
     return loaded
 
 
-async def _load(server: Server, run_ids: Sequence[str]) -> dict[str, Snapshot]:
-    left_out = {"historico": 0, "historico_anexos": 0, "busca": 0, "gravacoes": 0, "agenda": 0}
-    runs = [run async for run in server.runs.find({"correlation_id": {"$in": run_ids}}, left_out)]
-    blocks = await read_blocks(server, (entry["bloco"] for run in runs for entry in run.get("blocos", ())))
-    tasks = {run["_id"]: _task_documents(run, blocks) for run in runs}
-    texts = [text for run in runs for text in (run["payload"], run["definicao"])]
-    texts += [task["resultado"] for documents in tasks.values() for task in documents if "resultado" in task]
-    parts = await _read_parts(server, [name for text in texts for name in names_in(text)])
-    return {run["correlation_id"]: _snapshot(run, tasks[run["_id"]], parts) for run in runs}
+class _Loading:
+    """What was read is not read again when a run moved on meanwhile: a block and an attachment never change. So even
+    a run whose blocks are replaced faster than all of them come over the line is read in the end."""
+
+    def __init__(self, server: Server, run_ids: Sequence[str]) -> None:
+        self._server = server
+        self._run_ids = run_ids
+        self._blocks: dict[ObjectId, list[Document]] = {}
+        self._parts: dict[ObjectId, bytes] = {}
+
+    async def ask(self) -> dict[str, Snapshot]:
+        runs = await self._read_runs()
+        await self._read_blocks([entry["bloco"] for run in runs for entry in run.get("blocos", ())])
+        tasks = {run["_id"]: _task_documents(run, self._blocks) for run in runs}
+        texts = [text for run in runs for text in (run["payload"], run["definicao"])]
+        texts += [task["resultado"] for documents in tasks.values() for task in documents if "resultado" in task]
+        await self._read_parts([name for text in texts for name in names_in(text)])
+        return {run["correlation_id"]: _snapshot(run, tasks[run["_id"]], self._parts) for run in runs}
+
+    async def _read_runs(self) -> list[Document]:
+        runs = self._server.runs
+        left_out = {"historico": 0, "historico_anexos": 0, "busca": 0, "gravacoes": 0, "agenda": 0}
+        if len(self._run_ids) > 1:
+            return await read_all(self._server, runs, "correlation_id", self._run_ids, left_out)
+        with self._server.limit():  # a single one is no larger than a portion
+            return [run async for run in runs.find({"correlation_id": {"$in": self._run_ids}}, left_out)]
+
+    async def _read_blocks(self, names: Sequence[ObjectId]) -> None:
+        missing = [name for name in names if name not in self._blocks]
+        self._blocks |= await read_blocks(self._server, missing)
+        require_all(names, self._blocks)
+
+    async def _read_parts(self, names: Sequence[ObjectId]) -> None:
+        missing = [name for name in names if name not in self._parts]
+        found = await read_all(self._server, self._server.attachments, "_id", missing, {"dados": 1})
+        self._parts |= {part["_id"]: part["dados"] for part in found}
+        require_all(names, self._parts)
 
 
 def _task_documents(run: Document, blocks: dict[ObjectId, list[Document]]) -> list[Document]:
@@ -74,27 +103,20 @@ def _snapshot(run: Document, tasks: Iterable[Document], parts: Parts) -> Snapsho
 
 
 async def read_blocks(
-    server: Server, names: Iterable[ObjectId], wanted: Document | None = None
+    server: Server, names: Sequence[ObjectId], wanted: Document | None = None
 ) -> dict[ObjectId, list[Document]]:
-    """The tasks in each block. Raises Replaced when one is gone."""
-    asked = list(names)
-    if not asked:
-        return {}
-    among = {"_id": {"$in": asked}}
-    blocks = {block["_id"]: block["tarefas"] async for block in server.blocks.find(among, wanted or {"tarefas": 1})}
-    if len(blocks) != len(asked):
-        raise Replaced
-    return blocks
+    """The tasks in each block that is there. What is `wanted` of them is little, so that it comes at once."""
+    if wanted is None:
+        found = await read_all(server, server.blocks, "_id", names, {"tarefas": 1})
+    else:
+        found = [block async for block in server.blocks.find({"_id": {"$in": names}}, wanted)] if names else []
+    return {block["_id"]: block["tarefas"] for block in found}
 
 
-async def _read_parts(server: Server, names: Sequence[ObjectId]) -> Parts:
-    if not names:
-        return {}
-    among = {"_id": {"$in": names}}
-    parts = {part["_id"]: part["dados"] async for part in server.attachments.find(among, {"dados": 1})}
-    if len(parts) != len(set(names)):
+def require_all(names: Iterable[ObjectId], found: Mapping[ObjectId, object]) -> None:
+    """Raises Replaced when one is gone."""
+    if not found.keys() >= set(names):
         raise Replaced
-    return parts
 
 
 async def heads(server: Server, run_ids: Sequence[str]) -> dict[str, RunHead]:
@@ -117,7 +139,9 @@ async def due(server: Server, now: float, limit: int) -> list[Due]:
         if entry["agenda"].get("toca_em", now + 1) <= now
     ]
     ringing.sort(key=lambda one: one[2]["blocos"][one[0]]["agenda"]["toca_em"])
-    blocks = await read_blocks(server, (name for _, name, _ in ringing[:limit]), {"tarefas.interno.due_at": 1})
+    names = [name for _, name, _ in ringing[:limit]]
+    blocks = await read_blocks(server, names, {"tarefas.interno.due_at": 1})
+    require_all(names, blocks)
     timers: list[tuple[float, str, int, str]] = []  # the run's own is its task -1
     for run in runs:
         timers += _timers(run, -1, [{"interno": run["estado"]}])
@@ -179,9 +203,9 @@ async def _unsent_of(server: Server, run: Document, first: int, limit: int) -> l
         for number, entry in enumerate(run["blocos"])
         if "a_enviar" in entry["agenda"] and (number + 1) * BLOCK_TASKS > first
     ][: limit + 1]  # each has one at least; of the first, all may be before the place to begin at
-    blocks = await read_blocks(
-        server, (name for _, name in flagged), {"tarefas.interno.unsent": 1, "tarefas.tentativas": 1}
-    )
+    names = [name for _, name in flagged]
+    blocks = await read_blocks(server, names, {"tarefas.interno.unsent": 1, "tarefas.tentativas": 1})
+    require_all(names, blocks)
     commands: list[Unsent] = []
     for number, name in flagged:
         commands += _unsent_in(run, number * BLOCK_TASKS, blocks[name], first)

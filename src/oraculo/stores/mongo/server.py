@@ -1,6 +1,6 @@
 """The connection to MongoDB: how long a call may take, and when a write is safe."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,12 +9,12 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.raw_bson import RawBSONDocument
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.errors import BulkWriteError
+from pymongo.errors import WriteError
 from pymongo.read_preferences import ReadPreference
 from pymongo.write_concern import WriteConcern
 
-from oraculo.errors import StoreError
-from oraculo.stores.mongo.faults import duplicates, translated
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.stores.mongo.faults import refuse_unencoded, translated
 
 Document = dict[str, Any]
 Collection = AsyncCollection[Document]
@@ -22,6 +22,8 @@ Encoded = Document | RawBSONDocument
 
 DATABASE = "oraculo"
 OLDEST_MONGODB = (5, 0)
+PORTION_BYTES = 1024 * 1024  # go over the slowest line that will do in the time that one call has
+CHECK_SECONDS = 3.5  # less than `doctor` and `/health/ready` wait, so that they hear the reason
 # Dates are for others to read: ours stay numbers, so that none is out of Python's range.
 OPTIONS: CodecOptions[Document] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
 RAW: CodecOptions[RawBSONDocument] = CodecOptions(
@@ -35,8 +37,10 @@ class Server:
 
     def __init__(self, url: str, place: str, call_seconds: float, connect_seconds: float) -> None:
         self.place = place
+        self.laid_out_at = float("-inf")  # when the indexes were last seen, on the monotonic clock
         self._call_seconds = call_seconds
         with translated(place):
+            refuse_unencoded(url)
             self._client: AsyncMongoClient[Document] = AsyncMongoClient(
                 url,
                 appname="oraculo",
@@ -62,9 +66,16 @@ class Server:
         return self.blocks.with_options(codec_options=RAW)
 
     @contextmanager
-    def limit(self) -> Iterator[None]:
-        """All that is asked in here takes no longer, together, than one call may; errors become ours."""
-        with translated(self.place), pymongo.timeout(self._call_seconds):
+    def limit(self, size: int = 0) -> Iterator[None]:
+        """All that is asked in here takes no longer, together, than one call may, or in proportion when it is of more
+        bytes than a portion; errors become ours. One inside another does not put its end off."""
+        with translated(self.place), pymongo.timeout(self._call_seconds * max(1.0, size / PORTION_BYTES)):
+            yield
+
+    @contextmanager
+    def short_limit(self) -> Iterator[None]:
+        """For what somebody asks who wants to know how it is."""
+        with self.limit(), pymongo.timeout(CHECK_SECONDS):
             yield
 
     async def version(self) -> str:
@@ -77,16 +88,19 @@ class Server:
             )
         return str(told["version"])
 
+    async def touch(self, name: str) -> bool:
+        """Notes the time in a document of `meta`. False when it is not there. The server stops waiting for the others
+        of its set before we stop waiting for it, and so can say that it is they who are missing."""
+        change = {"q": {"_id": name}, "u": {"$currentDate": {"verificado_em": True}}}
+        confirmed = {"w": "majority", "j": True, "wtimeout": int(CHECK_SECONDS * 1000 * 2 / 3)}
+        told = await self._database.command("update", self.meta.name, updates=[change], writeConcern=confirmed)
+        for fault in told.get("writeErrors", ()):
+            raise WriteError(fault["errmsg"], fault["code"])
+        if fault := told.get("writeConcernError"):
+            raise StoreUnavailable(
+                f"MongoDB at {self.place}: a majority of its replica set does not confirm writes: {fault.get('errmsg')}"
+            )
+        return bool(told["n"])
+
     async def close(self) -> None:
         await self._client.close()
-
-
-async def insert_missing(collection: Collection, documents: Sequence[Encoded]) -> set[int]:
-    """Inserts those that are not there. Returns the places of those that were."""
-    if not documents:
-        return set()
-    try:
-        await collection.insert_many(documents, ordered=False)
-    except BulkWriteError as error:
-        return duplicates(error)
-    return set()

@@ -73,7 +73,7 @@ class MongoStore:
     async def _connect(self) -> Server:
         server = Server(self._url, self._place, self._call_seconds, self._connect_seconds)
         try:
-            with server.limit():
+            with server.short_limit():
                 await server.version()
         except BaseException:
             await server.close()
@@ -96,9 +96,9 @@ class MongoStore:
     async def check(self) -> str:
         try:
             server = self._opened
-            with server.limit():
+            with server.short_limit():
                 version = await server.version()
-                await server.meta.update_one({"_id": "layout"}, {"$currentDate": {"verificado_em": True}})
+                await layout.prove(server)
         except StoreUnavailable:
             raise
         except StoreError as error:
@@ -140,7 +140,7 @@ class MongoStore:
 
     async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
         server = self._opened
-        with server.limit():
+        with translated(self._place):
             return await reading.load(server, run_ids)
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
@@ -176,7 +176,8 @@ class MongoStore:
             return await reading.held_by(server, via, limit, after, dead_letters=dead_letters)
 
     async def forget_sent(self) -> int:
-        return await forget_sent(self._opened, self._housekeeping)
+        with translated(self._place):
+            return await forget_sent(self._opened, self._housekeeping)
 
     # -- what people read ---------------------------------------------------------------------------------------
 
@@ -187,7 +188,7 @@ class MongoStore:
 
     async def history(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[HistoryEntry]:
         server = self._opened
-        with server.limit():
+        with translated(self._place):
             return await read_history(server, run_id, after, limit)
 
     async def census(self) -> dict[RunStatus, int]:
@@ -245,10 +246,12 @@ class MongoStore:
 
 
 async def _write(server: Server, keeper: Housekeeping, births: Sequence[Birth], updates: Sequence[Update]) -> Committed:
-    with server.limit():
+    with translated(server.place):
         created: Sequence[Created] = ()
         conflicts: frozenset[str] = frozenset()
         if births:
+            with server.limit():
+                await layout.require_lately(server)
             created = await Creations(server, keeper, births).write()
         if updates:
             conflicts = await ChangeWriter(server, keeper).write(updates)

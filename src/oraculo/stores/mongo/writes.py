@@ -4,7 +4,6 @@ engine goes on changing the run, and what cannot be encoded must not be found ou
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import bson
 from bson.objectid import ObjectId
 from bson.raw_bson import RawBSONDocument
 from pymongo import UpdateOne
@@ -22,17 +21,14 @@ from oraculo.stores.mongo.documents import (
     new_key,
     task_document,
 )
-from oraculo.stores.mongo.server import RAW, Document
+from oraculo.stores.mongo.portions import encoded
+from oraculo.stores.mongo.server import Document
 
 EMBEDDED_TASKS = 64  # a run of no more has them in its own document
 BLOCK_TASKS = 32  # of a wider one, that are kept in one document
 HISTORY_BLOCK = 64  # entries that are kept in one document, once there are as many
 INLINE_ENTRIES = 1_000  # of one commit, that go through the run's own document
 KEPT_COMMITS = 8  # that a run knows the names of
-
-
-def encoded(document: Mapping[str, Any]) -> RawBSONDocument:
-    return RawBSONDocument(bson.encode(document), RAW)
 
 
 class Birth:
@@ -113,6 +109,11 @@ class Update:
     @property
     def based_on(self) -> int:
         return self.version - 1
+
+    @property
+    def size(self) -> int:
+        """About how many bytes go into the run's own document."""
+        return sum(len(one.raw) for some in (self.tasks.values(), *self.told.values()) for one in some)
 
     @property
     def is_light(self) -> bool:

@@ -1,0 +1,74 @@
+"""The MongoDB store over a line on which all of a run takes longer than one call may."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from oraculo.core.events import Answered
+from oraculo.stores.mongo import reading
+from oraculo.testing.store_runs import OK, assert_stored, change, changed, create, make_run
+from tests.servers.fleet import Fleet
+from tests.servers.proxy import Proxy
+from tests.stores import mongo_stage as stage
+from tests.stores.mongo_stage import database, opened, wide_run, with_database
+
+url = stage.url  # a fixture
+
+_CALL_SECONDS = 1.0
+_LARGE = b'"%s"' % (b"x" * 900_000)
+
+
+@pytest.fixture
+async def proxy(fleet: Fleet) -> AsyncIterator[Proxy]:
+    with Proxy(with_database(fleet.url("mongodb"))) as proxy:
+        yield proxy
+        proxy.delay = 0.0
+        async with database(proxy.url) as found:
+            await found.client.drop_database(found.name)
+
+
+async def test_a_run_is_read(proxy: Proxy) -> None:
+    async with opened(proxy.url, call_seconds=_CALL_SECONDS) as store:
+        runs = [make_run(f"run-{number}") for number in range(3)]
+        await create(store, *runs)
+        for run in runs:
+            await change(store, changed(run, *(Answered(n, 1, _LARGE) for n in range(3))))
+        proxy.delay = 0.012  # for each 64 kB, at most
+        assert len(await store.load([run.id for run in runs])) == 3
+        proxy.delay = 0.0
+        for run in runs:
+            await assert_stored(store, run)
+
+
+async def test_a_run_is_created_and_changed(proxy: Proxy) -> None:
+    async with opened(proxy.url, call_seconds=_CALL_SECONDS) as store:
+        payloads = [{"text": "x" * 900_000, "n": n} for n in range(10)]
+        run = make_run("large", destinos=[{"fila": "q", "id": f"t{p['n']}", "payload": p} for p in payloads])
+        proxy.delay = 0.012
+        await create(store, run)
+        await change(store, changed(run, *(Answered(n, 1, _LARGE) for n in range(3))))
+        proxy.delay = 0.0
+        await assert_stored(store, run)
+
+
+async def test_what_was_read_of_a_run_that_moved_on_is_not_read_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_blocks = reading.read_blocks
+    asked: list[int] = []
+    async with opened(url) as store, database(url) as found:
+        run = wide_run("wide", 100)
+        await create(store, run)
+
+        async def overtaken(server: Any, names: Any) -> Any:
+            asked.append(len(names))
+            if len(asked) == 1:  # the run's document was read; now one block is replaced, and time passes
+                await change(store, changed(run, Answered(0, 1, OK)))
+                await store._housekeeping.finish()
+                await found.orquestracoes_blocos.delete_many({"superado_em": {"$exists": True}})
+            return await read_blocks(server, names)
+
+        monkeypatch.setattr(reading, "read_blocks", overtaken)
+        await assert_stored(store, run)
+    assert asked == [4, 1]
