@@ -199,6 +199,8 @@ async def test_a_copy_from_before_a_server_lost_commits_overwrites_nothing_that_
             after = revived(await load(second, "a"))
             await change(second, changed(after, Answered(1, 1, OK)))
             assert after.head.version == run.head.version
+            await first.check()
+            await load(first, "a")  # for somebody who looks at it
             committed = await first.commit([], [changed(run, Sent(2, 1))])
             assert committed.conflicts == {"a"}
             await assert_stored(first, after)

@@ -98,7 +98,7 @@ class Delivery(msgspec.Struct):
     via: str | None = None  # of several brokers, the one that brought the request: whoever asked listens there
 
 
-class RunHead(msgspec.Struct):
+class RunHead(msgspec.Struct, weakref=True):
     """All of a run but its tasks, its payload and its definition: the part that every change rewrites."""
 
     id: str

@@ -150,30 +150,31 @@ class RedisStore:
                     _conclude_update(write, reply, conflicts)
                 else:
                     created.append(_conclude_birth(write, reply))
-            self._believe((write.run_id for write in believed if write.is_written), connection)
+            self._believe((write.changes.run.head for write in believed if write.is_written), connection)
         for error in sorted(errors, key=lambda error: not isinstance(error, StoreUnavailable)):
             raise error
         return Committed(created, frozenset(conflicts))
 
     def _believed(self, writes: Sequence[Write], connection: int, conflicts: set[str]) -> Iterator[Write]:
         for write in writes:
-            if write.is_birth or self._belief.holds(write.run_id, connection):
+            if write.is_birth or self._belief.holds(write.changes.run.head, connection):
                 yield write
             else:
                 conflicts.add(write.run_id)
 
-    def _believe(self, run_ids: Iterable[str], connection: int) -> None:
+    def _believe(self, copies: Iterable[RunHead], connection: int) -> None:
         """They were read or written since that connection was the present one; if it still is, over it."""
         if self._server.connections == connection:
-            self._belief.note(run_ids, connection)
+            self._belief.note(copies, connection)
 
     # -- what the engine reads ----------------------------------------------------------------------------------
 
     async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
         connection = await self._opened().connected()
         replies = await self._of_each(run_ids, "HGETALL")
-        self._believe(replies, connection)
-        return {run_id: snapshot_of(reply) for run_id, reply in replies.items() if reply}
+        found = {run_id: snapshot_of(reply) for run_id, reply in replies.items() if reply}
+        self._believe((snapshot.head for snapshot in found.values()), connection)
+        return found
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         replies = await self._of_each(run_ids, "HGET", "head")
