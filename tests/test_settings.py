@@ -305,6 +305,11 @@ def test_secrets_are_not_shown() -> None:
         "rediss://h",
         "mongodb+srv://h",
         "mongodb://a,b",
+        "mongodb://u:p#w@h/db",
+        "mongodb://a:k%3D@h:10255/?ssl=true&appName=@a@",
+        "redis://:p@ss@h/0",
+        "redis://joe@corp.com:pw@h/0",
+        "postgresql://u:pw@h/my@db",
     ],
 )
 def test_good_store_urls(url: str) -> None:

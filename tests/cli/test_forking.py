@@ -1,5 +1,7 @@
-"""Processes that a handler forks, as `multiprocessing` does: signals mean to them what they would without us."""
+"""Processes that a handler forks, as `multiprocessing` does: what signals mean to them, and what they leave behind."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ from oraculo.worker import App
 
 app = App("pais")
 fork = multiprocessing.get_context("fork")
-before = signal.getsignal(signal.SIGINT)
 told_at_birth = False
 
 
@@ -49,9 +50,10 @@ def gathers(payload: dict) -> list[int]:
 def look(told) -> None:
     wakeup = signal.set_wakeup_fd(-1)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    os.kill(os.getpid(), signal.SIGINT)  # as a terminal does it to all
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if os.fork() == 0:
-        told.put([signal.getsignal(signal.SIGINT) == before, wakeup, len(blocked), signal.getsignal(signal.SIGTERM)])
+        told.put([wakeup, len(blocked), signal.getsignal(signal.SIGTERM)])
 
 
 @app.queue("olha")
@@ -76,8 +78,21 @@ def test_a_child_ends_when_it_is_told_to_and_its_own_children_have_its_signals(t
         assert result_of(url, "termina", {"at_birth": False}) == -15
         assert result_of(url, "termina", {"at_birth": True}) == -15, "however early it is told"
         assert result_of(url, "reune", {}) == [1, 2]
-        assert result_of(url, "olha", {}) == [True, -1, 0, 1]
+        assert result_of(url, "olha", {}) == [-1, 0, 1], "it let the SIGINT pass"
         assert process.stop() == 0
     finally:
         process.end()
     assert sum("oraculo: stopping" in line for line in process.errors) == 1, "the children do not say it too"
+
+
+def test_what_does_not_end_at_the_exit_keeps_no_process() -> None:
+    """As a pool of processes whose child was killed while it held a lock."""
+    program = (
+        "import atexit, time; from oraculo.cli import app; atexit.register(time.sleep, 60); "
+        "app._EXIT_GRACE = 0.1; app.main()"
+    )
+    for arguments, status in ((["version"], 0), (["no-such-command"], 2)):
+        ended = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, timeout=30, check=False
+        )
+        assert ended.returncode == status

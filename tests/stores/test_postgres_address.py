@@ -1,11 +1,12 @@
 """The URL of the PostgreSQL store: its hosts, what its sessions are set to, and what is said of a URL that is wrong."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.stores.postgres import PostgresStore
 from oraculo.stores.postgres.address import _each_host, place_of
 from oraculo.testing.store_runs import assert_stored, create, make_run
@@ -45,20 +46,57 @@ async def test_a_host_in_trouble_is_passed_by(url: str, fail: Callable[[Proxy], 
             assert f":{first.port}" not in store._address._hosts[0]  # where the other lanes begin
 
 
+@asynccontextmanager
+async def taking_no_writes(url: str) -> AsyncIterator[None]:
+    await ask(url, "ALTER DATABASE postgres SET default_transaction_read_only = on")
+    try:
+        yield
+    finally:
+        reset = "ALTER DATABASE postgres RESET default_transaction_read_only"
+        await ask(with_option(url, default_transaction_read_only="off"), reset)
+
+
 async def test_a_server_that_takes_no_writes_is_passed_by(fleet: Fleet, url: str) -> None:
     standby = fleet.breakable("postgres")
-    await ask(standby.url, "ALTER DATABASE postgres SET default_transaction_read_only = on")
-    try:
+    async with taking_no_writes(standby.url):
         async with opened(with_host_before(url, f"127.0.0.1:{standby.port}")) as store:
             await create(store, run := make_run("a"))
             await assert_stored(store, run)
         with pytest.raises(StoreUnavailable, match=f":{standby.port}/postgres is not what target_session_attrs asks"):
             await PostgresStore(with_option(standby.url, target_session_attrs="read-write")).start()
-    finally:
-        await ask(
-            with_option(standby.url, default_transaction_read_only="off"),
-            "ALTER DATABASE postgres RESET default_transaction_read_only",
-        )
+
+
+async def test_a_primary_that_comes_back_is_used_again_though_a_standby_let_us_in_meanwhile(
+    fleet: Fleet, url: str
+) -> None:
+    """Without `target_session_attrs` a standby is as good as any, until it is to write."""
+    standby, (server, _, path) = fleet.breakable("postgres"), url.partition("/postgres?")
+    await ask(standby.url, f"CREATE SCHEMA {path.rpartition('=')[2]}")
+    async with opened(f"{standby.url}?{path}"):
+        pass  # now it has the tables
+    login = server.rpartition("@")[0]
+    with Proxy(url) as primary:
+        both = f"{login}@127.0.0.1:{primary.port},127.0.0.1:{standby.port}/postgres?{path}&sslmode=disable"
+        async with opened(both) as store, taking_no_writes(standby.url):
+            primary.refuses = True
+            primary.cut()
+            with suppress(StoreUnavailable):  # it may learn only now that its connection is gone
+                await store.check()
+            with pytest.raises(StoreRefuses, match="read-only"):
+                await create(store, make_run("a"))
+            primary.refuses = False
+            await create(store, run := make_run("a"))
+            await assert_stored(store, run)
+
+
+async def test_the_time_that_quick_refusals_leave_is_a_far_hosts(url: str) -> None:
+    closed = f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
+    with Proxy(url) as far:
+        far.delay = 0.05
+        all_three = url.replace(url.partition("@")[2].partition("/")[0], f"127.0.0.1:{far.port},{closed}")
+        async with opened(with_option(all_three, sslmode="disable"), connect_timeout=1.2) as store:
+            await create(store, run := make_run("a"))
+            await assert_stored(store, run)
 
 
 async def test_when_no_host_will_do_the_trouble_of_each_is_told(fleet: Fleet) -> None:

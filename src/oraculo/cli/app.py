@@ -1,8 +1,11 @@
 """`oraculo`: all commands under one name, and every expected error as one line and an exit status."""
 
+import os
 import platform
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +18,7 @@ from oraculo.errors import OraculoError
 
 # typer carries click inside itself, or depends on it, and exports of the usage errors this leaf alone.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_EXIT_GRACE = 5.0  # seconds
 
 
 class OneLineErrors(TyperGroup):
@@ -96,4 +100,24 @@ def version(as_json: AsJson = False) -> None:
 
 
 def main() -> None:
-    app(prog_name="oraculo")
+    status = 0
+    try:
+        app(prog_name="oraculo")
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
+    finally:
+        _leave_in_time(status)
+
+
+def _leave_in_time(status: int) -> None:
+    """What a user's module does at the exit may never end: `multiprocessing` waits there for its pools."""
+    last_resort = threading.Timer(_EXIT_GRACE, _leave, (status,))
+    last_resort.daemon = True
+    last_resort.start()
+
+
+def _leave(status: int) -> None:
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(status)

@@ -1,31 +1,37 @@
-"""What a signal means to a process that a handler forks, as `multiprocessing` does: what it would mean without us.
+"""What a signal means to a process that a handler forks, as `multiprocessing` does.
 
 Such a child is a copy of this process. With our handlers it would take a SIGTERM for the wish to stop what it has not,
-and go on; and it would wake the event loop of this process, whose descriptor it shares. A child that runs another
-program instead, as those of `subprocess`, needs none of this.
+and go on; and it would wake the event loop of this process, whose descriptor it shares. So SIGTERM means to it what it
+would mean without us. A terminal sends its SIGINT to all of them at once: we finish what is in work, for which we need
+the children, so they let it pass. A child that runs another program instead, as those of `subprocess`, needs none of
+this.
 """
 
 import functools
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_before_us: dict[signal.Signals, Any] = {}  # what handled each signal; empty while we handle none
+_of_children: dict[signal.Signals, Any] = {}  # what handles each signal there; empty while we handle none
 _forking = threading.local()
 
 
 @contextmanager
-def children_spared(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Entered before we handle `signals`: a child that is forked until the end has their handlers of now."""
+def children_spared() -> Iterator[None]:
+    """Entered before we handle signals; for the children that are forked until the end."""
     _look_after_forks()
-    _before_us.update({sig: signal.getsignal(sig) for sig in signals})
+    _of_children.update({signal.SIGTERM: signal.getsignal(signal.SIGTERM), signal.SIGINT: _let_pass})
     try:
         yield
     finally:
-        _before_us.clear()
+        _of_children.clear()
+
+
+def _let_pass(*_: object) -> None:
+    """Not SIG_IGN, which a program that the child starts would inherit."""
 
 
 @functools.cache
@@ -37,7 +43,7 @@ def _look_after_forks() -> None:
 
 def _hold_signals() -> None:
     # A child may be told to end as soon as it is there; our handlers would swallow that.
-    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _before_us)
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _of_children)
 
 
 def _let_signals_in() -> None:
@@ -45,9 +51,9 @@ def _let_signals_in() -> None:
 
 
 def _give_signals_back() -> None:
-    if _before_us:
+    if _of_children:
         signal.set_wakeup_fd(-1)
-        for sig, handler in _before_us.items():
+        for sig, handler in _of_children.items():
             signal.signal(sig, handler)
-        _before_us.clear()  # what the child makes of its signals is for its own children
+        _of_children.clear()  # what the child makes of its signals is for its own children
     _let_signals_in()

@@ -3,14 +3,18 @@
 import importlib
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from oraculo.errors import Fault, InvalidSettings
 
 if TYPE_CHECKING:
     from oraculo.worker import App
+
+
+Found = TypeVar("Found")
 
 
 def load_app(target: str) -> "App":
@@ -21,12 +25,12 @@ def load_app(target: str) -> "App":
     if not module_name or not attribute:
         raise _wrong(target, "must be MODULE:APP, as meus_workers:app")
     module = _module(target, module_name)
-    found: Any = getattr(module, attribute, None)
+    found: Any = _told(target, "looking into it", lambda: getattr(module, attribute, None))
     if not isinstance(found, App):
         names = sorted(name for name, value in vars(module).items() if isinstance(value, App))
         has = f"it has {', '.join(names)}" if names else "it has none; make one with oraculo.worker.App"
         raise _wrong(target, f"module '{module_name}' has no App '{attribute}'; {has}")
-    if not found.handlers:
+    if not _told(target, "asking for its handlers", lambda: found.handlers):
         raise _wrong(target, "the app has no handlers: decorate a function with its queue first")
     return found
 
@@ -35,16 +39,25 @@ def _module(target: str, name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:  # a console script, unlike `python -m`, does not look where it is run
         sys.path.insert(0, here)
+    return _told(target, "importing it", lambda: _imported(target, name))
+
+
+def _imported(target: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            raise _wrong(target, f"there is no module '{error.name}' in {here} or installed") from None
-        raise _wrong(target, f"importing it failed: {_where(error)}") from None
-    except KeyboardInterrupt:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise _wrong(target, f"there is no module '{error.name}' in {Path.cwd()} or installed") from None
+
+
+def _told(target: str, what: str, act: Callable[[], Found]) -> Found:
+    try:
+        return act()
+    except (KeyboardInterrupt, InvalidSettings):
         raise
     except BaseException as error:  # noqa: BLE001 - the user's module may raise anything, SystemExit too
-        raise _wrong(target, f"importing it failed: {_where(error)}") from None
+        raise _wrong(target, f"{what} failed: {_where(error)}") from None
 
 
 def _where(error: BaseException) -> str:

@@ -216,7 +216,7 @@ def _run(main: Coroutine[Any, Any, None], config: uvicorn.Config) -> None:
     last_resort = threading.Timer(_CLOSE_GRACE, _leave_behind)
     last_resort.daemon = True
     try:
-        with children_spared(_SIGNALS), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        with children_spared(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             try:
                 runner.run(main)
             except Exception as error:

@@ -93,7 +93,9 @@ def describe(error: BaseException) -> str:
     name = type(error).__name__
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide that the handler failed
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - a broken __str__ must not hide that the handler failed
         text = "(its text cannot be shown)"
     return f"{name}: {text}" if text else name
 

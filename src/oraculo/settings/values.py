@@ -78,13 +78,18 @@ def _listed(schemes: Sequence[str]) -> str:
 
 
 def _server_fault(url: str) -> str | None:
-    """What a store's client would trip over, and quote: it may be half a password."""
+    """What a store's client would trip over, and quote: it may be half a password. Each takes something else: MongoDB's
+    a '#', and that of Redis an '@', in a password."""
+    if url.startswith("mongodb"):
+        url = url.replace("#", "")
     nodes = node_urls(url)
     if fault := next((fault for node in nodes if (fault := _port_fault(node))), None):
         return fault
     parts = urlsplit(nodes[0])
+    who, login, _ = parts.netloc.rpartition("@")
     no_options = [word for word in parts.query.split("&") if "=" not in word]
-    if "@" in parts.netloc.rpartition("@")[0] or "@" in "".join([parts.path, parts.fragment, *no_options]):
+    is_behind = not login and "@" in "".join([parts.path, parts.fragment, *no_options])
+    if is_behind or (url.startswith("postgres") and "@" in who):
         return f"has an '@' where none can be; {_ENCODED}"
     return None
 

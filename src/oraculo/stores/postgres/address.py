@@ -30,22 +30,43 @@ class Address:
         self.place = place_of(url)
         self._took_us = False
 
+    @property
+    def first(self) -> str:
+        """The host that is tried first: after `connect`, the one that took us."""
+        return self._hosts[0]
+
+    def pass_by(self, host: str) -> None:
+        """It lets us in and takes nothing, as a standby does: the others come first."""
+        if host == self.first:
+            self._hosts = [*self._hosts[1:], host]
+
     async def connect(self, session: str) -> Connection:
         """Raises StoreUnavailable with the trouble of each host, or, as long as none ever took us, StoreError when none
         will ever do: one that did may again, whatever is wrong now (its certificate, say, or a file of ours)."""
         ends = asyncio.get_running_loop().time() + self._connect_timeout
-        troubles: list[StoreError] = []
-        for number, host in enumerate(hosts := list(self._hosts)):
+        troubles: dict[str, StoreError] = {}
+        connection = await self._tried(self._hosts, session, ends, troubles)
+        silent = [host for host, trouble in troubles.items() if isinstance(trouble.__cause__, TimeoutError)]
+        if connection is None and 0 < len(silent) < len(troubles):  # the others have left some of their time
+            connection = await self._tried(silent, session, ends, troubles)
+        if connection is None:
+            raise _together(list(troubles.values()), may_pass=self._took_us)
+        return connection
+
+    async def _tried(
+        self, hosts: list[str], session: str, ends: float, troubles: dict[str, StoreError]
+    ) -> "Connection | None":
+        for number, host in enumerate(hosts):
             seconds = (ends - asyncio.get_running_loop().time()) / (len(hosts) - number)
             try:
                 connection = await _connect(host, session, seconds)
             except StoreError as trouble:
-                troubles.append(trouble)
+                troubles[host] = trouble
             else:
-                self._hosts = [host, *(other for other in hosts if other != host)]
+                self._hosts = [host, *(other for other in self._hosts if other != host)]
                 self._took_us = True
                 return connection
-        raise _together(troubles, may_pass=self._took_us) from troubles[-1]
+        return None
 
 
 def version_of(connection: Connection) -> str:
@@ -63,6 +84,8 @@ def place_of(url: str) -> str:
 
 def _each_host(url: str) -> list[str]:
     """The same URL for each of its hosts, which stand before the path or in the query."""
+    if "," in os.environ.get("PGPORT", ""):  # asyncpg knows which of them is whose
+        return [url]
     if any(hosts_of(url)):
         return list(node_urls(url))
     host, *port = _host_in_query(url) or [""]
@@ -88,6 +111,8 @@ def _with_parameters(url: str, **parameters: str) -> str:
 
 
 def _together(troubles: list[StoreError], *, may_pass: bool) -> StoreError:
+    if len(troubles) == 1 and (isinstance(troubles[0], StoreUnavailable) or not may_pass):
+        return troubles[0]
     told = "; ".join(map(str, troubles))
     if all(isinstance(trouble, StoreRefuses) for trouble in troubles):
         return StoreRefuses(told)

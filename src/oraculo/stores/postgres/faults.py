@@ -19,7 +19,7 @@ _OF_THE_DATA = frozenset(
 )
 # How a SQLSTATE begins that speaks of the server, its owner or whoever else uses it, and of no batch: nobody's is taken
 # until that is mended. What may come of too large a batch is not among them: no memory (53200), a limit (53400), and
-# that it was ended in the middle (57014, 57P01).
+# that it was ended in the middle (57014, 57P01); nor that one of its rows is locked (55P03).
 _REFUSALS = (
     "25006",  # it is read-only
     "28",  # the login
@@ -28,7 +28,8 @@ _REFUSALS = (
     "42",  # a right, a table or a function that is missing
     "53100",  # its disk is full
     "53300",  # too many connections
-    "55",  # locked or in use by another, or closed to all
+    "55000",  # closed to all
+    "55006",  # in use by another
     "57P03",  # it is starting or stopping
 )
 _CLASHES = frozenset({"40001", "40P01"})

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from oraculo.errors import StoreUnavailable
+from oraculo.errors import StoreRefuses, StoreUnavailable
 from oraculo.stores.postgres.address import Address, Connection
 from oraculo.stores.postgres.faults import Clash, Stale, translated
 from oraculo.stores.sql import named_queries
@@ -24,6 +24,7 @@ class Lane:
         sessions = ["session", "reader_session"] if engine_reads else ["session"]
         self._session = "; ".join([*(QUERIES[name] for name in sessions), _limits(address.call_timeout)])
         self._connection: Connection | None = None
+        self._host = address.first
         self._turn = asyncio.Lock()
         self._at_work: set[asyncio.Task[Any]] = set()
 
@@ -69,11 +70,16 @@ class Lane:
     async def _connected(self, statements: int) -> AsyncIterator[Connection]:
         if self._connection is None or self._connection.is_closed():
             self._connection = await self._address.connect(self._session)
+            self._host = self._address.first
         try:
             with translated(self.place):
                 async with asyncio.timeout(self._address.call_timeout * statements):
                     yield self._connection
         except Clash:
+            raise
+        except StoreRefuses:
+            self._address.pass_by(self._host)
+            self._drop()
             raise
         except (StoreUnavailable, asyncio.CancelledError):
             self._drop()  # nobody knows what it would answer next
