@@ -96,3 +96,14 @@ def test_what_does_not_end_at_the_exit_keeps_no_process() -> None:
             [sys.executable, "-c", program, *arguments], capture_output=True, timeout=30, check=False
         )
         assert ended.returncode == status
+
+
+def test_a_child_lets_only_the_first_ctrl_c_pass() -> None:
+    program = (
+        "import os, signal\nfrom oraculo.cli.forking import children_spared\n"
+        "with children_spared():\n    if (child := os.fork()) == 0:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n        try:\n            os.kill(os.getpid(), signal.SIGINT)\n"
+        "        except KeyboardInterrupt:\n            os._exit(7)\n        os._exit(0)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=True).stdout == b"7\n"

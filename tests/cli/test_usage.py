@@ -301,6 +301,7 @@ def test_a_worker_process_cannot_share_memory() -> None:
         ("entra_em_panico:app", "PanicException: index out of bounds ("),
         ("mudo:app", "Mute: (its text cannot be shown) ("),
         ("preguicoso:app", "preguicoso:app: looking into it failed: RuntimeError: not now ("),
+        ("sem_classe:app", "no App 'app'; it has none"),
     ],
 )
 def test_an_app_that_cannot_be_loaded_is_one_line(
@@ -310,6 +311,7 @@ def test_an_app_that_cannot_be_loaded_is_one_line(
     (tmp_path / "quebrado.py").write_text("raise RuntimeError('boom')\n")
     (tmp_path / "importa_o_que_nao_ha.py").write_text("import nao_ha\n")
     (tmp_path / "desiste.py").write_text("raise SystemExit\n")
+    (tmp_path / "sem_classe.py").write_text(_CLASSLESS)
     (tmp_path / "preguicoso.py").write_text("def __getattr__(name):\n    raise RuntimeError('not now')\n")
     (tmp_path / "desiste_com_texto.py").write_text("import sys\nsys.exit('DATABASE_URL is not set')\n")
     (tmp_path / "entra_em_panico.py").write_text(_PANIC)
@@ -321,6 +323,7 @@ def test_an_app_that_cannot_be_loaded_is_one_line(
     sys.modules.pop("com_app", None)
 
 
+_CLASSLESS = "class Lazy:\n    @property\n    def __class__(self): raise RuntimeError\napp = Lazy()\n"
 _PANIC = "class PanicException(BaseException): pass\nraise PanicException('index out of bounds')\n"
 _MUTE = "class Mute(Exception):\n    def __str__(self): raise ValueError\nraise Mute\n"
 _APP = """

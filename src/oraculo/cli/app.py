@@ -100,9 +100,10 @@ def version(as_json: AsJson = False) -> None:
 
 
 def main() -> None:
-    status = 0
+    status = 1
     try:
         app(prog_name="oraculo")
+        status = 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         raise
@@ -114,7 +115,8 @@ def _leave_in_time(status: int) -> None:
     """What a user's module does at the exit may never end: `multiprocessing` waits there for its pools."""
     last_resort = threading.Timer(_EXIT_GRACE, _leave, (status,))
     last_resort.daemon = True
-    last_resort.start()
+    with suppress(RuntimeError):  # where no thread can be started
+        last_resort.start()
 
 
 def _leave(status: int) -> None:

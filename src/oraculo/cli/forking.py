@@ -31,7 +31,8 @@ def children_spared() -> Iterator[None]:
 
 
 def _let_pass(*_: object) -> None:
-    """Not SIG_IGN, which a program that the child starts would inherit."""
+    """The first, for the second ends us at once. Not SIG_IGN, which a program that the child starts would inherit."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.cache

@@ -26,13 +26,14 @@ def load_app(target: str) -> "App":
         raise _wrong(target, "must be MODULE:APP, as meus_workers:app")
     module = _module(target, module_name)
     found: Any = _told(target, "looking into it", lambda: getattr(module, attribute, None))
-    if not isinstance(found, App):
-        names = sorted(name for name, value in vars(module).items() if isinstance(value, App))
+    if not issubclass(type(found), App):  # isinstance() asks a lazy object for its class, and it may raise anything
+        names = sorted(name for name, value in vars(module).items() if issubclass(type(value), App))
         has = f"it has {', '.join(names)}" if names else "it has none; make one with oraculo.worker.App"
         raise _wrong(target, f"module '{module_name}' has no App '{attribute}'; {has}")
     if not _told(target, "asking for its handlers", lambda: found.handlers):
         raise _wrong(target, "the app has no handlers: decorate a function with its queue first")
-    return found
+    app: App = found
+    return app
 
 
 def _module(target: str, name: str) -> ModuleType:

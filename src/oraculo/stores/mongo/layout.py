@@ -83,17 +83,19 @@ async def _twins(server: Server, field: str) -> list[tuple[str, list[str]]]:
 MIGRATIONS = (Migration(1, "runs", _make_runs),)
 
 
-async def prepare(server: Server) -> None:
-    """An empty database gets its indexes; one of another layout is refused, in words that say what to do."""
+async def prepare(server: Server) -> bool:
+    """An empty database gets its indexes; one of another layout is refused, in words that say what to do. Returns
+    whether one that had them has lost some: to make those may take long."""
     number = await _number(server)
     _refuse_newer(number or 0, server)
-    if number is None or not await _is_unique(server):
+    if number is None:
         await migrate(server)
     elif number < len(MIGRATIONS):
         raise StoreError(
             f"the layout of MongoDB at {server.place} is {number}, and this program needs {len(MIGRATIONS)}: "
             "run `oraculo migrate`"
         )
+    return not await _is_unique(server)
 
 
 async def migrate(server: Server) -> list[str]:
@@ -125,8 +127,8 @@ async def prove(server: Server) -> None:
 
 def _gone(server: Server) -> StoreUnavailable:
     return StoreUnavailable(
-        f"the layout of MongoDB at {server.place} is gone, as after its database was dropped: no run is accepted "
-        "until `oraculo migrate` was run or an engine was started"
+        f"the layout of MongoDB at {server.place} is gone, or an index of it, as after its database was dropped: "
+        "commits wait until `oraculo migrate` was run or an engine was started"
     )
 
 

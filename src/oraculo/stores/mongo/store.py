@@ -49,7 +49,11 @@ class MongoStore:
         server = await self._connect()
         try:
             with server.limit():
-                await layout.prepare(server)
+                has_lost_indexes = await layout.prepare(server)
+            if has_lost_indexes:
+                with translated(self._place):  # that of a large collection takes its time
+                    await layout.migrate(server)
+            with server.limit():
                 await Housekeeping(server).settle_old()
         except BaseException:
             await server.close()
