@@ -9,6 +9,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import BulkWriteError
 
+from oraculo.core.slices import slices
 from oraculo.stores.mongo.faults import duplicates
 from oraculo.stores.mongo.server import PORTION_BYTES, RAW, Collection, Document, Encoded, Server
 
@@ -21,18 +22,9 @@ def encoded(document: Mapping[str, Any]) -> RawBSONDocument:
 
 
 def portions(things: Iterable[Thing], size_of: Callable[[Thing], int]) -> Iterator[tuple[list[Thing], int]]:
-    """In their order, with the size of each portion. Something larger than one has one to itself."""
-    portion: list[Thing] = []
-    size = 0
-    for thing in things:
-        more = size_of(thing)
-        if portion and size + more > PORTION_BYTES:
-            yield portion, size
-            portion, size = [], 0
-        portion.append(thing)
-        size += more
-    if portion:
-        yield portion, size
+    """In their order, with the size of each portion."""
+    for portion in slices(things, size_of, PORTION_BYTES):
+        yield portion, sum(map(size_of, portion))
 
 
 async def read_all(
