@@ -75,7 +75,7 @@ async def test_a_consumer_that_gets_nothing_for_no_reason_anybody_knows_is_found
         vigil = oraculo.broker
         assert isinstance(vigil, VigilantBroker)
         monkeypatch.setattr(vigil, "_patience", 1.0)
-        await swallow(oraculo.engine._consumers[oraculo.engine.names.answers], monkeypatch)
+        await swallow(oraculo.engine.own_queues._consumers[oraculo.engine.names.answers], monkeypatch)
 
         async def has_status(ready: bool) -> bool:
             return (await oraculo.operations.health()).is_ready is ready

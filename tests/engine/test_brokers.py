@@ -450,7 +450,7 @@ async def test_what_cannot_be_read_is_told_with_the_reason_by_readiness_and_by_t
         told = "nobody reads resultados, orquestrador: a consumer is being made; the last one failed: not permitted"
 
         async def is_told() -> bool:
-            return len(oraculo.engine.unread_queues) == 2
+            return len(oraculo.engine.own_queues.unread) == 2
 
         await until(is_told, saying="both to be found out")
         for _ in range(4):

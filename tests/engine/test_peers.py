@@ -127,7 +127,7 @@ async def die(member: Harness) -> None:
         assert task is not None
         task.cancel()
         await asyncio.wait([task])
-    for consumer in engine._consumers.values():
+    for consumer in engine.own_queues._consumers.values():
         await consumer.close()
 
 

@@ -10,14 +10,16 @@ from itertools import cycle
 
 from oraculo.core.reference import CLAIM, SHARDS, run_folder
 from oraculo.engine.peers import Peers
-from oraculo.errors import ObjectsError
+from oraculo.errors import Fault, InvalidSettings, ObjectsError
 from oraculo.ports.clock import Clock
 from oraculo.ports.objects import Objects
 from oraculo.ports.store import Store
+from oraculo.ports.telemetry import LoopFailed, Telemetry
 
 EVERY = 60.0  # seconds between two shards: all of them in a little over four hours
 MIN_AGE = 3600.0
 _TOGETHER = 50
+_CLAIM_PATIENCE = 5.0
 
 
 async def claim_fault(objects: Objects, store: Store) -> str | None:
@@ -30,6 +32,18 @@ async def claim_fault(objects: Objects, store: Store) -> str | None:
         "another installation keeps its large results there: give each a place of its own, as one more folder in the "
         f"URL; or delete the file '{CLAIM}' there when the other is gone for good"
     )
+
+
+async def claim(objects: Objects, store: Store, telemetry: Telemetry) -> None:
+    """One that is away is asked again before anything there is put or deleted. Raises InvalidSettings for another's."""
+    try:
+        async with asyncio.timeout(_CLAIM_PATIENCE):
+            fault = await claim_fault(objects, store)
+    except (ObjectsError, TimeoutError) as error:
+        telemetry.emit(LoopFailed("objects", str(error) or f"no answer in {_CLAIM_PATIENCE:g} s"))
+        return
+    if fault:
+        raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", fault))
 
 
 class Janitor:

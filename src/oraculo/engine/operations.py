@@ -1,26 +1,25 @@
 """The door: all that the API and the command line may ask of the engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.events import Cancelled, Event, Repeated
-from oraculo.core.explain import Audience, explain
 from oraculo.core.history import HistoryEntry
 from oraculo.core.machine import Verdict
 from oraculo.core.pipeline import Definition, text_fault
-from oraculo.core.run import Run, RunStatus, Task
+from oraculo.core.run import Run, RunStatus
 from oraculo.engine.catalogue import Origin
+from oraculo.engine.explanation import Explanation
+from oraculo.engine.health import Health
 from oraculo.engine.inputs import Submission, Wish, patiently
 from oraculo.engine.quarantine import Quarantine, Redrive
-from oraculo.engine.service import Engine, Health
+from oraculo.engine.service import Engine
 from oraculo.engine.watchers import Watch
 from oraculo.errors import (
-    BrokerError,
     BrokerUnavailable,
     Conflict,
     Fault,
@@ -52,6 +51,7 @@ class Operations:
         self._engine = engine
         self._waiting = 0
         self._waiting_bytes = 0
+        self._explanation = Explanation(engine)
         self._quarantine = Quarantine(engine.broker, engine.store, engine.inbox, engine.plans, engine.names)
 
     # -- runs -------------------------------------------------------------------------------------------------
@@ -174,59 +174,7 @@ class Operations:
                 await watch.changed.wait()
 
     async def explain(self, run_id: str) -> str:
-        run = await self.run(run_id)
-        active = [task for task in run.tasks if task.is_open and not task.missing]
-        stuck = self._stuck_queues(run, active)
-        knows = stuck.keys().isdisjoint(self._own_queues)  # who fails them does not know who listens elsewhere
-        audiences = await self._audiences(_queues_of(run, active)) if active and knows else {}
-        troubles = {f"broker {link.name}": link.trouble for link in self.brokers() if link.trouble is not None}
-        if (why_unsent := self._engine.sending_trouble) and any(task.unsent for task in active):
-            troubles = troubles or {"the broker": why_unsent}  # it answers, so that it seems well, and takes nothing
-        troubles |= {f"queue {queue}": why for queue, why in stuck.items()}
-        if active:  # what is the broker's own trouble is told as that
-            troubles |= {name: why for name, why in self._unread_answers().items() if why not in troubles.values()}
-        troubles |= self._bridge_troubles(_queues_of(run, active))
-        return explain(run, self._engine.clock.now(), audiences, troubles)
-
-    @property
-    def _own_queues(self) -> tuple[str, str]:
-        return naming.ANSWERS, naming.REQUESTS
-
-    def _stuck_queues(self, run: Run, active: Sequence[Task]) -> dict[str, str]:
-        """Of those that a run depends on, and why each does not work or takes no command."""
-        logical, concerned = self._engine.names.logical, {*_queues_of(run, active), *self._own_queues}
-        unsent = _queues_of(run, [task for task in active if task.unsent])
-        found = {logical(queue): why for link in self.brokers() for queue, why in link.stuck}
-        refusing = {logical(queue): why for queue, why in self._engine.refusing_queues.items()}
-        return {queue: why for queue, why in found.items() if queue in concerned} | {
-            queue: why for queue, why in refusing.items() if queue in unsent
-        }
-
-    def _unread_answers(self) -> dict[str, str]:
-        """Why they cannot be read, and on which of several brokers: the worker is not to blame then."""
-        answers = self._engine.names.answers
-        unread = {f" of {link.name}": dict(link.unread).get(answers) for link in self.brokers()}
-        unread[""] = self._engine.unread_queues.get(answers)
-        return {f"queue {naming.ANSWERS}{place}": why for place, why in unread.items() if why is not None}
-
-    def _bridge_troubles(self, queues: Collection[str]) -> dict[str, str]:
-        """Of the bridges that read one of these queues."""
-        return {
-            f"ponte {bridge.name}": bridge.trouble
-            for bridge in self._engine.bridges
-            if bridge.trouble is not None and bridges.QUEUES[bridge.name] in queues
-        }
-
-    async def _audiences(self, queues: Collection[str]) -> Mapping[str, Audience]:
-        """As far as they are known: a broker that is away may be what the run waits for."""
-        names, broker = self._engine.names, self._engine.broker
-        try:
-            states = await broker.queues([names.physical(queue) for queue in queues])
-        except BrokerError:
-            return {}
-        unseen = Audience(0 if broker.capabilities.counts_consumers else None, 0)
-        seen = {names.logical(state.queue): Audience(state.consumers, state.unacked) for state in states}
-        return dict.fromkeys(queues, unseen) | seen
+        return await self._explanation.of(await self.run(run_id))
 
     async def cancel(self, run_id: str) -> Run:
         if await self._wish(run_id, Cancelled()) is Verdict.REFUSED:
@@ -304,7 +252,3 @@ class Operations:
     def _expect_accepting(self) -> None:
         if not self._engine.accepting:
             raise StoreUnavailable("the engine is starting or stopping; try again in a moment")
-
-
-def _queues_of(run: Run, tasks: Iterable[Task]) -> set[str]:
-    return {run.plan.steps[task.number].queue for task in tasks}

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 
-from oraculo.errors import OraculoError
+from oraculo.errors import OraculoError, StoreError
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import EnginesChanged, Telemetry
 
 TTL = 5.0  # seconds, or so many polls, after which an engine that was not seen counts as gone
+_LOOK_AGAIN = 1.0
 
 
 class Peers:
@@ -50,6 +51,24 @@ class Peers:
             return 0
         mine = _weight(self.name, run_id)
         return sum(_weight(engine, run_id) > mine for engine in self.engines if engine != self.name)
+
+    async def join(self, alone_for: str | None = None) -> None:
+        """`alone_for`: a broker that lives inside one process. Raises StoreError when others use the store then: their
+        queues would not be this engine's."""
+        await self.attend()
+        if alone_for is None:
+            return
+        waited = 0.0
+        while not self.is_alone:  # one that was killed is forgotten after a while
+            if waited > self.ttl + 1:
+                await self.depart()
+                raise StoreError(
+                    f"another engine uses this {self._store.name} store, and {alone_for}:// lives inside one process: "
+                    "set ORACULO_BROKER_URL to a broker that both can reach, or give each its own store"
+                )
+            await asyncio.sleep(_LOOK_AGAIN)
+            waited += _LOOK_AGAIN
+            await self.attend()
 
     async def attend(self) -> None:
         seen = await self._store.attend(self.name, self._clock.now(), self.ttl)

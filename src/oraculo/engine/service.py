@@ -6,10 +6,10 @@ still in its queue, and goes on at the next start.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from typing import NamedTuple
+from functools import partial
 
 import httpx2
 
@@ -18,36 +18,27 @@ from oraculo.core.events import Untaken
 from oraculo.core.naming import QueueNames
 from oraculo.core.request import Limits
 from oraculo.core.retry import RetryPolicy
-from oraculo.core.unread import UnreadQueues
 from oraculo.engine.aftermath import Consequences
 from oraculo.engine.cache import HotRuns, Plans
 from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.delivery import Courier, Post, http_post
-from oraculo.engine.inputs import Arrived, Inbox
+from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble
+from oraculo.engine.inputs import Inbox
 from oraculo.engine.intake import Intake
-from oraculo.engine.janitor import Janitor, claim_fault
+from oraculo.engine.janitor import Janitor, claim, claim_fault
 from oraculo.engine.links import LinkWatch
 from oraculo.engine.offload import Offload
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.peers import Peers
+from oraculo.engine.reading import OwnQueues
 from oraculo.engine.requests import RunMaker
 from oraculo.engine.results import LargeResults
 from oraculo.engine.retention import Retention
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Lookout, Watchers
-from oraculo.errors import (
-    BrokerError,
-    BrokerUnavailable,
-    Fault,
-    InvalidPipeline,
-    InvalidSettings,
-    ObjectsError,
-    OraculoError,
-    StoreError,
-    StoreUnavailable,
-)
+from oraculo.errors import BrokerError, BrokerUnavailable, InvalidPipeline, StoreError, StoreUnavailable
 from oraculo.ports.bridge import RunningBridge
-from oraculo.ports.broker import Broker, Consumer, Link
+from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.objects import Objects
 from oraculo.ports.store import Store
@@ -55,14 +46,8 @@ from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import Settings
 
 _FIRST_PAUSE, _PAUSE_AFTER_FAILURE = 0.1, 1.0
-_CLAIM_PATIENCE = 5.0
 _LAST_NOTES = 2.0  # seconds, at the end, for what was sent to be noted
 _AGENT = {"user-agent": f"oraculo/{__version__}"}
-
-
-class Health(NamedTuple):
-    parts: dict[str, str | None]  # what is wrong with each; None: nothing
-    is_ready: bool  # able to take work; with several brokers one that works is enough
 
 
 class Role(Enum):
@@ -110,6 +95,8 @@ class Engine:
         self.catalogue = Catalogue(settings.routes, settings.pipelines, retry)
         self.plans = Plans()
         self.inbox = Inbox(engine.note_linger)
+        own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
+        self.own_queues = OwnQueues(broker, self.inbox, own_queues, engine)
         self.watchers = Watchers()
         self.results = LargeResults(
             objects,
@@ -178,8 +165,6 @@ class Engine:
         )
         self._connected = False
         self._declared: set[str] = set()
-        self._consumers: dict[str, Consumer] = {}
-        self._unread = UnreadQueues()
         self._pumps: list[asyncio.Task[None]] = []
         self._duties: list[asyncio.Task[None]] = []
         self._deciding: asyncio.Task[None] | None = None
@@ -196,11 +181,10 @@ class Engine:
             await self.store.forget_sent()
         self._deciding = asyncio.create_task(self._decide(), name="intake")
         self._duties = [self._duty(name, work) for name, work in self._works().items()]
-        for queue in self._own_queues:
-            if self._connected:
-                with suppress(BrokerUnavailable):  # the pump tries again
-                    await self._subscribe(queue)
-            self._pumps.append(self._duty(f"consume {queue}", lambda queue=queue: self._pump(queue)))  # type: ignore[misc]
+        if self._connected:
+            await self.own_queues.subscribe()
+        for queue in self.own_queues.names:
+            self._pumps.append(self._duty(f"consume {queue}", partial(self.own_queues.pump, queue)))
         for bridge in self.bridges:
             await bridge.start()
         self.accepting = True
@@ -238,10 +222,6 @@ class Engine:
         found: dict[str | None, str] = {self.names.logical(queue): why for queue, why in self.refusing_queues.items()}
         return found if self.sending_trouble is None else found | {None: self.sending_trouble}
 
-    @property
-    def _own_queues(self) -> Sequence[str]:
-        return (self.names.answers, self.names.requests) if self.role is Role.WHOLE else ()
-
     def _decides(self) -> bool:
         return self._intake.trouble is None
 
@@ -257,9 +237,10 @@ class Engine:
             try:
                 await self.store.start()
                 await self.catalogue.load(self.store)
-                await self._claim_objects()
+                if self.objects is not None:
+                    await claim(self.objects, self.store, self.telemetry)
                 if self.role is Role.WHOLE:
-                    await self._join()
+                    await self.peers.join(self.broker.name if self._must_be_alone else None)
                 return
             except StoreUnavailable as error:
                 if loop.time() >= deadline:
@@ -270,35 +251,6 @@ class Engine:
 
     async def _claim_fault(self) -> str | None:
         return None if self.objects is None else await claim_fault(self.objects, self.store)
-
-    async def _claim_objects(self) -> None:
-        """One that is away is asked again before anything there is put or deleted. Raises InvalidSettings for
-        another's."""
-        try:
-            async with asyncio.timeout(_CLAIM_PATIENCE):
-                fault = await self._claim_fault()
-        except (ObjectsError, TimeoutError) as error:
-            self.telemetry.emit(LoopFailed("objects", str(error) or f"no answer in {_CLAIM_PATIENCE:g} s"))
-            return
-        if fault:
-            raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", fault))
-
-    async def _join(self) -> None:
-        """Raises StoreError when it must be alone and others use the store: their queues would not be this engine's."""
-        await self.peers.attend()
-        if not self._must_be_alone:
-            return
-        waited = 0.0
-        while not self.peers.is_alone:  # one that was killed is forgotten after a while
-            if waited > self.peers.ttl + 1:
-                await self.peers.depart()
-                raise StoreError(
-                    f"another engine uses this {self.store.name} store, and {self.broker.name}:// lives inside one "
-                    "process: set ORACULO_BROKER_URL to a broker that both can reach, or give each its own store"
-                )
-            await asyncio.sleep(_PAUSE_AFTER_FAILURE)
-            waited += _PAUSE_AFTER_FAILURE
-            await self.peers.attend()
 
     async def _connects(self) -> bool:
         """A broker that is away is no reason not to start: runs are accepted and wait for it, and readiness says so.
@@ -347,42 +299,6 @@ class Engine:
                 self.telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
 
-    async def _pump(self, queue: str) -> None:
-        """Until the consumer is lost. When cancelled it leaves it open, for what was taken to be settled on."""
-        consumer = self._consumers.get(queue) or await self._subscribe(queue)
-        try:
-            while deliveries := await consumer.take(self.settings.engine.batch):
-                self._unread.brought(queue)
-                self.inbox.put([Arrived(delivery, consumer) for delivery in deliveries])
-        except Exception as error:
-            self._cannot_read(queue, error)
-            await self._drop_consumer(queue)
-            raise
-        await self._drop_consumer(queue)
-
-    async def _subscribe(self, queue: str) -> Consumer:
-        try:
-            consumer = await self.broker.consume(queue, prefetch=self.settings.engine.prefetch)
-        except Exception as error:
-            self._cannot_read(queue, error)
-            raise
-        self._consumers[queue] = consumer
-        self._unread.made(queue, asyncio.get_running_loop().time())
-        return consumer
-
-    def _cannot_read(self, queue: str, error: Exception) -> None:
-        self._unread.failed(queue, str(error) or type(error).__name__, asyncio.get_running_loop().time())
-
-    @property
-    def unread_queues(self) -> Mapping[str, str]:
-        """Of the engine's own, those whose consumer fails, and why. With several brokers, on each of them."""
-        return self._unread.told(asyncio.get_running_loop().time())
-
-    async def _drop_consumer(self, queue: str) -> None:
-        if (lost := self._consumers.pop(queue, None)) is not None:
-            with suppress(OraculoError):
-                await lost.close()
-
     async def _renew_leases(self) -> None:
         while True:
             await asyncio.sleep(self.settings.engine_lease / 3)
@@ -430,10 +346,7 @@ class Engine:
         await self._end_tasks(self._duties)
         await self._outbox.abandon()
         await self._stop_deciding()
-        for consumer in self._consumers.values():
-            with suppress(OraculoError):
-                await consumer.close()
-        self._consumers.clear()
+        await self.own_queues.close()
         if self._http is not None:
             await self._http.aclose()
         await self.broker.close()
@@ -472,50 +385,21 @@ class Engine:
         if not await self.store.engines(self.clock.now() - self.peers.ttl):
             raise StoreError("none is alive: runs are accepted, and wait until one is started")
 
-    def _reading_trouble(self) -> str | None:
-        failing = self.unread_queues
-        unread = [queue for queue in self._own_queues if queue in failing or queue not in self._consumers]
-        told = f"nobody reads {', '.join(unread)}: a consumer is being made{_last_failure(failing.values())}"
-        return told if unread else None
-
     async def health(self) -> Health:
-        parts = {"engine": self._intake.trouble if self.accepting else "not taking work: it is starting or stopping"}
-        broken = await _fault_of(self.broker.check)
-        links = self.broker.links()
-        parts |= {f"broker {link.name}": _trouble_of(link) for link in links}
-        if len(links) == 1:
-            parts[f"broker {links[0].name}"] = broken or _trouble_of(links[0])
+        broker = await broker_health(self.broker)
+        own = {"engine": self._intake.trouble if self.accepting else "not taking work: it is starting or stopping"}
         if self.role is Role.WHOLE:
-            parts["consumers"] = self._reading_trouble()
-        parts[f"store {self.store.name}"] = await _fault_of(self.store.check)
-        others = [fault for part, fault in parts.items() if not part.startswith("broker ")]
-        if self.objects is not None:  # behind the others: without it, large results stay in the store
-            parts[f"objects {self.objects.name}"] = self._offload.trouble or await _fault_of(self.objects.check)
+            own["consumers"] = reading_trouble(self.own_queues)
+        own[f"store {self.store.name}"] = await fault_of(self.store.check)
+        is_ready = broker.is_ready and not any(own.values())
+        return Health(broker.parts | own | await self._health_behind(), is_ready)
+
+    async def _health_behind(self) -> dict[str, str | None]:
+        """Of what an engine can do without: runs are accepted, and go on or wait."""
+        parts: dict[str, str | None] = {}
+        if self.objects is not None:  # without it, large results stay in the store
+            parts[f"objects {self.objects.name}"] = self._offload.trouble or await fault_of(self.objects.check)
         parts |= {f"ponte {bridge.name}": bridge.trouble for bridge in self.bridges}  # steps of others go on
         if self.role is Role.FRONT:
-            parts["engines"] = await _fault_of(self._expect_engines)  # runs are accepted without one, and wait
-        is_heard = not any(link.deaf for link in links)
-        return Health(parts, broken is None and is_heard and not any(others))
-
-
-def _trouble_of(link: Link) -> str | None:
-    if link.trouble is None and link.deaf:
-        failure = _last_failure(why for _, why in link.unread)
-        return f"heard nothing on {', '.join(link.deaf)}: the consumer is being made again{failure}"
-    return link.trouble
-
-
-def _last_failure(reasons: Iterable[str]) -> str:
-    told = "; ".join(dict.fromkeys(reasons))
-    return f"; the last one failed: {told}" if told else ""
-
-
-async def _fault_of(check: Callable[[], Awaitable[object]]) -> str | None:
-    try:
-        async with asyncio.timeout(5):
-            await check()
-    except OraculoError as error:
-        return str(error) or type(error).__name__
-    except TimeoutError:
-        return "no answer in 5 s"
-    return None
+            parts["engines"] = await fault_of(self._expect_engines)
+        return parts

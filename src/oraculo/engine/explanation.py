@@ -1,0 +1,74 @@
+"""Why a run waits: what its queues, brokers and bridges say of themselves, told by `core.explain`."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from oraculo.core import bridge as bridges
+from oraculo.core import naming
+from oraculo.core.explain import Audience, explain
+from oraculo.core.run import Run, Task
+from oraculo.engine.service import Engine
+from oraculo.errors import BrokerError
+
+_OWN_QUEUES = (naming.ANSWERS, naming.REQUESTS)
+
+
+class Explanation:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def of(self, run: Run) -> str:
+        active = [task for task in run.tasks if task.is_open and not task.missing]
+        stuck = self._stuck_queues(run, active)
+        knows = stuck.keys().isdisjoint(_OWN_QUEUES)  # who fails them does not know who listens elsewhere
+        audiences = await self._audiences(_queues_of(run, active)) if active and knows else {}
+        return explain(run, self._engine.clock.now(), audiences, self._troubles(run, active, stuck))
+
+    def _troubles(self, run: Run, active: Sequence[Task], stuck: Mapping[str, str]) -> dict[str, str]:
+        links = self._engine.broker.links()
+        troubles = {f"broker {link.name}": link.trouble for link in links if link.trouble is not None}
+        if (why_unsent := self._engine.sending_trouble) and any(task.unsent for task in active):
+            troubles = troubles or {"the broker": why_unsent}  # it answers, so that it seems well, and takes nothing
+        troubles |= {f"queue {queue}": why for queue, why in stuck.items()}
+        if active:  # what is the broker's own trouble is told as that
+            troubles |= {name: why for name, why in self._unread_answers().items() if why not in troubles.values()}
+        return troubles | self._bridge_troubles(_queues_of(run, active))
+
+    def _stuck_queues(self, run: Run, active: Sequence[Task]) -> dict[str, str]:
+        """Of those that a run depends on, and why each does not work or takes no command."""
+        logical, concerned = self._engine.names.logical, {*_queues_of(run, active), *_OWN_QUEUES}
+        unsent = _queues_of(run, [task for task in active if task.unsent])
+        found = {logical(queue): why for link in self._engine.broker.links() for queue, why in link.stuck}
+        refusing = {logical(queue): why for queue, why in self._engine.refusing_queues.items()}
+        return {queue: why for queue, why in found.items() if queue in concerned} | {
+            queue: why for queue, why in refusing.items() if queue in unsent
+        }
+
+    def _unread_answers(self) -> dict[str, str]:
+        """Why they cannot be read, and on which of several brokers: the worker is not to blame then."""
+        answers = self._engine.names.answers
+        unread = {f" of {link.name}": dict(link.unread).get(answers) for link in self._engine.broker.links()}
+        unread[""] = self._engine.own_queues.unread.get(answers)
+        return {f"queue {naming.ANSWERS}{place}": why for place, why in unread.items() if why is not None}
+
+    def _bridge_troubles(self, queues: Collection[str]) -> dict[str, str]:
+        """Of the bridges that read one of these queues."""
+        return {
+            f"ponte {bridge.name}": bridge.trouble
+            for bridge in self._engine.bridges
+            if bridge.trouble is not None and bridges.QUEUES[bridge.name] in queues
+        }
+
+    async def _audiences(self, queues: Collection[str]) -> Mapping[str, Audience]:
+        """As far as they are known: a broker that is away may be what the run waits for."""
+        names, broker = self._engine.names, self._engine.broker
+        try:
+            states = await broker.queues([names.physical(queue) for queue in queues])
+        except BrokerError:
+            return {}
+        unseen = Audience(0 if broker.capabilities.counts_consumers else None, 0)
+        seen = {names.logical(state.queue): Audience(state.consumers, state.unacked) for state in states}
+        return dict.fromkeys(queues, unseen) | seen
+
+
+def _queues_of(run: Run, tasks: Iterable[Task]) -> set[str]:
+    return {run.plan.steps[task.number].queue for task in tasks}

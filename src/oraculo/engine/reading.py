@@ -1,0 +1,71 @@
+"""The queues that an engine reads itself, answers and requests: a consumer of each, made again whenever it is lost."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from oraculo.core.unread import UnreadQueues
+from oraculo.engine.inputs import Arrived, Inbox
+from oraculo.errors import BrokerUnavailable, OraculoError
+from oraculo.ports.broker import Broker, Consumer
+from oraculo.settings.sections import EngineSettings
+
+
+class OwnQueues:
+    def __init__(self, broker: Broker, inbox: Inbox, queues: Sequence[str], settings: EngineSettings) -> None:
+        self.names = queues
+        self._broker = broker
+        self._inbox = inbox
+        self._settings = settings
+        self._consumers: dict[str, Consumer] = {}
+        self._unread = UnreadQueues()
+
+    async def subscribe(self) -> None:
+        for queue in self.names:
+            with suppress(BrokerUnavailable):  # `pump` tries again
+                await self._subscribe(queue)
+
+    async def pump(self, queue: str) -> None:
+        """Until the consumer is lost. When cancelled it leaves it open, for what was taken to be settled on."""
+        consumer = self._consumers.get(queue) or await self._subscribe(queue)
+        try:
+            while deliveries := await consumer.take(self._settings.batch):
+                self._unread.brought(queue)
+                self._inbox.put([Arrived(delivery, consumer) for delivery in deliveries])
+        except Exception as error:
+            self._cannot_read(queue, error)
+            await self._drop(queue)
+            raise
+        await self._drop(queue)
+
+    async def _subscribe(self, queue: str) -> Consumer:
+        try:
+            consumer = await self._broker.consume(queue, prefetch=self._settings.prefetch)
+        except Exception as error:
+            self._cannot_read(queue, error)
+            raise
+        self._consumers[queue] = consumer
+        self._unread.made(queue, asyncio.get_running_loop().time())
+        return consumer
+
+    def _cannot_read(self, queue: str, error: Exception) -> None:
+        self._unread.failed(queue, str(error) or type(error).__name__, asyncio.get_running_loop().time())
+
+    async def _drop(self, queue: str) -> None:
+        if (lost := self._consumers.pop(queue, None)) is not None:
+            with suppress(OraculoError):
+                await lost.close()
+
+    async def close(self) -> None:
+        for queue in list(self._consumers):
+            await self._drop(queue)
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Those whose consumer fails, and why. With several brokers, on each of them."""
+        return self._unread.told(asyncio.get_running_loop().time())
+
+    @property
+    def without_consumer(self) -> Sequence[str]:
+        failing = self.unread
+        return [queue for queue in self.names if queue in failing or queue not in self._consumers]
