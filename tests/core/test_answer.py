@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oraculo.core.answer import has_failed, read_answer
+from oraculo.core import naming
+from oraculo.core.answer import has_failed, is_failure, read_answer
 from oraculo.core.events import Answered, Event, Progressed
 from oraculo.core.machine import Verdict
 from oraculo.core.message import Message, decode_message
@@ -202,6 +203,43 @@ def test_a_step_is_named_by_its_queue_too() -> None:
     assert task_of(driver, {"destino": "images-queue"}, "resultado_execucao") == "ENHANCED_IMAGES"
 
 
+@pytest.mark.parametrize("queue", ["escavador_yt", "escavador-yt", "escavador.yt", "escavadoryt"])
+def test_a_collector_is_known_by_the_source_that_its_command_gave_it(queue: str) -> None:
+    driver = flow(queue, f"escavador-dois<{queue}").sent()
+    driver.ok(queue)
+    assert task_of(driver, {"fonte": naming.source_of(queue)}) == queue, "a repeat is not the next one's answer"
+
+
+@pytest.mark.parametrize("queue", ["executador_pdf", "executador-pdf", "executador.pdf"])
+def test_a_processor_is_known_by_its_name_without_its_role(queue: str) -> None:
+    driver = fan_out(queue, "executador_outro").sent()
+    assert task_of(driver, {"destino": "pdf"}, "resultado_execucao") == queue
+
+
+def test_a_name_that_two_queues_share_is_that_of_the_one_that_is_open() -> None:
+    driver = fan_out("escavador_yt", "escavador-yt", "escavador_blog").sent()
+    assert "the message does not tell which" in str(read(driver, {"fonte": "yt"}))
+    driver.ok("escavador_yt")
+    assert task_of(driver, {"fonte": "yt"}) == "escavador-yt"
+
+
+def test_an_id_of_the_other_kind_hides_no_queue() -> None:
+    driver = fan_out({"fila": "executador_x", "id": "yt"}, "escavador_yt", "escavador_blog").sent()
+    assert task_of(driver, {"fonte": "yt"}) == "escavador_yt"
+
+
+def test_a_worker_may_name_its_queue_with_the_prefix_of_the_installation() -> None:
+    driver = fan_out("escavador_a", "escavador_b").sent()
+    for payload in ({"destino": "loja.escavador_a"}, {"destino": "escavador_a"}, {"fonte": "a"}):
+        event = read_answer(driver.run, message(payload, "resultado_coleta"), 0.0, prefix="loja.")
+        assert isinstance(event, Answered), event
+        assert event.task == 0
+
+
+def test_a_name_in_the_payload_that_nothing_has_is_told() -> None:
+    assert "'tiktok' in its payload is none of its destinations; open were" in str(read(three(), {"fonte": "tiktok"}))
+
+
 def test_ambiguity_is_told_with_what_was_open() -> None:
     assert read(three(), {"dados": []}) == (
         "no task of run abc123 could be told for this resultado_coleta: the message does not tell which; "
@@ -325,13 +363,24 @@ def test_progress_finds_its_task_as_an_answer_does_but_for_any_kind() -> None:
 # -- anything ---------------------------------------------------------------------------------------------------
 
 
-def test_a_field_of_ours_that_cannot_be_held_is_told() -> None:
+@pytest.mark.parametrize(
+    ("payload", "failed", "reason"),
+    [
+        (b'{"status": 1e999}', False, ""),
+        (b'{"status": "ok", "mensagem": [{"n": 1e999}]}', False, ""),
+        (b'{"status": "erro", "erros": 1e999, "fonte": "a"}', True, "1e999"),
+        (b'{"status": "erro", "erros": ["cheio"], "mensagem": 1e999}', True, "cheio"),
+    ],
+)
+def test_a_number_that_no_double_holds_costs_nothing_else(payload: bytes, failed: bool, reason: str) -> None:
     body = (
-        b'{"correlation_id": "abc123", "tipo_evento": "resultado_coleta", "payload": {"status": 1e999},'
-        b' "timestamp": "2025-10-14T12:05:00Z"}'
+        b'{"correlation_id": "abc123", "tipo_evento": "resultado_coleta", "payload": %s,'
+        b' "timestamp": "2025-10-14T12:05:00Z"}' % payload
     )
-    told = read_answer(fan_out("escavador_a").run, decode_message(body), 0.0)
-    assert str(told).startswith("payload cannot be read: ")
+    event = read_answer(fan_out("escavador_a").sent().run, decode_message(body), 0.0)
+    assert isinstance(event, Answered)
+    assert (event.task, event.failed, event.reason, event.payload) == (0, failed, reason, payload)
+    assert is_failure(payload) is failed
 
 
 values = st.recursive(

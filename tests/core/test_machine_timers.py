@@ -115,6 +115,14 @@ def test_a_tasks_own_deadline_counts_from_when_it_was_decided_to_send_it() -> No
     assert driver.status == "em_execucao"
 
 
+def test_the_reason_of_the_attempt_before_is_not_lost_to_a_silent_one() -> None:
+    driver = flow({"type": "a", "timeout": 9}).sent()
+    driver.fail("a", "disk full")
+    driver.at(5).due("a")
+    driver.sent().at(9).due("a")
+    assert driver.task("a").reason == "no answer to attempt 2 in 9 s; attempt 1 failed: disk full"
+
+
 def test_a_tasks_timeout_is_over_all_its_attempts_and_is_not_retried() -> None:
     driver = flow({"type": "a", "timeout": 5, "retry": {"maxAttempts": 3, "backoff": 2}}).sent()
     driver.at(3).fail("a", jitter=0.5)

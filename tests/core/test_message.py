@@ -61,6 +61,16 @@ def test_a_required_field_is_named_when_it_is_missing(field: str) -> None:
     assert fault({name: value for name, value in GOOD.items() if name != field}) == f"{field}: is required"
 
 
+def test_an_attempt_may_be_written_as_some_languages_write_every_number() -> None:
+    message = decode(tentativa=2.0)
+    assert (message.tentativa, type(message.tentativa)) == (2, int)
+    assert encode_message(message) == encode_message(decode(tentativa=2))
+
+
+def test_a_field_that_only_bridges_read_may_hold_anything_for_others() -> None:
+    assert decode(ponte="norte").ponte == "norte"
+
+
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
@@ -76,6 +86,8 @@ def test_a_required_field_is_named_when_it_is_missing(field: str) -> None:
         ("prazo", "2025-10-14", "must be ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z"),
         ("tarefa", 1, "must be a text: the id of a subtask; got a whole number"),
         ("tentativa", 0, "must be a whole number from 1"),
+        ("tentativa", 1.5, "must be a whole number from 1; got a number"),
+        ("tentativa", 0.0, "must be a whole number from 1; got a number"),
         ("tentativa", "1", "must be a whole number from 1; got a text"),
         ("responder_em", {}, "must be a text: the name of a queue; got an object"),
     ],

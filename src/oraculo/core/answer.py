@@ -32,18 +32,23 @@ class _Reply(msgspec.Struct):
 
 
 _reply_decoder = msgspec.json.Decoder(_Reply)
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def read_answer(run: Run, message: Message, jitter: float, *, redelivered: bool = False) -> Event | str:
-    """The event that the message means for this run, or, in words, why no task could be found for it."""
+def read_answer(
+    run: Run, message: Message, jitter: float, *, prefix: str = "", redelivered: bool = False
+) -> Event | str:
+    """The event that the message means for this run, or, in words, why no task could be found for it. `prefix`: what
+    the installation puts before the names of its queues, and a worker may know its own by."""
     payload = bytes(message.payload)
     try:
-        reply = _reply_decoder.decode(payload)
-    except (msgspec.DecodeError, RecursionError) as error:  # a number out of range, say, in a field of ours
+        reply = _read_reply(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
         return f"payload cannot be read: {error}"
-    number = _find_task(run, message, reply, redelivered)
+    names = _names(reply, prefix)
+    number = _find_task(run, message, names, redelivered)
     if number is None:
-        return _why_not_found(run, message)
+        return _why_not_found(run, message, names)
     attempt = _attempt(run, number, message.tentativa)
     if message.tipo_evento == naming.PROGRESS:
         return Progressed(number, _percent(reply.percentual), _text(reply.mensagem))
@@ -63,6 +68,21 @@ def read_answer(run: Run, message: Message, jitter: float, *, redelivered: bool 
     )
 
 
+def _read_reply(payload: bytes) -> _Reply:
+    try:
+        return _reply_decoder.decode(payload)
+    except msgspec.DecodeError:  # a number that no double holds, say: it must not cost the fields that can be read
+        fields = _fields_decoder.decode(payload)
+    return _Reply(**{name: _value(fields[name]) for name in _Reply.__struct_fields__ if name in fields})
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return bytes(raw).decode(errors="replace")  # as it was written
+
+
 def has_failed(status: object, errors: object) -> bool:
     if status is None:
         return isinstance(errors, list) and bool(errors)
@@ -72,7 +92,7 @@ def has_failed(status: object, errors: object) -> bool:
 def is_failure(payload: bytes) -> bool:
     """Whether an answer with this payload is one; also when it cannot be told."""
     try:
-        reply = _reply_decoder.decode(payload)
+        reply = _read_reply(payload)
     except (msgspec.DecodeError, RecursionError):
         return True
     return has_failed(reply.status, reply.erros)
@@ -83,11 +103,11 @@ def _mark_of(message: Message) -> int:
     return zlib.crc32(message.payload, zlib.crc32(message.timestamp.encode())) | 1
 
 
-def _find_task(run: Run, message: Message, reply: _Reply, redelivered: bool) -> int | None:
+def _find_task(run: Run, message: Message, names: Sequence[str], redelivered: bool) -> int | None:
     """The first of: `tarefa`; a name in the payload; the only task that awaits such an answer."""
     if message.tarefa is not None and (number := run.plan.by_id.get(message.tarefa)) is not None:
         return number
-    named = [found for name in _names(reply) if (found := _named(run, name, message.tipo_evento))]
+    named = [found for name in names if (found := _named(run, name, message.tipo_evento))]
     for numbers in named:
         if (number := _one_of(run, numbers)) is not None:
             return number
@@ -108,23 +128,25 @@ def _counted_for(run: Run, mark: int) -> int | None:
     return next((task.number for task in run.tasks if task.mark == mark and not task.is_open), None)
 
 
-def _names(reply: _Reply) -> tuple[object, ...]:
-    return reply.tarefa, reply.destino, reply.fonte
+def _names(reply: _Reply, prefix: str) -> list[str]:
+    names = [name for name in (reply.tarefa, reply.destino, reply.fonte) if isinstance(name, str)]
+    return [*names, *(name.removeprefix(prefix) for name in names if prefix and name.startswith(prefix))]
 
 
-def _named(run: Run, name: object, event: str) -> Sequence[int]:
+def _named(run: Run, name: str, event: str) -> Sequence[int]:
     """A name that a worker only echoes, as a processor does the `fonte` it was given, does not make the answer
     another's: the destination must be of the kind that answers with this event."""
-    numbers = run.plan.named(name) if isinstance(name, str) else ()
-    fits = event == naming.PROGRESS or not numbers or run.plan.is_collector[numbers[0]] == (event == naming.COLLECTED)
-    return numbers if fits else ()
+    return run.plan.named(name, collects=None if event == naming.PROGRESS else event == naming.COLLECTED)
 
 
 def _one_of(run: Run, numbers: Sequence[int]) -> int | None:
-    """Of the tasks of one destination, its only one, or the only one that awaits an answer."""
+    """Of the tasks that one name means, the only one, or the only one that awaits an answer."""
     if len(numbers) == 1:
         return numbers[0]
-    return _only(run.awaited_on.get(run.plan.steps[numbers[0]].queue, set()))
+    queue = run.plan.steps[numbers[0]].queue
+    if len(numbers) == len(run.plan.by_queue[queue]):
+        return _only(run.awaited_on.get(queue, set()))
+    return _only(run.awaited[run.plan.is_collector[numbers[0]]].intersection(numbers))  # a short name of two queues
 
 
 def _only(numbers: set[int]) -> int | None:
@@ -136,14 +158,22 @@ def _attempt(run: Run, number: int, told: int | None) -> int | None:
     return told if told is not None and told <= run.tasks[number].attempt else None
 
 
-def _why_not_found(run: Run, message: Message) -> str:
+def _why_not_found(run: Run, message: Message, names: Sequence[str]) -> str:
     numbers = sorted(islice(chain(run.awaited[True], run.awaited[False]), _NAMED))
     awaited = [run.plan.steps[number].id for number in numbers]
     total = len(run.awaited[True]) + len(run.awaited[False])
     more = f" and {total - len(awaited)} more" if total > len(awaited) else ""
     waiting = f"open were: {', '.join(awaited)}{more}" if awaited else "none was open"
-    told = f"'{message.tarefa}' is not one of its tasks" if message.tarefa else "the message does not tell which"
+    told = _told_of(run, message, names)
     return f"no task of run {run.id} could be told for this {message.tipo_evento}: {told}; {waiting}"
+
+
+def _told_of(run: Run, message: Message, names: Sequence[str]) -> str:
+    if message.tarefa:
+        return f"{naming.shown(message.tarefa)} is not one of its tasks"
+    if names and not any(map(run.plan.named, names)):
+        return f"{naming.shown(names[0])} in its payload is none of its destinations"
+    return "the message does not tell which"
 
 
 def _reason(reply: _Reply) -> str:

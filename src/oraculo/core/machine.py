@@ -300,6 +300,8 @@ def _why_expired(
     if task.unsent:
         why = untaken.get(step.queue) or untaken.get(None)
         return f"not sent in {waited}: the broker did not take the command{f' ({why})' if why else ''}"
+    if task.reason:  # of the attempt before: it is all that a worker ever told
+        return f"no answer to attempt {task.attempt} in {waited}; attempt {task.attempt - 1} failed: {task.reason}"
     return f"no answer in {waited}"
 
 

@@ -38,9 +38,15 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     prazo: Annotated[str | None, msgspec.Meta(description="ISO 8601; after it the answer is late.")] = None
     traceparent: Annotated[str | None, msgspec.Meta(description="W3C trace context.")] = None
     ponte: Annotated[
-        dict[str, Any] | None,
+        Any,
         msgspec.Meta(description="On commands for a bridge: the Celery task or BullMQ queue where it is to go on."),
     ] = None
+
+
+class _Told(Message, kw_only=True):
+    """A message whose attempt is written as 1.0, as some languages write every number."""
+
+    tentativa: float | None = None  # type: ignore[assignment]
 
 
 _RIGHT = {
@@ -66,6 +72,7 @@ _GOT = re.compile("got `([a-z]+)`$")
 _PLACE = re.compile(r"\[[0-9]+\]")
 
 _decoder = msgspec.json.Decoder(Message)
+_told_decoder = msgspec.json.Decoder(_Told)
 _encoder = msgspec.json.Encoder()
 
 
@@ -75,7 +82,7 @@ def decode_message(body: bytes) -> Message:
         raise InvalidJson(Fault("", "not valid JSON: it is empty; on Redis the JSON must be in the field `body`"))
     check_json_text(body)
     try:
-        message = _decoder.decode(body)
+        message = _decode(body)
     except msgspec.ValidationError as error:
         raise InvalidMessage(in_our_words(fault_of(error), _RIGHT)) from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -87,6 +94,19 @@ def decode_message(body: bytes) -> Message:
     if message.prazo is not None and from_iso(message.prazo) is None:
         raise InvalidMessage(Fault("prazo", "must be ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z"))
     return message
+
+
+def _decode(body: bytes) -> Message:
+    try:
+        return _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if fault_of(error).field != "tentativa":
+            raise
+        told = _told_decoder.decode(body)
+        if told.tentativa is None or told.tentativa < 1 or told.tentativa % 1:
+            raise
+    told.tentativa = int(told.tentativa)
+    return told
 
 
 def encode_message(message: Message) -> bytes:

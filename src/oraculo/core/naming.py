@@ -9,6 +9,7 @@ REQUESTS = "orquestrador"
 ANSWERS = "resultados"
 DLQ_SUFFIX = ".dlq"
 COLLECTOR_PREFIX = "escavador"
+PROCESSOR_PREFIX = "executador"
 BRIDGE_PREFIX = "ponte-"
 MAX_NAME = 128
 MAX_COMPARED = 1_000  # names among which a nearest one is looked for
@@ -52,6 +53,13 @@ def dlq_of(queue: str) -> str:
 def source_of(queue: str) -> str:
     """`youtube` for `escavador_youtube`: the seeds' `fonte`."""
     return queue.removeprefix(COLLECTOR_PREFIX).lstrip("_-.") or queue
+
+
+def short_name(queue: str) -> str:
+    """A queue without its role's prefix: a collector's `fonte`, and `relatorio` for `executador_relatorio`."""
+    if is_collector(queue):
+        return source_of(queue)
+    return queue.removeprefix(PROCESSOR_PREFIX).lstrip("_-.") or queue
 
 
 def queue_fault(name: object) -> str | None:

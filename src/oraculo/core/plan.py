@@ -1,6 +1,6 @@
 """A definition compiled once for all its runs: numbers instead of names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from oraculo.core import naming
 from oraculo.core.pipeline import Definition, Kind, OnLate, Step, quorum_needed
@@ -12,6 +12,7 @@ class Plan:
     __slots__ = (
         "by_id",
         "by_queue",
+        "by_short_name",
         "definition",
         "dependencies",
         "dependents",
@@ -38,6 +39,7 @@ class Plan:
             self.dependencies.append(before)
             for dependency in before:
                 self.dependents[dependency].append(number)
+        self.by_short_name = _by_short_name(self.by_queue)  # with whether they are collectors
         self.needed = quorum_needed(definition.quorum, len(steps))
         self.on_late = definition.on_late
         self.only_of_kind: dict[bool, int | None] = {kind: _only(self.is_collector, kind) for kind in (True, False)}
@@ -53,14 +55,24 @@ class Plan:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def named(self, name: str) -> Sequence[int]:
-        """The tasks that a worker means by `name`: a task's id, a queue, or a queue without its role's prefix."""
-        if (number := self.by_id.get(name)) is not None:
-            return (number,)
-        for queue in (name, f"escavador_{name}", f"executador_{name}"):
-            if numbers := self.by_queue.get(queue):
-                return numbers
-        return ()
+    def named(self, name: str, *, collects: bool | None = None) -> Sequence[int]:
+        """The tasks that a worker means by `name`: a task's id, a queue, or a queue without its role's prefix.
+        `collects`: only collectors, or only processors."""
+        number = self.by_id.get(name)
+        meant = (
+            () if number is None else (number,),
+            self.by_queue.get(name, ()),
+            self.by_short_name.get((name, True), ()),
+            self.by_short_name.get((name, False), ()),
+        )
+        return next((found for found in meant if found and collects in (None, self.is_collector[found[0]])), ())
+
+
+def _by_short_name(by_queue: Mapping[str, list[int]]) -> dict[tuple[str, bool], list[int]]:
+    found: dict[tuple[str, bool], list[int]] = {}
+    for queue, numbers in by_queue.items():
+        found.setdefault((naming.short_name(queue), naming.is_collector(queue)), []).extend(numbers)
+    return found
 
 
 def _only(kinds: Sequence[bool], kind: bool) -> int | None:

@@ -28,7 +28,7 @@ def from_iso(text: str) -> float | None:
     if len(text) > _LONGEST:
         return None
     try:
-        moment = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text.upper())  # RFC 3339 lets `t` and `z` pass
     except ValueError:
         return None
     return None if moment.tzinfo is None else moment.timestamp()

@@ -354,7 +354,8 @@ class Intake:
         if not isinstance(item, Answer):
             return machine.apply(run, item.event, now, changes), ""
         redelivered = item.arrived.delivery.redeliveries > 0
-        event = read_answer(run, item.message, self._entropy.jitter(), redelivered=redelivered)
+        prefix = self._names.prefix
+        event = read_answer(run, item.message, self._entropy.jitter(), prefix=prefix, redelivered=redelivered)
         if not isinstance(event, Event):
             return Verdict.UNKNOWN, event
         if item.reference is not None and isinstance(event, Answered):
