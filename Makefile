@@ -24,7 +24,7 @@ check: $(VENV)/.dev  ## ruff, mypy strict, the import layers, generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python scripts/generate_docs.py --check
+	$(BIN)/python -m scripts.generate_docs --check
 
 bench: $(VENV)/.dev  ## measure the four workloads on the embedded setup
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -33,14 +33,14 @@ simulate: $(VENV)/.dev  ## run SEEDS simulated schedules under faults (SEED=n re
 	$(BIN)/python -m oraculo.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
 
 docs: $(VENV)/.dev  ## write the generated files anew
-	$(BIN)/python scripts/generate_docs.py
+	$(BIN)/python -m scripts.generate_docs
 
 lock: $(VENV)/.dev  ## choose the versions of all dependencies anew
 	cd requirements && UV_CUSTOM_COMPILE_COMMAND="make lock" && export UV_CUSTOM_COMPILE_COMMAND && \
 	../$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --upgrade \
 	  --extra servers --group ../pyproject.toml:build ../pyproject.toml -o run.txt && \
 	../$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --upgrade \
-	  --extra all --group ../pyproject.toml:dev ../pyproject.toml -o dev.txt
+	  --extra servers --extra celery --extra bullmq --group ../pyproject.toml:dev ../pyproject.toml -o dev.txt
 
 clean:  ## remove what was installed and made here
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .schemathesis

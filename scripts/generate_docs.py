@@ -1,6 +1,6 @@
 """Writes the files that are made from the code. With `--check` it writes nothing, and exits 1 naming what is stale.
 
-PYTHONPATH=src python scripts/generate_docs.py [--check]
+PYTHONPATH=src python -m scripts.generate_docs [--check]
 """
 
 import argparse
@@ -9,16 +9,22 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from oraculo.core.diagram import state_machine_page
 from oraculo.core.message import message_schema
+from scripts.layers_drawing import with_layers
+from scripts.metrics_page import metrics_page
+from scripts.settings_page import settings_page
+from scripts.state_machine_page import state_machine_page
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def generated() -> Mapping[str, str]:
-    """Each file's path from the project's root, and what should be in it."""
+    """Each file's path from the project's root, and what should be in it. Of ARCHITECTURE.md one drawing is made."""
     schema = json.dumps(message_schema(), ensure_ascii=False, indent=2) + "\n"
     return {
+        "ARCHITECTURE.md": with_layers((ROOT / "ARCHITECTURE.md").read_text("utf-8"), ROOT / "pyproject.toml"),
+        "docs/metrics.md": metrics_page(),
+        "docs/settings.md": settings_page(),
         "docs/state-machine.md": state_machine_page(),
         "mensagem_schema.json": schema,
         "src/oraculo/mensagem_schema.json": schema,
@@ -46,7 +52,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         write(root)
         return 0
     for path in (found := stale(root)):
-        print(f"{path} is stale; run: python scripts/generate_docs.py", file=sys.stderr)
+        print(f"{path} is stale; run: make docs", file=sys.stderr)
     return 1 if found else 0
 
 

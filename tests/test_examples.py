@@ -1,5 +1,6 @@
 """Every example runs."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 from oraculo.core.pipeline_text import read_pipeline
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+NO_EXAMPLES = {"README.md", "__pycache__", "node_modules"}
 
 
-@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "__init__.py"))
+@pytest.mark.parametrize("script", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_an_example_runs(script: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / script)],
@@ -31,6 +33,7 @@ def test_an_example_pipeline_is_valid(path: Path) -> None:
 
 def test_every_example_is_told_of() -> None:
     told = (EXAMPLES / "README.md").read_text()
-    for path in EXAMPLES.iterdir():
-        if path.suffix in (".py", ".yaml"):
-            assert path.name in told, path.name
+    linked = set(re.findall(r"\]\(([^)]+)\)", told))
+    examples = {path for folder in (EXAMPLES, EXAMPLES / "plain_workers") for path in folder.iterdir()}
+    names = {path.relative_to(EXAMPLES).as_posix() for path in examples if path.name not in NO_EXAMPLES}
+    assert names - {name.rstrip("/") for name in linked} == {"plain_workers"}, "each of these is linked by itself"

@@ -1,35 +1,26 @@
 """The files made from the code are fresh, and the published schema accepts and refuses what the code does."""
 
-import importlib.util
 import json
 import re
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from scripts import generate_docs as script
+from scripts import state_machine_page as drawing
+from scripts.layers_drawing import with_layers
+from scripts.settings_page import settings_page
+from scripts.state_machine_page import state_machine_page
 
-from oraculo.core.diagram import state_machine_page
 from oraculo.core.message import decode_message
-from oraculo.core.transitions import RUN_TRANSITIONS, TASK_TRANSITIONS
+from oraculo.core.run import TaskStatus
+from oraculo.core.transitions import RUN_TRANSITIONS, TASK_TRANSITIONS, Trigger
 from oraculo.errors import InvalidMessage
+from oraculo.settings import load_settings
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / "scripts" / "generate_docs.py"
-
-
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_docs", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
+ROOT = script.ROOT
 schema = json.loads((ROOT / "mensagem_schema.json").read_text("utf-8"))
 validator = Draft202012Validator(schema)
 
@@ -38,12 +29,12 @@ validator = Draft202012Validator(schema)
 
 @pytest.mark.parametrize("path", script.generated())
 def test_the_file_is_fresh(path: str) -> None:
-    assert (ROOT / path).read_text("utf-8") == script.generated()[path], "run: python scripts/generate_docs.py"
+    assert (ROOT / path).read_text("utf-8") == script.generated()[path], "run: make docs"
 
 
 def test_check_names_what_is_stale_and_writing_mends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["--check"], tmp_path) == 1
-    assert len(capsys.readouterr().err.splitlines()) == 3
+    assert len(capsys.readouterr().err.splitlines()) == len(script.generated())
     assert script.main([], tmp_path) == 0
     assert script.main(["--check"], tmp_path) == 0
     (tmp_path / "docs/state-machine.md").write_text("old", "utf-8")
@@ -52,6 +43,15 @@ def test_check_names_what_is_stale_and_writing_mends_it(tmp_path: Path, capsys: 
 
 
 # -- the state machine's page -----------------------------------------------------------------------------------
+
+
+def test_two_ways_from_one_status_to_another_share_an_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = {Trigger.SUCCEED: TaskStatus.SUCCEEDED, Trigger.AMEND: TaskStatus.SUCCEEDED}
+    monkeypatch.setattr(drawing, "TASK_TRANSITIONS", {TaskStatus.RUNNING: moves})
+    page = state_machine_page()
+    assert "    em_execucao --> concluida : answer = success / late answer with onLate = amend\n" in page
+    assert "| `em_execucao` | answer: success | `concluida` |\n" in page
+    assert "| `em_execucao` | late answer with onLate: amend | `concluida` |\n" in page
 
 
 def diagrams() -> list[str]:
@@ -80,6 +80,28 @@ def test_only_ended_statuses_lead_out_of_the_diagram() -> None:
     assert run == {"concluida", "parcial", "erro", "timeout", "cancelada"}
 
 
+# -- the other pages --------------------------------------------------------------------------------------------
+
+
+def test_what_the_page_of_settings_says_unless_set_is_what_is_so(tmp_path: Path) -> None:
+    rows = re.findall(r"^\| (`ORACULO_.+?) \| `\w+` \| (?:`(.+?)`)? \|", settings_page(), re.MULTILINE)
+    told = {name: value for names, value in rows for name in re.findall(r"`(\w+)`", names)}
+    nothing_set = tmp_path / "oraculo.toml"
+    nothing_set.touch()
+    assert {"ORACULO_PREFIX", "ORACULO_BROKER_PREFIX", "ORACULO_PIPELINES", "ORACULO_LOG_LEVEL"} <= told.keys()
+    assert load_settings(told, nothing_set) == load_settings({}, nothing_set)
+
+
+def test_the_layers_are_drawn_as_import_linter_holds_them(tmp_path: Path) -> None:
+    pyproject = tmp_path / "pyproject.toml"
+    pyproject.write_text(
+        '[[tool.importlinter.contracts]]\ntype = "layers"\nlayers = ["cli", "api | testing", "core"]\n'
+    )
+    drawn = with_layers((ROOT / "ARCHITECTURE.md").read_text("utf-8"), pyproject)
+    (rooms,) = re.findall(r"make docs` -->\n```\n(.*?)```", drawn, re.DOTALL)
+    assert [line[:9] for line in rooms.splitlines()] == ["  cli    ", "┌ api    ", "└ testing", "  core   "]
+
+
 # -- the schema -------------------------------------------------------------------------------------------------
 
 GOOD: dict[str, Any] = {
@@ -88,7 +110,7 @@ GOOD: dict[str, Any] = {
     "payload": {"fonte": "youtube", "parametros": {"canal": "canal_exemplo", "periodo": "2025-10"}},
     "timestamp": "2025-10-14T12:00:00Z",
 }
-SEED_EXAMPLES = [  # of seeds 001, 002 and 003, where `{...}` stands for an object
+EXAMPLES = [
     GOOD,
     GOOD | {"payload": {"fonte": "youtube", "parametros": {}}},
     GOOD | {"payload": {"fonte": "youtube", "parametros": {"canal": "canal_exemplo"}}},
@@ -133,7 +155,7 @@ def test_the_package_ships_the_same_schema() -> None:
     assert json.loads((files("oraculo") / "mensagem_schema.json").read_text("utf-8")) == schema
 
 
-@pytest.mark.parametrize("message", [*SEED_EXAMPLES, FULL])
+@pytest.mark.parametrize("message", [*EXAMPLES, FULL])
 def test_schema_and_code_accept(message: dict[str, Any]) -> None:
     validator.validate(message)
     assert decode_message(json.dumps(message).encode()).correlation_id == message["correlation_id"]

@@ -80,7 +80,7 @@ def test_the_environment_wins_over_the_file() -> None:
     assert (settings.broker.url, settings.broker.prefix) == ("nats://env", "f.")
 
 
-def test_the_short_names_of_the_contract() -> None:
+def test_the_names_that_most_people_use() -> None:
     settings = load_settings(
         {
             "ORACULO_BROKER_URL": "amqp://a,redis://b",

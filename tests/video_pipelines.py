@@ -1,4 +1,4 @@
-"""The seven video pipelines of the seeds, and the steps of each."""
+"""The seven video pipelines that are built in, and the steps of each."""
 
 VIDEO_PIPELINES = {
     "enhanced-images-only": ["ENHANCED_IMAGES"],

@@ -1,4 +1,4 @@
-"""Starts a run from any Celery client, as in the seeds.
+"""Starts a run from any Celery client.
 
 celery -A oraculo.celery_app worker      # beside `oraculo serve`
 python start_a_run.py amqp://localhost

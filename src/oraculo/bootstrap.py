@@ -1,4 +1,4 @@
-"""The composition root: the only module that names concrete adapters, and puts the parts together."""
+"""The composition root: makes the adapters that the settings name, and puts the parts together."""
 
 import asyncio
 import gc

@@ -5,6 +5,7 @@ OraculoError
 │   ├── InvalidJson         not JSON, or JSON that is refused (too deep, NUL, not UTF-8)
 │   ├── InvalidMessage      a message that breaks the schema
 │   ├── InvalidRequest      a request for a run that breaks its rules
+│   │   └── UnknownPipeline it names a pipeline that is not known here
 │   ├── InvalidPipeline     a pipeline definition that breaks its rules
 │   └── InvalidSettings     oraculo.toml or the environment
 ├── PayloadTooLarge         over the configured limit
@@ -13,13 +14,18 @@ OraculoError
 │   └── IdempotencyKeyReused  the same key with another body
 ├── BrokerError             the broker refused or did not confirm
 │   └── BrokerUnavailable   it cannot be reached now; worth a retry
+│       └── NotTaken        it works, and did not take some messages (in ports/broker.py)
 ├── StoreError              the store refused
 │   └── StoreUnavailable    it cannot be reached now; worth a retry
 │       └── StoreRefuses    it answers, and takes nothing from anybody until it is mended
 ├── ObjectsError            the object store refused
 │   ├── ObjectsUnavailable  it cannot be reached now; worth a retry
 │   └── ObjectLost          an object is not there, or is not what was put
+├── Unreachable             no server answers the command line (in cli/client.py)
+├── Refused                 the server answered the command line that it will not (there, too)
 └── InvariantBroken         a programmer's error: the state machine was asked for the impossible
+
+Adapters have a few more, under BrokerError and StoreUnavailable, which do not leave their room by name.
 """
 
 from collections.abc import Sequence

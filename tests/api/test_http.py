@@ -111,7 +111,7 @@ CALLS = {
 }
 
 
-async def test_the_document_has_every_call_of_the_contract(service: Service) -> None:
+async def test_the_document_has_every_call(service: Service) -> None:
     document = (await service.client.get("/openapi.json")).json()
     found = {(method, path) for path, methods in document["paths"].items() for method in methods}
     assert found == CALLS

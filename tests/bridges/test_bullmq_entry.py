@@ -1,4 +1,4 @@
-"""A Node application starts a pipeline by adding a job to `orchestrator-queue`, as in the seeds."""
+"""A Node application starts a pipeline by adding a job to `orchestrator-queue`."""
 
 import asyncio
 import json

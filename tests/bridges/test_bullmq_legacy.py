@@ -79,7 +79,7 @@ def client(settings: Settings, folder: Path, data: object, options: dict[str, An
 
 
 async def test_a_job_of_bull_starts_a_pipeline(settings: Settings, tmp_path: Path) -> None:
-    """The seeds' `queueManager.addJob('orchestrator-queue', {jobId, pipelineName})`, with Bull itself."""
+    """`addJob('orchestrator-queue', {jobId, pipelineName})`, as applications of Bull have it, with Bull itself."""
     app = client(settings, tmp_path, {"jobId": "6710", "pipelineName": "enhanced-images-only"})
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE, script=WORKER)):
         app.start()

@@ -1,4 +1,4 @@
-"""The Celery app `orquestrador_core`: any Celery client starts runs, as in the seeds."""
+"""The Celery app `orquestrador_core`: any Celery client starts runs."""
 
 import os
 import subprocess
@@ -82,11 +82,11 @@ def entry(settings: Settings, tmp_path: Path) -> Iterator[EntryWorker]:
 
 
 def client(url: str) -> Celery:
-    """As in the seeds, in another process's code base: it shares nothing with us but the broker's address."""
+    """As in another process's code base: it shares nothing with us but the broker's address."""
     return Celery("orquestrador_core", broker=url, set_as_current=False)
 
 
-async def test_the_tasks_of_the_seeds_start_runs(settings: Settings, entry: EntryWorker) -> None:
+async def test_each_of_its_tasks_starts_a_run(settings: Settings, entry: EntryWorker) -> None:
     queue = f"{settings.broker.prefix}orquestrador_core"
     celery, ids = client(settings.broker.url), [f"run-{uuid.uuid4()}" for _ in range(3)]
     async with Stage(settings, workers) as oraculo:

@@ -148,7 +148,7 @@ def all_from(case: str, state: str = "ignorada") -> dict[str, str]:
 WORKERS: dict[str, tuple[dict[str, str], str]] = {
     "tells its progress": ({}, ""),
     "drops garbage": (DROPPED, "was dropped, or is still held: it belongs into"),
-    "answers on resultados": ({"responder_em": "aviso"}, "which the contract allows"),
+    "answers on resultados": ({"responder_em": "aviso"}, "which is allowed"),
     "no tarefa": ({"tarefa": "aviso"}, "known by its correlation_id alone"),
     "fails always": ({"command": "aviso"}, "o banco caiu"),
     "wrong event": ({"tipo_evento": "erro"}, "answers with resultado_execucao"),

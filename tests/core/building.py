@@ -17,7 +17,7 @@ from oraculo.core.plan import Plan
 from oraculo.core.request import Limits, definition_of, new_run, read_request
 from oraculo.core.run import Changes, DeliveryStatus, Run, RunHead, Task, TaskStatus
 
-START = 1_760_443_200.0  # 2025-10-14T12:00:00Z, as in the seeds
+START = 1_760_443_200.0  # 2025-10-14T12:00:00Z, as in the README
 RUN_ID = "abc123"
 OK = b'{"status": "ok"}'
 _COUNTERS = {

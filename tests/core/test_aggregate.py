@@ -8,7 +8,7 @@ from oraculo.core.events import Cancelled
 from .building import RUN_ID, fan_out, flow
 
 
-def test_the_example_of_the_contract() -> None:
+def test_one_in_full() -> None:
     driver = fan_out("escavador_youtube", "escavador_blog", "executador_relatorio", timeout=30).sent()
     driver.ok("escavador_youtube", b'{"status": "ok", "dados": []}')
     driver.ok("executador_relatorio", b'{"resultado": "ok", "arquivo": "relatorio.pdf"}')

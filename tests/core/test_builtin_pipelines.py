@@ -1,4 +1,4 @@
-"""The pipelines that come with the package: those of seed 004, and collect-then-execute of seeds 001 and 002."""
+"""The pipelines that come with the package: those of the videos, and collect-then-execute."""
 
 from importlib.resources import files
 

@@ -229,7 +229,7 @@ def random_event(chance: Random, run: Run) -> Event:
 
 
 def expected_end(run: Run) -> RunStatus:
-    """The rules of the contract, said once more and another way."""
+    """The rules of how a run ends, said once more and another way."""
     statuses = [task.status for task in run.tasks]
     good = statuses.count(TaskStatus.SUCCEEDED)
     if good == len(statuses):

@@ -27,7 +27,7 @@ from oraculo.errors import InvalidPipeline
 
 from .building import pipeline
 
-CONTRACT_EXAMPLE: dict[str, Any] = {
+EXAMPLE: dict[str, Any] = {
     "name": "meu-pipeline",
     "description": "Pipeline customizado",
     "timeout": 600,
@@ -64,8 +64,8 @@ def only_fault(*steps: Any, **options: Any) -> str:
 # -- what a good one means --------------------------------------------------------------------------------------
 
 
-def test_the_example_of_the_contract() -> None:
-    definition = parse_pipeline(CONTRACT_EXAMPLE)
+def test_what_an_example_means() -> None:
+    definition = parse_pipeline(EXAMPLE)
     images, copy, video = definition.steps
     assert (definition.name, definition.description, definition.timeout) == (
         "meu-pipeline",
@@ -516,7 +516,7 @@ def test_the_hash_depends_on_all_else() -> None:
 
 
 def test_a_definition_comes_back_from_its_bytes_with_the_same_hash() -> None:
-    for definition in (parse_pipeline(CONTRACT_EXAMPLE), pipeline("a", onLate="amend", quorum="50%")):
+    for definition in (parse_pipeline(EXAMPLE), pipeline("a", onLate="amend", quorum="50%")):
         encoded = encode_definition(definition)
         assert encode_definition(decode_definition(encoded)) == encoded
         assert msgspec.to_builtins(decode_definition(encoded).steps[0].retry) == msgspec.to_builtins(

@@ -326,7 +326,7 @@ def test_a_request_that_is_too_large_is_told_with_its_size() -> None:
     assert str(raised.value) == "request: 201 bytes, over the limit of 200 bytes"
 
 
-def test_the_limits_of_the_contract() -> None:
+def test_the_limits_unless_set() -> None:
     assert (Limits().payload_bytes, Limits().request_bytes) == (1024 * 1024, 32 * 1024 * 1024)
 
 

@@ -1,4 +1,4 @@
-"""Every flow of the contract, end to end in one process: through the API's door and through the queue."""
+"""Every way to ask for a run, end to end in one process: through the API's door and through the queue."""
 
 import asyncio
 import json
@@ -49,13 +49,13 @@ def assert_whole(aggregate: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("request_body", THE_THREE_REQUESTS)
-async def test_the_three_requests_of_the_contract_by_the_door(request_body: dict[str, Any]) -> None:
+async def test_the_three_requests_by_the_door(request_body: dict[str, Any]) -> None:
     async with Harness(everyone()) as oraculo:
         assert_whole(await oraculo.run(request_body))
 
 
 @pytest.mark.parametrize("request_body", THE_THREE_REQUESTS)
-async def test_the_three_requests_of_the_contract_by_the_queue(request_body: dict[str, Any]) -> None:
+async def test_the_three_requests_by_the_queue(request_body: dict[str, Any]) -> None:
     async with Harness(everyone()) as oraculo, Client(oraculo.broker) as client:
         aggregate = await client.run(request_body, timeout=30)
         assert_whole(aggregate)

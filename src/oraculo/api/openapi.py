@@ -33,7 +33,7 @@ _SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "api_key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
-# The examples of the contract.
+# One for each way to name what runs.
 REQUEST_EXAMPLES = {
     "destinos": {
         "summary": "a list of destinations",

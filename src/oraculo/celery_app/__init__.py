@@ -1,7 +1,7 @@
 """`celery -A oraculo.celery_app worker`: the Celery app `orquestrador_core`.
 
-Its tasks start runs, as in the seeds. With `ORACULO_CELERY_APPS=module:app` its workers also answer the commands of
-these worker apps; `oraculo worker module:app --engine celery` is the same for one app.
+Its tasks start runs for any Celery client. With `ORACULO_CELERY_APPS=module:app` its workers also answer the commands
+of these worker apps; `oraculo worker module:app --engine celery` is the same for one app.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The tasks that start runs, for whoever speaks Celery: those of the seeds."""
+"""The tasks that start runs, for whoever speaks Celery."""
 
 import json
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ class Entry:
 
 
 def register_entry(app: Celery, entry: Entry) -> None:
-    """The names are those of the seeds, without a module before them."""
+    """Clients send these names as they are, without a module before them."""
 
     @app.task(bind=True, name="iniciar_coleta", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
     def iniciar_coleta(

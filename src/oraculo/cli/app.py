@@ -54,7 +54,11 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help is there in half the time
     pretty_exceptions_enable=False,
     help="ORÁCULO: orchestrates work that many services do together.",
-    epilog="Exit status: 0; 1 when the run did not succeed; 2 for bad usage or settings.",
+    epilog=(
+        "Exit status: 0; 1 when the run did not succeed, or not in time, and when doctor, simulate or check-worker "
+        "found a fault; 2 for bad usage or settings, and when a server does not answer or refuses; 130 when Ctrl-C "
+        "cut it short."
+    ),
 )
 
 

@@ -1,4 +1,4 @@
-"""`oraculo check-worker`: does a running worker, in whatever language, do what the contract asks."""
+"""`oraculo check-worker`: does a running worker, in whatever language, do what the README asks of one."""
 
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Any

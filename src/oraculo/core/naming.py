@@ -51,7 +51,7 @@ def dlq_of(queue: str) -> str:
 
 
 def source_of(queue: str) -> str:
-    """`youtube` for `escavador_youtube`: the seeds' `fonte`."""
+    """`youtube` for `escavador_youtube`: what a collector knows as `fonte`."""
     return queue.removeprefix(COLLECTOR_PREFIX).lstrip("_-.") or queue
 
 

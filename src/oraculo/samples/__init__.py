@@ -1,1 +1,1 @@
-"""What `oraculo dev` shows: workers for the seeds' queues, and a few runs for them to do."""
+"""What `oraculo dev` shows: workers for the queues of what is built in, and a few runs for them to do."""

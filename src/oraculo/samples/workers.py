@@ -1,4 +1,4 @@
-"""Sample workers for the seeds' queues: quick, visible and deterministic.
+"""Sample workers for the queues of the built-in routes and pipelines: quick, visible and deterministic.
 
 Each takes 0.3 to 1.5 seconds (times `pace`), tells of its progress, and makes a small plausible result of what it
 was given. To see failures, put `simular` into the payload of a run, or of one destination:

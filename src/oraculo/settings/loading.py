@@ -213,7 +213,7 @@ def _field_types() -> dict[Place, Any]:
 
 
 def _variables() -> dict[str, Place]:
-    """Derived from the sections, so that no field lacks one; then the short names of the contract."""
+    """Derived from the sections, so that no field lacks one; then the short name of the queues' prefix."""
     derived = {PREFIX + "_".join(filter(None, place)).upper(): place for place in _FIELD_TYPES}
     return derived | {"ORACULO_PREFIX": Place("broker", "prefix")}
 

@@ -58,9 +58,9 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 class BrokerSettings(Section, frozen=True):
     url: Url = DEFAULT_BROKER_URL  # one, or several in order of preference, separated by commas
-    prefix: Prefix = ""
+    prefix: Prefix = ""  # put before every queue's name
     delivery_limit: Count = 20  # deliveries without being handled, after which a message is quarantined
-    connect_timeout: Seconds = 3.0
+    connect_timeout: Seconds = 3.0  # for one attempt to connect
     publish_timeout: Seconds = 5.0  # until a broker that does not confirm counts as lost
     lease: Seconds = 30.0  # after which what a dead consumer held is delivered to another; RabbitMQ needs none
     silence: Seconds = 15.0  # without a message, after which a consumer must prove that it can hear
@@ -71,7 +71,7 @@ class BrokerSettings(Section, frozen=True):
 
 
 class StoreSettings(Section, frozen=True):
-    url: Url = DEFAULT_STORE_URL
+    url: Url = DEFAULT_STORE_URL  # where state is kept; see docs/stores.md
     patience: Pause = 60.0  # how long a start waits for a store that cannot be reached
     retention_days: Days = 30.0  # ended runs older than this are deleted; 0 keeps them for ever
 
@@ -85,47 +85,47 @@ class ObjectSettings(Section, frozen=True):
 
 
 class ApiSettings(Section, frozen=True):
-    host: Text = "127.0.0.1"
-    port: Port = 8000
-    keys: Keys = ()
+    host: Text = "127.0.0.1"  # the address to listen on
+    port: Port = 8000  # 0: one that is free
+    keys: Keys = ()  # when there are some, every call but the health checks needs one
     max_wait: Pause = 300.0  # the longest `Prefer: wait`
 
 
 class LimitSettings(Section, frozen=True):
-    payload_bytes: Bytes = 1024 * 1024
-    request_bytes: Bytes = 32 * 1024 * 1024
+    payload_bytes: Bytes = 1024 * 1024  # of a request's payload, and of each destination's; over it: 413
+    request_bytes: Bytes = 32 * 1024 * 1024  # of a whole request; over it: 413
 
 
 class RunSettings(Section, frozen=True):
-    timeout: Seconds = 300.0
-    max_attempts: Attempts = 3
-    backoff: Pause = 1.0
-    max_backoff: Pause = 60.0
+    timeout: Seconds = 300.0  # of a run that does not say its own
+    max_attempts: Attempts = 3  # of a task whose step does not say `retry`
+    backoff: Pause = 1.0  # the longest pause before its second attempt; doubled before each further one
+    max_backoff: Pause = 60.0  # where the doubling ends
 
 
 class EngineSettings(Section, frozen=True):
     batch: Count = 1000  # inputs decided in one commit
-    prefetch: Prefetch = 2000
+    prefetch: Prefetch = 2000  # messages of a queue that it holds at a time
     cached_tasks: CountOrNone = 200_000  # tasks of hot runs kept in memory
     note_linger: Pause = 0.05  # how long a confirmed command waits for other work to be noted with
     poll: Seconds = 1.0  # how often timers and the outbox look for what another engine left
     lease: Seconds = 6.0  # after which what a dead engine held comes to another; RabbitMQ needs none
-    stop_grace: Pause = 10.0
+    stop_grace: Pause = 10.0  # at a stop, for what is being sent and delivered
 
 
 class WebhookSettings(Section, frozen=True):
     secret: Secret = ""  # `whsec_…`, as Standard Webhooks has it; without one, webhooks go out unsigned
-    timeout: Seconds = 10.0
-    max_attempts: Attempts = 8
-    backoff: Pause = 2.0
-    max_backoff: Pause = 300.0
-    concurrency: Count = 20
+    timeout: Seconds = 10.0  # for one attempt
+    max_attempts: Attempts = 8  # to deliver one aggregate, to a reply queue too
+    backoff: Pause = 2.0  # the longest pause before the second attempt; doubled before each further one
+    max_backoff: Pause = 300.0  # where the doubling ends
+    concurrency: Count = 20  # attempts under way at a time; as many to reply queues
 
 
 class WorkerSettings(Section, frozen=True):
-    concurrency: Count = 16
+    concurrency: Count = 16  # commands in work at a time
     remembered: CountOrNone = 10_000  # answers kept to answer a repeated command again
-    stop_grace: Pause = 30.0
+    stop_grace: Pause = 30.0  # at a stop, for what is in work
 
 
 class CelerySettings(Section, frozen=True):
@@ -148,7 +148,7 @@ class BullmqSettings(Section, frozen=True):
 
 
 class LogSettings(Section, frozen=True):
-    level: Level = "info"
+    level: Level = "info"  # what is less grave is not told
     format: Format = "auto"  # `json`, `console`, or `auto`: console on a terminal
 
 

@@ -162,7 +162,7 @@ class WorkerCheck:
     async def reply_to(self) -> _Finding:
         if self._usual_answer.queue == self.reply_queue:
             return State.PASSED, "answered where responder_em asks"
-        return State.NOTED, f"answers on {self._names.answers} whatever responder_em says, which the contract allows"
+        return State.NOTED, f"answers on {self._names.answers} whatever responder_em says, which is allowed"
 
     # -- the cases: commands that are out of the ordinary -----------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The page `docs/state-machine.md`, drawn from the tables of `core.machine`, so that the two cannot disagree."""
+"""The page `docs/state-machine.md`, drawn from the tables of `core.transitions`, so that the two cannot disagree."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
@@ -11,7 +11,7 @@ Edge = tuple[StrEnum, StrEnum, StrEnum]  # from, what happened, to
 _INTRODUCTION = """\
 # The state machine
 
-<!-- Made by scripts/generate_docs.py from src/oraculo/core/machine.py: change that, then run the script. -->
+<!-- Made by scripts/generate_docs.py from src/oraculo/core/transitions.py: change that, then run `make docs`. -->
 
 A run is a set of tasks, one for each step or destination. Both have a status, and these are all the ways in which one
 becomes another; whatever is not drawn here cannot happen. A duplicate, late or unknown answer is no transition: it is
