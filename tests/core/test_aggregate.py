@@ -61,3 +61,9 @@ def test_it_is_a_function_of_the_tasks_alone() -> None:
     second.ok("a")
     second.ok("a")
     assert encode_aggregate(first.run) == encode_aggregate(second.run)
+
+
+def test_a_clock_that_was_set_back_makes_no_run_shorter_than_nothing() -> None:
+    driver = fan_out("a").sent().at(-20)
+    driver.ok("a")
+    assert aggregate(driver.run)["duracao_ms"] == 0

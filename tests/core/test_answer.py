@@ -360,6 +360,12 @@ def test_progress_finds_its_task_as_an_answer_does_but_for_any_kind() -> None:
     assert task_of(driver, {"percentual": 1}, "progresso") == "executador_relatorio"
 
 
+def test_a_heartbeat_that_comes_late_is_that_of_the_only_task() -> None:
+    driver = fan_out("escavador_a").sent()
+    driver.ok("escavador_a")
+    assert driver.answer({"percentual": 50}, "progresso") is Verdict.LATE
+
+
 # -- anything ---------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,8 @@
 """One sentence: why a run is not finished, what it waits for, until when, what happens then."""
 
-from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Progressed, Redriven
+import pytest
+
+from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Progressed, Redriven, TaskDue
 from oraculo.core.explain import Audience, explain
 
 from .building import START, Driver, fan_out, flow
@@ -110,6 +112,34 @@ def test_a_run_that_was_opened_again_although_its_quorum_is_met_needs_no_more_su
     driver.ok("a")
     driver.apply(Redriven(1))
     assert "quorum" not in told(driver), "it was met before; what was redriven is waited for"
+
+
+@pytest.mark.parametrize(
+    ("driver", "failing", "status"),
+    [
+        (flow("a", "b"), "a", "erro"),
+        (flow("a", {"type": "b", "optional": True}), None, "parcial"),
+        (flow("a", {"type": "b", "optional": True}, "c<a"), None, "timeout"),
+        (flow("a", {"type": "b", "timeout": 5}), None, "erro"),
+        (flow("a", {"type": "b", "timeout": 500}), None, "timeout"),
+        (flow("a", "b", quorum=1), None, "parcial"),
+        (fan_out("a", "b"), "a", "erro"),
+        (fan_out("a", "b"), None, "parcial"),
+    ],
+)
+def test_the_end_that_is_foretold_is_the_end_that_comes(driver: Driver, failing: str | None, status: str) -> None:
+    driver.sent()
+    if failing:
+        driver.fail_for_good(failing)
+    else:
+        driver.ok("a")
+    if driver.run.is_open:
+        assert f"and the run ends as {status}" in told(driver)
+    for task in driver.sent().run.tasks:
+        if task.due_at is not None and task.due_at < driver.head.deadline:
+            driver.at(task.due_at - START).apply(TaskDue(task.number))
+    driver.at(300).run_due()
+    assert driver.status == status
 
 
 def test_an_ended_run_waits_for_nothing() -> None:

@@ -113,3 +113,12 @@ def test_what_was_decided_before_in_the_same_batch_is_kept() -> None:
     machine.apply(driver.run, BrokerLost("rabbitmq", dead_letters=True), driver.now, changes)
     machine.apply(driver.run, BrokerLost("rabbitmq"), driver.now, changes)
     assert (changes.commands, changes.dead_letters) == ([(1, 2), (2, 1)], [(1, 1), (0, 1)])
+
+
+def test_what_was_sent_and_lost_is_not_told_as_never_sent() -> None:
+    driver = three().at(299)
+    driver.apply(BrokerLost("rabbitmq"))
+    driver.at(300).run_due()
+    assert driver.task("escavador_b").reason == "no answer in 5 min"
+    lost = "no answer in 5 min; the broker that had the command was lost, and it was not sent again"
+    assert driver.task("escavador_a").reason == lost

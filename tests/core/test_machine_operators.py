@@ -213,6 +213,42 @@ def test_redrive_in_an_open_run_leaves_it_open() -> None:
     assert driver.status == "concluida"
 
 
+def test_redrive_gives_an_open_run_the_time_of_a_new_one() -> None:
+    driver = fan_out("a", "b", timeout=30).sent()
+    driver.fail_for_good("a")
+    driver.at(29).apply(Redriven(0))
+    assert driver.head.deadline == driver.head.due_at == START + 59
+
+
+def test_a_clock_that_was_set_back_takes_no_time_from_an_open_run() -> None:
+    driver = fan_out("a", "b", timeout=30).sent()
+    driver.fail_for_good("a")
+    driver.at(-20).apply(Redriven(0))
+    assert driver.head.deadline == driver.head.due_at == START + 30
+
+
+def test_after_a_redrive_there_are_as_many_attempts_as_at_first() -> None:
+    driver = fan_out("a", "b").sent()
+    driver.fail_for_good("a")
+    driver.apply(Redriven(0))
+    assert (driver.task("a").attempt, driver.task("a").last_attempt) == (2, 4)
+
+
+def test_redrive_reopens_what_another_open_task_also_leads_to() -> None:
+    driver = flow("a", "b", "c<a,b").sent()
+    driver.fail_for_good("a")
+    assert driver.statuses["c"] == "ignorada"
+    driver.apply(Redriven(0))
+    assert driver.statuses["c"] == "pendente"
+
+
+def test_a_failure_that_was_counted_before_a_redrive_is_a_repeat_after_it() -> None:
+    driver = fan_out("a", "b").sent()
+    driver.fail("a", retryable=False, mark=7)
+    driver.apply(Redriven(0))
+    assert driver.sent().fail("a", mark=7, redelivered=True) is Verdict.DUPLICATE
+
+
 @pytest.mark.parametrize("name", ["ok", "open", "skipped"])
 def test_what_is_open_succeeded_or_was_never_sent_cannot_be_redriven(name: str) -> None:
     driver = flow("ok", "open", "bad", "skipped<bad").sent()

@@ -63,6 +63,52 @@ def test_a_pipelines_quorum_met_is_partial_even_when_a_required_step_failed() ->
     assert not driver.task("c").unsent
 
 
+def test_what_is_redriven_into_a_run_whose_quorum_was_met_has_all_its_attempts() -> None:
+    driver = fan_out("a", "b", quorum=1).sent()
+    driver.fail_for_good("b")
+    driver.ok("a")
+    driver.apply(Redriven(1))
+    driver.sent().fail("b", "busy")
+    assert driver.statuses == {"a": "concluida", "b": "pendente"}
+    driver.at(5).due("b")
+    driver.sent().ok("b")
+    assert driver.status == "concluida"
+
+
+def test_of_two_that_are_redriven_after_the_quorum_was_met_both_count() -> None:
+    driver = fan_out("a", "b", "c", quorum=1).sent()
+    driver.fail_for_good("b")
+    driver.fail_for_good("c")
+    driver.ok("a")
+    driver.apply(Redriven(1))
+    driver.apply(Redriven(2))
+    driver.sent().ok("b")
+    assert driver.statuses["c"] == "em_execucao"
+    driver.ok("c")
+    assert driver.status == "concluida"
+
+
+def test_what_is_behind_a_redriven_step_runs_though_the_quorum_was_met() -> None:
+    driver = flow("a", "b", "c<b", quorum=1).sent()
+    driver.fail_for_good("b")
+    driver.ok("a")
+    driver.apply(Redriven(1))
+    driver.sent().ok("b")
+    driver.sent().ok("c")
+    assert driver.status == "concluida"
+
+
+def test_a_quorum_that_a_redriven_task_meets_cancels_the_others() -> None:
+    driver = fan_out("a", "b", "c", quorum=2).sent()
+    for name in "bc":
+        driver.fail_for_good(name)
+    driver.ok("a")
+    driver.apply(Redriven(1))
+    driver.apply(Redriven(2))
+    driver.sent().ok("b")
+    assert driver.statuses == {"a": "concluida", "b": "concluida", "c": "cancelada"}
+
+
 def test_an_answer_to_what_the_quorum_cancelled_is_late() -> None:
     driver = fan_out("a", "b", quorum=1).sent()
     driver.ok("a")

@@ -27,7 +27,7 @@ def test_a_run_of_which_nothing_was_ever_confirmed_ends_too() -> None:
     driver = fan_out("a", timeout=30).at(31)
     driver.run_due()
     assert (driver.status, driver.task("a").unsent) == ("timeout", False)
-    assert driver.task("a").reason == "not sent in 30 s: the broker did not take the command"
+    assert driver.task("a").reason == "not sent in 30 s"
 
 
 @pytest.mark.parametrize("untaken", [{"a": "no room"}, {None: "no room"}, {"a": "no room", None: "away"}])
@@ -176,6 +176,11 @@ def ended(driver: Driver, **outcomes: str) -> Driver:
     return driver
 
 
+def _own_deadline(outcomes: dict[str, str], name: str) -> dict[str, float]:
+    """None for one that the run's deadline is to end: the earlier one counts, whichever timer rings."""
+    return {} if outcomes.get(name) == "prazo" else {"timeout": 10}
+
+
 @pytest.mark.parametrize(
     ("outcomes", "status"),
     [
@@ -190,7 +195,7 @@ def ended(driver: Driver, **outcomes: str) -> Driver:
     ],
 )
 def test_the_end_of_a_fan_out(outcomes: dict[str, str], status: str) -> None:
-    driver = fan_out({"fila": "a", "timeout": 10}, {"fila": "b", "timeout": 10}, timeout=300)
+    driver = fan_out(*({"fila": name} | _own_deadline(outcomes, name) for name in ("a", "b")), timeout=300)
     assert ended(driver, **outcomes).status == status
 
 
@@ -216,11 +221,48 @@ PIPELINE_ENDS = [
 @pytest.mark.parametrize(("outcomes", "status"), PIPELINE_ENDS)
 def test_the_end_of_a_pipeline(outcomes: dict[str, str], status: str) -> None:
     driver = flow(
-        {"type": "a", "timeout": 10},
-        {"type": "b", "dependsOn": ["a"], "timeout": 10},
-        {"type": "c", "timeout": 10, "optional": True},
+        {"type": "a"} | _own_deadline(outcomes, "a"),
+        {"type": "b", "dependsOn": ["a"]} | _own_deadline(outcomes, "b"),
+        {"type": "c", "optional": True} | _own_deadline(outcomes, "c"),
     )
     assert ended(driver, **outcomes).status == status
+
+
+@pytest.mark.parametrize("own", [299.0, 300.0])
+@pytest.mark.parametrize("rings_first", ["task", "run"])
+def test_which_deadline_came_first_does_not_depend_on_which_timer_rang_first(own: float, rings_first: str) -> None:
+    driver = flow({"type": "a", "timeout": own}).sent().at(300)
+    if rings_first == "task":
+        driver.due("a")
+    driver.run_due()
+    assert (driver.status, driver.task("a").cause) == ("erro", Cause.TASK_DEADLINE)
+
+
+@pytest.mark.parametrize("rings_first", ["task", "run"])
+def test_a_deadline_of_its_own_behind_that_of_the_run_is_not_the_one_that_passed(rings_first: str) -> None:
+    driver = flow("a", {"type": "b", "dependsOn": ["a"], "timeout": 200}).sent()
+    driver.at(250).ok("a")
+    driver.sent().at(500)
+    if rings_first == "task":
+        driver.due("b")
+    driver.run_due()
+    assert (driver.status, driver.task("b").cause) == ("timeout", Cause.RUN_DEADLINE)
+
+
+def test_a_retry_whose_moment_comes_with_the_deadline_is_not_begun() -> None:
+    driver = flow("a").sent()
+    driver.fail("a", "disk full")
+    driver.at(300).due("a")
+    assert (driver.task("a").attempt, driver.status) == (1, "timeout")
+    assert driver.task("a").reason == "no success in 5 min; attempt 1 failed: disk full"
+
+
+def test_a_retry_that_was_not_sent_keeps_the_reason_of_the_attempt_before() -> None:
+    driver = flow("a").sent()
+    driver.fail("a", "disk full")
+    driver.at(5).due("a")
+    driver.at(300).run_due()
+    assert driver.task("a").reason == "attempt 2 not sent in 5 min; attempt 1 failed: disk full"
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("ok", "concluida"), ("erro", "erro"), ("tarde", "timeout")])

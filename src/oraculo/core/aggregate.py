@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 
 from oraculo.core.pipeline import Kind
-from oraculo.core.run import Cause, Run, RunHead, RunStatus, TaskStatus
+from oraculo.core.run import Cause, Run, RunHead, RunStatus, Task, TaskStatus
 from oraculo.core.timestamps import to_iso
 
 _encoder = msgspec.json.Encoder()
 
 
 def end_status(run: Run) -> RunStatus:
-    """The status of a run in which no task is open."""
+    """The status of a run in which no task is open; of another, the one that it ends with if nobody answers."""
     head = run.head
     if head.succeeded == head.total:
         return RunStatus.SUCCEEDED
@@ -23,7 +23,9 @@ def end_status(run: Run) -> RunStatus:
         return status
     if head.succeeded:
         return RunStatus.PARTIAL
-    return RunStatus.FAILED if head.failed else RunStatus.TIMED_OUT if head.timed_out else RunStatus.CANCELLED
+    if head.failed:
+        return RunStatus.FAILED
+    return RunStatus.TIMED_OUT if head.timed_out or run.open_tasks else RunStatus.CANCELLED
 
 
 def _required_status(run: Run) -> RunStatus | None:
@@ -32,11 +34,24 @@ def _required_status(run: Run) -> RunStatus | None:
     for task in run.tasks:
         if run.plan.steps[task.number].optional:
             continue
-        if task.status is TaskStatus.FAILED or task.cause is Cause.TASK_DEADLINE:
+        cause = _deadline_ahead(run, task) if task.is_open else task.cause
+        if task.status is TaskStatus.FAILED or cause is Cause.TASK_DEADLINE:
             return RunStatus.FAILED
-        if task.cause is Cause.RUN_DEADLINE:
+        if cause is Cause.RUN_DEADLINE:
             status = RunStatus.TIMED_OUT
     return status
+
+
+def _deadline_ahead(run: Run, task: Task) -> Cause | None:
+    """None for what waits for another task: it would be skipped."""
+    if task.missing:
+        return None
+    is_own = task.deadline is not None and task.deadline <= run.head.deadline
+    return Cause.TASK_DEADLINE if is_own else Cause.RUN_DEADLINE
+
+
+def duration_ms(since: float, until: float) -> int:
+    return max(0, round((until - since) * 1000))  # a clock may have been set back
 
 
 def summary(head: RunHead) -> dict[str, int]:
@@ -71,7 +86,7 @@ def aggregate(run: Run) -> dict[str, Any]:
         "falhas": failures,
         "iniciada_em": to_iso(head.created_at),
         "concluida_em": to_iso(ended_at),
-        "duracao_ms": round((ended_at - head.created_at) * 1000),
+        "duracao_ms": duration_ms(head.created_at, ended_at),
     }
 
 

@@ -115,6 +115,8 @@ def _find_task(run: Run, message: Message, names: Sequence[str], redelivered: bo
         return None
     if message.tipo_evento == naming.PROGRESS:
         kinds = [numbers for numbers in run.awaited.values() if numbers]
+        if not kinds:
+            return 0 if len(run.plan) == 1 else None
         return _only(kinds[0]) if len(kinds) == 1 else None
     if redelivered and (number := _counted_for(run, _mark_of(message))) is not None:
         return number

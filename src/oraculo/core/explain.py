@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from oraculo.core.aggregate import summary
+from oraculo.core.aggregate import end_status, summary
 from oraculo.core.pipeline import Kind
 from oraculo.core.run import Delivery, DeliveryStatus, Run, Task, TaskStatus
 from oraculo.core.timestamps import in_words, to_iso
@@ -80,11 +80,11 @@ def _what_then(run: Run, now: float) -> str:
     if run.plan.needed is not None and run.plan.needed > run.head.succeeded:  # else it was met before a redrive
         missing = _count(run.plan.needed - run.head.succeeded, "more success", "more successes")
         when = f"it ends at once with {missing} (quorum {run.plan.needed}), else {when}"
-    if run.plan.kind is Kind.FAN_OUT:
-        then = "parcial with what it has" if run.head.succeeded else "timeout unless an answer comes"
-    else:
-        then = "timeout, and what depends on them is ignorada"
-    return f"{when}, when what has not answered is marked timeout and the run ends as {then}"
+    then = "with what it has" if run.head.succeeded else "unless an answer comes"
+    if run.plan.kind is Kind.PIPELINE:
+        then = "and what depends on them is ignorada"
+    comma = "," if run.plan.kind is Kind.PIPELINE else ""
+    return f"{when}, when what has not answered is marked timeout and the run ends as {end_status(run)}{comma} {then}"
 
 
 def _why_ended(run: Run) -> str:

@@ -128,6 +128,7 @@ def _answered(run: Run, event: Answered, now: float, changes: Changes) -> Verdic
     if not event.failed:
         task.mark = event.mark
         _succeed(run, task, event.payload, now, changes)
+        _end_by_quorum(run, now, changes)
     elif _is_repeated_failure(task, event):
         return _stray(run, task, Verdict.DUPLICATE, event.attempt, now, changes)
     else:
@@ -240,6 +241,7 @@ def _amend(run: Run, task: Task, payload: bytes, now: float, changes: Changes) -
     for number in run.plan.dependents[task.number]:
         run.tasks[number].missing -= 1
     if run.is_open:
+        _end_by_quorum(run, now, changes)
         _end_if_over(run, now, changes)
     else:
         _set_end(run, RunTrigger.AMEND, now, changes)
@@ -252,11 +254,11 @@ def _task_due(run: Run, event: TaskDue, now: float, changes: Changes) -> Verdict
     task = run.tasks[event.task]
     if not task.is_open or task.due_at is None or task.due_at > now:
         return Verdict.NOTHING
-    if task.awaits_retry and (task.deadline is None or now < task.deadline):
+    passed = _deadline_passed(run, task, now)
+    if passed is None:
         _dispatch(run, task, now, changes, retry=True)
     else:
-        why = _why_expired(run, task, Cause.TASK_DEADLINE, untaken=event.untaken)
-        _expire(run, task, Cause.TASK_DEADLINE, why, now, changes)
+        _expire(run, task, passed, _why_expired(run, task, passed, untaken=event.untaken), now, changes)
         _end_if_over(run, now, changes)
     return Verdict.APPLIED
 
@@ -269,13 +271,14 @@ def _run_due(run: Run, event: RunDue, now: float, changes: Changes) -> Verdict:
         return _lease_delivery(run, now, changes)
     for task in run.tasks:
         if task.is_open and not task.missing:
-            why = _why_expired(run, task, Cause.RUN_DEADLINE, untaken=event.untaken)
-            _expire(run, task, Cause.RUN_DEADLINE, why, now, changes)
+            passed = _deadline_passed(run, task, now) or Cause.RUN_DEADLINE
+            _expire(run, task, passed, _why_expired(run, task, passed, untaken=event.untaken), now, changes)
     _end_if_over(run, now, changes)
     return Verdict.APPLIED
 
 
 def _deadline_passed(run: Run, task: Task, now: float) -> Cause | None:
+    """The earlier of the two, and of two at one moment the task's: whichever timer rings first, it is the same."""
     if task.deadline is not None and task.deadline <= min(now, run.head.deadline):
         return Cause.TASK_DEADLINE
     return Cause.RUN_DEADLINE if run.head.deadline <= now else None
@@ -297,12 +300,15 @@ def _why_expired(
     waited = in_words(limit or run.head.timeout)
     if has_failed or task.awaits_retry:
         return f"no success in {waited}; attempt {task.attempt} failed: {task.reason}"
-    if task.unsent:
+    # The reason of the attempt before is all that a worker ever told.
+    before = f"; attempt {task.attempt - 1} failed: {task.reason}" if task.reason else ""
+    again = f" to attempt {task.attempt}" if before else ""
+    if task.unsent and task.status is TaskStatus.PENDING:
         why = untaken.get(step.queue) or untaken.get(None)
-        return f"not sent in {waited}: the broker did not take the command{f' ({why})' if why else ''}"
-    if task.reason:  # of the attempt before: it is all that a worker ever told
-        return f"no answer to attempt {task.attempt} in {waited}; attempt {task.attempt - 1} failed: {task.reason}"
-    return f"no answer in {waited}"
+        blame = f": the broker did not take the command ({why})" if why else ""
+        return f"{f'attempt {task.attempt} ' if before else ''}not sent in {waited}{blame}{before}"
+    lost = "; the broker that had the command was lost, and it was not sent again" if task.unsent else ""
+    return f"no answer{again} in {waited}{lost}{before}"
 
 
 # -- what operators ask -----------------------------------------------------------------------------------------
@@ -359,12 +365,15 @@ def _may_succeed(task: Task) -> bool:
 
 def _reopen(run: Run, tasks: list[Task], now: float, changes: Changes) -> None:
     head = run.head
-    if not run.is_open:
+    deadline = now + head.timeout
+    if run.is_open:
+        deadline = max(deadline, head.deadline)  # a clock may have been set back
+    else:
         move_run(run, RunTrigger.REOPEN, RunStatus.RUNNING)
         changes.tell(now, Happened.RUN_REOPENED)
         head.ended_at, head.cancelled = None, False
         changes.ended, changes.deliver = False, ()
-        head.deadline = head.due_at = now + head.timeout
+    head.deadline = head.due_at = deadline
     for task in tasks:
         move(run, task, Trigger.REOPEN)
         # The attempts go on counting, so that a worker never takes a repeat for a command it has answered.
@@ -485,10 +494,14 @@ def _cancel_open(run: Run, cause: Cause, reason: str, now: float, changes: Chang
             changes.tell(now, Happened.CANCELLED, task.number, task.attempt or None, reason)
 
 
-def _end_if_over(run: Run, now: float, changes: Changes) -> None:
+def _end_by_quorum(run: Run, now: float, changes: Changes) -> None:
+    """By the very success that meets it: what is redriven afterwards is wanted although it was met before."""
     needed = run.plan.needed
-    if run.open_tasks and needed is not None and run.head.succeeded >= needed:
+    if run.open_tasks and run.head.succeeded == needed:
         _cancel_open(run, Cause.QUORUM, f"the quorum of {needed} was met without it", now, changes)
+
+
+def _end_if_over(run: Run, now: float, changes: Changes) -> None:
     if not run.open_tasks and run.is_open:
         _set_end(run, RunTrigger.END, now, changes)
 

@@ -3,7 +3,7 @@
 from typing import Any
 from urllib.parse import quote
 
-from oraculo.core.aggregate import aggregate, summary
+from oraculo.core.aggregate import aggregate, duration_ms, summary
 from oraculo.core.history import HistoryEntry
 from oraculo.core.plan import Plan
 from oraculo.core.run import Delivery, Run, RunHead, RunStatus, Task
@@ -22,7 +22,7 @@ def head_view(head: RunHead) -> dict[str, Any]:
         "iniciada_em": to_iso(head.created_at),
         "prazo": to_iso(head.deadline),
         "concluida_em": _moment(head.ended_at),
-        "duracao_ms": None if head.ended_at is None else round((head.ended_at - head.created_at) * 1000),
+        "duracao_ms": None if head.ended_at is None else duration_ms(head.created_at, head.ended_at),
         "links": links(head.id),
     }
 

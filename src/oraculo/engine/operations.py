@@ -186,8 +186,7 @@ class Operations:
         """Runs again only what failed. Raises Conflict while the run is open, or when nothing failed."""
         if await self._wish(run_id, Repeated()) is Verdict.REFUSED:
             run = await self.run(run_id)
-            why = "is still em_execucao" if run.is_open else "has nothing to repeat"
-            raise Conflict(f"run {run_id} {why}; only an ended run with failures can be repeated")
+            raise Conflict(f"run {run_id} {_why_not_repeated(run)}")
         return await self.run(run_id)
 
     async def _wish(self, run_id: str, event: Event) -> Verdict:
@@ -252,3 +251,11 @@ class Operations:
     def _expect_accepting(self) -> None:
         if not self._engine.accepting:
             raise StoreUnavailable("the engine is starting or stopping; try again in a moment")
+
+
+def _why_not_repeated(run: Run) -> str:
+    if run.is_open:
+        return "is still em_execucao; only an ended run with failures can be repeated"
+    if run.head.succeeded < run.head.total:
+        return f"has met its quorum of {run.plan.needed}; a task that failed can be redriven from its dead-letter queue"
+    return "has nothing to repeat; only an ended run with failures can be repeated"
