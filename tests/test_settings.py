@@ -6,12 +6,10 @@ from typing import get_args
 import msgspec
 import pytest
 
-from oraculo.core import naming
 from oraculo.errors import InvalidSettings
 from oraculo.settings import BUILT_IN_ROUTES, Settings, load_settings
 from oraculo.settings.loading import _FIELD_TYPES, _VARIABLES
 from oraculo.settings.urls import node_urls
-from oraculo.settings.values import _OWN_QUEUES, _QUEUE_NAME
 
 
 @pytest.fixture(autouse=True)
@@ -239,13 +237,18 @@ def test_what_is_not_utf8_is_told() -> None:
         ("webhook.secret = 'whsec_abc'", "webhook.secret", "base64"),
         ("webhook.secret = 'whsec_c2V$jcmV0'", "webhook.secret", "base64"),
         ("rotas = 3", "rotas", "must be a table"),
-        ("rotas.a = []", "rotas.a", "at least one queue"),
-        ("rotas.a = 'x'", "rotas.a", "a list of names of queues; got 'x'"),
-        ("rotas.a = [1]", "rotas.a", "a list of names of queues"),
-        ("rotas.a = ['b c']", "rotas.a", "'b c' is not the name of a queue"),
+        ("rotas.a = []", "rotas.a", "at least one destination"),
+        ("rotas.a = 'x'", "rotas.a", "a list of destinations; got 'x'"),
+        ("rotas.a = [1]", "rotas.a", "a list of destinations"),
+        ("rotas.a = ['b c']", "rotas.a", "destination 'b c': must be 1 to 128 letters"),
         ("rotas.a = ['b', 'b']", "rotas.a", "'b' more than once"),
         ("rotas.a = ['resultados']", "rotas.a", "the orchestrator's own"),
-        ("rotas.a = ['b.dlq']", "rotas.a", "the orchestrator's own"),
+        ("rotas.a = ['b.dlq']", "rotas.a", "'b.dlq' is a dead-letter queue"),
+        ("rotas.a = ['b', 'ponte-celery']", "rotas.a", "'ponte-celery' is a bridge's own queue"),
+        ("rotas.a = ['b', 'kafka://t']", "rotas.a", "destination 'kafka://t': has the unknown scheme 'kafka'"),
+        ("rotas.a = ['celery://']", "rotas.a", "destination 'celery://': task: must name the task"),
+        ("rotas.a = ['bullmq://q?attempts=0']", "rotas.a", "attempts: must be a whole number from 1 to 1000"),
+        ("rotas.a = ['celery://t', 'celery://t']", "rotas.a", "'celery://t' more than once"),
         ("rotas.'' = ['b']", "rotas.", "needs a name"),
     ],
 )
@@ -385,8 +388,3 @@ def test_the_nodes_of_a_cluster() -> None:
 )
 def test_bad_lists_of_brokers(url: str, says: str) -> None:
     assert says in faults_of(ORACULO_BROKER_URL=url)["ORACULO_BROKER_URL"]
-
-
-def test_the_rule_for_queue_names_is_the_cores() -> None:
-    assert _QUEUE_NAME.pattern == naming._NAME.pattern
-    assert {naming.REQUESTS, naming.ANSWERS} == _OWN_QUEUES

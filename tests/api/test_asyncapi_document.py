@@ -49,6 +49,13 @@ def document(
 
 FULL = document(VIDEO, urls=(RABBITMQ, REDIS, NATS), prefix="px.")
 
+
+def test_a_route_that_goes_over_a_bridge_is_told_at_the_queue_of_the_bridge() -> None:
+    made = document(routes={"loja": ("celery://loja.precos", "celery://loja.anuncio")})
+    assert not [channel for channel in made["channels"] if "loja" in channel]
+    assert made["channels"]["ponte-celery"]["description"].count("- route `loja`") == 1
+
+
 # -- by the specification ---------------------------------------------------------------------------------------------
 
 DOCUMENTS = {

@@ -54,12 +54,13 @@ def work(pedido: Pedido) -> str:
 @pytest.mark.parametrize("broker", ONE_BROKER)
 def test_a_worker_with_the_sdk_passes(broker: str, fleet: Fleet, tmp_path: Path) -> None:
     (tmp_path / "meu_verificado.py").write_text(SDK_WORKER)
+    (tmp_path / "pedido.json").write_text('{"produto": "café"}', "utf-8")
     env = {"ORACULO_BROKER_URL": fleet.url(broker), "ORACULO_PREFIX": f"t{uuid.uuid4().hex[:10]}."}
     with (tmp_path / "worker.log").open("wb") as log:
         command = [*ORACULO, "worker", "meu_verificado:app"]
         worker = subprocess.Popen(command, cwd=tmp_path, env=environment(**env), stdout=log, stderr=log)
     try:
-        done = run("check-worker", "--queue", QUEUE, "--payload", '{"produto": "café"}', cwd=tmp_path, env=env)
+        done = run("check-worker", "--queue", QUEUE, "--payload", "@pedido.json", cwd=tmp_path, env=env)
     finally:
         worker.kill()
         worker.wait(30)
@@ -459,6 +460,8 @@ async def test_a_check_that_is_broken_off_takes_its_command_back(memory: MemoryB
         (("--queue", "com espaço"), "redis://127.0.0.1:9", "--queue: must be 1 to 128 letters"),
         (("--queue", QUEUE, "--payload", "[1]"), "redis://127.0.0.1:9", "--payload: must be a JSON object"),
         (("--queue", QUEUE, "--payload", "{"), "redis://127.0.0.1:9", "--payload: must be a JSON object"),
+        (("--queue", QUEUE, "--payload", "@none.json"), "redis://127.0.0.1:9", "none.json: cannot be read"),
+        (("--queue", QUEUE, "--payload", "-"), "redis://127.0.0.1:9", "from stdin: must be a JSON object"),
         (("--queue", QUEUE, "--timeout", "0"), "redis://127.0.0.1:9", "--timeout"),
         (("--queue", QUEUE), "redis://127.0.0.1:9", "mend ORACULO_BROKER_URL"),
         (("--queue", QUEUE), "amqp://u:secret@127.0.0.1:9,nats://127.0.0.1:9", "mend ORACULO_BROKER_URL"),

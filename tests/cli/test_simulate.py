@@ -30,6 +30,16 @@ def test_one_seed_is_told_the_same_each_time() -> None:
     assert first
 
 
+def test_a_pipeline_is_rehearsed_by_the_rules_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "oraculo.toml").write_text("[runs]\ntimeout = 7\nmax_attempts = 1\nbackoff = 0\n")
+    (tmp_path / "p.yaml").write_text("name: p\nsteps: [{type: A, queue: executador_a}]\n")
+    monkeypatch.setenv("ORACULO_RUNS_MAX_ATTEMPTS", "30")
+    often = simulate("p.yaml", "--seeds", "20", "--fault", "drop=0", "--failure", "A=0.5", "--latency", "A=0.01")
+    assert "end statuses: 20 concluida" in often.stdout, often.output
+    slow = json.loads(simulate("p.yaml", "--seed", "2", "--fault", "drop=0", "--latency", "A=500", "--json").stdout)
+    assert [(one["of"], one["seconds"]) for one in slow["tight_deadlines"]] == [("the run", 7.0)]
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [

@@ -1,6 +1,7 @@
 """What can be told without a server: parsing, faults, exit statuses, and how quickly it starts."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -101,6 +102,13 @@ def test_an_unknown_command_is_one_line() -> None:
 )
 def test_a_bad_submission_is_refused_before_any_server_is_asked(args: list[str], words: str) -> None:
     assert words in complaint(invoke("submit", *args, "--url", NOWHERE))
+
+
+def test_a_payload_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "latin.json").write_bytes(b'{"produto": "caf\xe9"}')
+    for payload in ("@latin.json", os.fsdecode(b'{"produto": "caf\xe9"}')):
+        told = complaint(invoke("submit", "--tipo", "a", "--payload", payload, "--url", NOWHERE))
+        assert "must be a JSON object" in told
 
 
 def test_payload_on_stdin_must_be_an_object_too() -> None:
@@ -280,6 +288,22 @@ def test_uvicorn_with_bad_settings_ends_with_2_and_one_line(tmp_path: Path) -> N
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "way_out"),
+    [
+        (["api"], "; use `oraculo serve`, or set it to a broker that is shared"),
+        (["engine"], "; use `oraculo serve`, or set it to a broker that is shared"),
+        (["check-worker", "--queue", "x"], "; set it to a broker that is shared"),
+    ],
+)
+def test_a_process_of_several_cannot_share_memory(command: list[str], way_out: str) -> None:
+    assert f"memory:// lives inside one process and no other can reach it{way_out}" in complaint(invoke(*command))
+
+
+def test_an_engine_that_listens_nowhere_has_no_host() -> None:
+    assert "--host: is of no use without --port" in complaint(invoke("engine", "--host", "0.0.0.0"))
 
 
 def test_a_worker_process_cannot_share_memory() -> None:

@@ -1,5 +1,7 @@
 """Destinations that are Celery tasks or BullMQ queues: how they are written, refused and sent."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -8,7 +10,9 @@ from oraculo.core.command import encode_command
 from oraculo.core.machine import start
 from oraculo.core.pipeline import Definition, decode_definition, encode_definition, parse_pipeline, pipeline_document
 from oraculo.core.request import Limits, definition_of, new_run, read_request
+from oraculo.engine.catalogue import Catalogue
 from oraculo.errors import InvalidPipeline, InvalidRequest
+from oraculo.settings import BUILT_IN_ROUTES, load_settings
 from oraculo.testing.store_runs import PLANS, Routes
 
 
@@ -67,6 +71,23 @@ def test_a_fan_out_goes_to_bridges_and_queues_alike() -> None:
         {"tipo": "bullmq", "alvo": "images-queue"},
         None,
     ]
+
+
+def test_a_route_goes_to_bridges_and_queues_alike(tmp_path: Path) -> None:
+    file = tmp_path / "oraculo.toml"
+    file.write_text('[rotas]\nloja = ["celery://loja.precos?queue=alta", "bullmq://images-queue", "executador_x"]')
+    settings = load_settings({}, file)
+    catalogue = Catalogue(settings.routes, "", settings.runs.retry, settings.runs.timeout)
+    request = read_request(b'{"tipo": "loja"}', Limits())
+    definition = definition_of(request, catalogue, default_timeout=60.0)
+    assert [(step.id, step.queue, step.bridge) for step in definition.steps] == [
+        ("celery://loja.precos?queue=alta", "ponte-celery", Bridge("celery", "loja.precos", queue="alta")),
+        ("bullmq://images-queue", "ponte-bullmq", Bridge("bullmq", "images-queue")),
+        ("executador_x", "executador_x", None),
+    ]
+    assert catalogue.destinations() - set(BUILT_IN_ROUTES["coleta_completa"]) == {
+        step.queue for step in definition.steps
+    }
 
 
 @pytest.mark.parametrize("destination", ["kafka://x", {"id": "a", "fila": "celery://"}, "ponte-celery"])

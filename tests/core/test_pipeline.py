@@ -143,6 +143,20 @@ def test_a_part_of_retry_leaves_the_rest_as_it_was_configured() -> None:
         assert parse_pipeline(source, default_retry=configured).steps[0].retry == policy
 
 
+def test_a_pipeline_that_says_no_timeout_has_the_configured_one() -> None:
+    source: dict[str, Any] = {"name": "p", "steps": [{"type": "a"}]}
+    configured = parse_pipeline(source, default_timeout=7.0)
+    said = parse_pipeline({**source, "timeout": DEFAULT_TIMEOUT}, default_timeout=7.0)
+    assert (configured.timeout, said.timeout) == (7.0, DEFAULT_TIMEOUT)
+    for definition in (configured, said):
+        assert decode_definition(encode_definition(definition)) == definition
+
+
+def test_what_was_stored_without_timeout_and_retry_means_what_it_always_did() -> None:
+    stored = decode_definition(b'{"name":"p","steps":[{"id":"a","queue":"a"}]}')
+    assert (stored.timeout, stored.steps[0].retry) == (300.0, RetryPolicy(3, 1.0, 60.0))
+
+
 def test_the_name_may_come_from_where_it_is_kept() -> None:
     assert parse_pipeline({"steps": [{"type": "a"}]}, name="file").name == "file"
 

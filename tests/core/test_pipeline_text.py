@@ -45,9 +45,10 @@ def test_yaml_in_braces_is_read_too() -> None:
     assert read_pipeline(b"{name: p, steps: [{type: a}]}").name == "p"
 
 
-def test_the_name_and_the_retry_are_handed_on() -> None:
-    definition = read_pipeline(b"steps: [{type: a}]", name="file", default_retry=RetryPolicy(7, 3.0, 9.0))
-    assert (definition.name, definition.steps[0].retry) == ("file", RetryPolicy(7, 3.0, 9.0))
+def test_the_name_the_retry_and_the_timeout_are_handed_on() -> None:
+    text, retry = b"steps: [{type: a}]", RetryPolicy(7, 3.0, 9.0)
+    definition = read_pipeline(text, name="file", default_retry=retry, default_timeout=7.0)
+    assert (definition.name, definition.steps[0].retry, definition.timeout) == ("file", retry, 7.0)
 
 
 def test_anchors_and_merges_may_be_used() -> None:

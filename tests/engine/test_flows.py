@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -256,6 +257,16 @@ async def test_a_late_answer_amends_the_aggregate_where_the_pipeline_asks_for_it
     assert second["status"] == "concluida"
     assert second["versao"] == 2
     assert second["resultados"] == {"escavador_lento": {"status": "ok", "dados": 7}}
+
+
+async def test_a_pipeline_has_the_timeout_of_the_settings_however_it_came(tmp_path: Path) -> None:
+    pipeline = {"steps": [{"type": "A", "queue": "executador_x"}]}
+    (tmp_path / "p.json").write_text(json.dumps({"name": "pasta", **pipeline}))
+    async with Harness(settings=Settings(runs=RunSettings(timeout=7), pipelines=str(tmp_path))) as oraculo:
+        await oraculo.operations.put_pipeline("api", json.dumps(pipeline).encode())
+        for request in ({"pipeline": "pasta"}, {"pipeline": "api"}, {"destinos": ["executador_x"]}):
+            run = await oraculo.operations.run(await oraculo.submit(request))
+            assert run.head.timeout == 7.0, request
 
 
 async def test_priority_overtakes() -> None:

@@ -14,20 +14,19 @@ from oraculo.bootstrap import build
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.events import RunDue
 from oraculo.core.run import Changes
-from oraculo.engine import intake
+from oraculo.engine import intake, outbox, publishing
 from oraculo.engine.inputs import Inbox, Wish
 from oraculo.engine.peers import Peers
-from oraculo.engine.publishing import MAX_WAITING_BYTES
 from oraculo.engine.service import Role
 from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
 from oraculo.ports.broker import Capabilities, Outgoing
 from oraculo.ports.clock import SystemClock
-from oraculo.ports.store import Committed, Creation, Due
+from oraculo.ports.store import Committed, Creation, Due, Unsent
 from oraculo.ports.telemetry import BatchCommitted, EnginesChanged, Record, Silent
 from oraculo.settings import EngineSettings, Settings, StoreSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
-from tests.engine.workers import Journal, answer, recording_app
+from tests.engine.workers import Journal, answer, failing_app, recording_app
 from tests.servers.fleet import Fleet
 from tests.waiting import until
 
@@ -89,7 +88,7 @@ class Group:
         store = SqliteStore(self._file)
         return Harness(
             *apps,  # type: ignore[arg-type]
-            settings=Settings(engine=EngineSettings(poll=poll, note_linger=0.005)),
+            settings=Settings(engine=EngineSettings(poll=poll, note_linger=0.005, stop_grace=0.5)),
             broker=broker or self.server,
             store=store,
             telemetry=self.told[-1],
@@ -405,20 +404,56 @@ async def test_a_timer_whose_run_is_gone_is_not_rung_without_end() -> None:
         assert looks - before < 10
 
 
-async def test_commands_are_swept_though_the_quarantine_is_full(group: Group) -> None:
-    async with group.member() as one:
-        one.engine._outbox._dead_letters._bytes = MAX_WAITING_BYTES
-        assert not one.engine._outbox._is_full()
+class FullQuarantine(Unreachable):
+    """The same server, where dead letters have no room until there is some."""
+
+    def __init__(self, server: OneServer) -> None:
+        super().__init__(server)
+        self.room = asyncio.Event()
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if any(message.reason for message in messages):
+            await self.room.wait()
+        return await OneServer.publish(self, messages)
+
+
+async def test_commands_are_swept_though_the_quarantine_is_full(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "MAX_WAITING", 4)
+    monkeypatch.setattr(outbox, "_PAGE", 1)  # the dead letters are unsent too, and come before the command
+    journal, broker = Journal(), FullQuarantine(group.server)
+    apps = failing_app("executador_x", failures=None, for_good=True), recording_app(journal, ("escavador_a",))
+    one, front = group.member(*apps, broker=broker), group.member(role=Role.FRONT, broker=Unreachable(group.server))
+    async with acquainted(one, front):
+        for n in range(4):
+            failed = {"destinos": ["executador_x"], "correlation_id": f"a-{n}"}
+            assert (await one.run(failed))["status"] == "erro"
+        await until(lambda: one.engine._outbox._dead_letters.load >= 1, saying="a quarantine that is full")
+        run_id = await front.submit({"destinos": ["escavador_a"], "correlation_id": "b"})
+        assert (await one.ended(run_id, wait=10))["status"] == "concluida"
+        assert one.engine._outbox._dead_letters.load >= 1
+        broker.room.set()
 
 
 async def test_commands_of_others_are_left_while_the_broker_takes_nothing(group: Group) -> None:
-    one, other = group.member(), group.member()
-    async with acquainted(one, other):
-        one.engine._outbox._commands.trouble = "away"
-        looked = one.store.unsent
-        one.store.unsent = None  # type: ignore[method-assign, assignment]
-        await one.engine._outbox.sweep()
-        one.store.unsent = looked  # type: ignore[method-assign]
+    other, cut_off = group.member(), group.member(broker=Unreachable(group.server), poll=30.0)
+    looks, look = 0, cut_off.store.unsent
+
+    async def counted(limit: int, after: tuple[str, int] | None = None) -> Sequence[Unsent]:
+        nonlocal looks
+        looks += 1
+        return await look(limit, after)
+
+    cut_off.store.unsent = counted  # type: ignore[method-assign]
+    async with acquainted(other, cut_off):
+        await until(lambda: looks == 1, saying="the sweep of the start")
+        await cut_off.submit({"destinos": ["nobody"], "timeout": 0.5})
+        await until(lambda: cut_off.engine._outbox.trouble, saying="that the broker takes nothing")
+        await cut_off.engine._outbox.sweep()
+        assert looks == 1
+        await other.stop()
+        await cut_off.engine.peers.attend()
+        await cut_off.engine._outbox.sweep()
+        assert looks > 1, "alone, it looks all the same"
 
 
 async def test_an_engine_in_trouble_does_not_say_that_it_lives(group: Group) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from oraculo.api.asyncapi_messages import DEAD_LETTER, Object, components, ref
 from oraculo.core import naming
+from oraculo.core.bridge import queue_of
 from oraculo.core.naming import QueueNames, told_apart
 from oraculo.core.pipeline import Definition, Step
 from oraculo.settings.urls import node_urls
@@ -187,8 +188,8 @@ class _Uses:
 
 def _destinations(routes: Mapping[str, Sequence[str]], pipelines: Iterable[Definition]) -> dict[str, _Uses]:
     found: dict[str, _Uses] = {}
-    for route, queues in sorted(routes.items()):
-        for queue in queues:
+    for route, destinations in sorted(routes.items()):
+        for queue in dict.fromkeys(map(queue_of, destinations)):
             found.setdefault(queue, _Uses()).add_route(route)
     for definition in sorted(pipelines, key=lambda definition: definition.name):
         for step in definition.steps:

@@ -32,12 +32,12 @@ def _asked(url: str, api_key: str | None) -> Any:
 def _made_here() -> dict[str, Any]:
     """Raises InvalidSettings and InvalidPipeline."""
     from oraculo.api.asyncapi import document_of
-    from oraculo.core.retry import DEFAULT_RETRY
     from oraculo.engine.catalogue import Catalogue, built_in_pipelines
     from oraculo.settings import load_settings
 
     settings = load_settings()
-    of_folder = Catalogue(settings.routes, settings.pipelines, DEFAULT_RETRY)
+    runs = settings.runs
+    of_folder = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout)
     of_folder.refresh_folder()
-    known = {**built_in_pipelines(DEFAULT_RETRY), **of_folder.pipelines}
+    known = {**built_in_pipelines(runs.retry, runs.timeout), **of_folder.pipelines}
     return document_of(settings, known.values())

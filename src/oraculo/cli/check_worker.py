@@ -7,8 +7,10 @@ import msgspec
 import typer
 
 from oraculo.cli import output
+from oraculo.cli.json_objects import read_payload
 from oraculo.cli.options import AsJson, finite
-from oraculo.errors import BrokerError, Fault, InvalidInput, InvalidSettings
+from oraculo.cli.shared_broker import expect_shared_broker
+from oraculo.errors import BrokerError, Fault, InvalidInput
 
 if TYPE_CHECKING:
     from oraculo.ports.broker import Broker
@@ -22,7 +24,9 @@ Timeout = Annotated[
 Payload = Annotated[
     str | None,
     typer.Option(
-        metavar="JSON", help="Of a normal command. Without it: {}, with fonte and parametros for an escavador."
+        metavar="JSON|@FILE|-",
+        help="Of a normal command: here, in a file, or on stdin. "
+        "Without it: {}, with fonte and parametros for an escavador.",
     ),
 ]
 
@@ -51,26 +55,19 @@ def check_worker(queue: Queue, timeout: Timeout = 10.0, payload: Payload = None,
     raise typer.Exit(output.SUCCEEDED if report.has_passed else output.NOT_SUCCEEDED)
 
 
-def _checked(settings: "Settings", queue: str, payload: str | None) -> dict[str, Any] | None:
-    """The payload, read. Raises InvalidInput."""
+def _checked(settings: "Settings", queue: str, payload: str | None) -> dict[str, msgspec.Raw] | None:
+    """The payload, read. Raises InvalidInput and InvalidSettings."""
     from oraculo.core.naming import queue_fault
 
     if fault := queue_fault(queue):
         raise InvalidInput(Fault("--queue", fault))
-    if all(url.startswith("memory:") for url in settings.broker.urls):
-        alone = "memory:// lives inside one process, and no worker of another can be reached over it"
-        raise InvalidSettings(Fault("ORACULO_BROKER_URL", f"{alone}; set it to the broker of the worker"))
-    if payload is None:
-        return None
-    try:
-        return msgspec.json.decode(payload, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeError) as error:
-        right = """must be a JSON object, as '{"fonte": "youtube"}'"""
-        raise InvalidInput(Fault("--payload", f"{right}: {error}")) from None
+    expect_shared_broker(settings)
+    # Its values stay as they are: one may be a number that Python cannot hold.
+    return None if payload is None else msgspec.json.decode(read_payload(payload), type=dict[str, msgspec.Raw])
 
 
 async def _play(
-    settings: "Settings", queue: str, timeout: float, payload: dict[str, Any] | None
+    settings: "Settings", queue: str, timeout: float, payload: dict[str, msgspec.Raw] | None
 ) -> "tuple[WorkerCheck, Report]":
     from oraculo.bootstrap import make_broker
     from oraculo.core.naming import QueueNames

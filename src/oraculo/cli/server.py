@@ -9,6 +9,7 @@ import typer
 from oraculo.cli import output
 from oraculo.cli.loading import load_app
 from oraculo.cli.options import finite
+from oraculo.cli.shared_broker import expect_shared_broker
 from oraculo.errors import Fault, InvalidSettings
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
     for name, address in (("CELERY_BROKER_URL", settings.celery.broker_url), ("BULLMQ_URL", settings.bullmq.url)):
         if address:  # a bridge would take results that a server of others waits for
             output.note(f"oraculo: dev has no bridges and leaves ORACULO_{name} alone")
+    if settings.objects.url:
+        output.note("oraculo: dev keeps large results with its store and leaves ORACULO_OBJECTS_URL alone")
     return msgspec.structs.replace(
         settings,
         celery=msgspec.structs.replace(settings.celery, broker_url=""),
@@ -115,7 +118,7 @@ def api(host: Host = None, port: Port = None) -> None:
     from oraculo.settings import load_settings
 
     settings = load_settings()
-    _expect_shared_broker(settings, "use `oraculo serve`")
+    expect_shared_broker(settings, "use `oraculo serve`")
     host = host or settings.api.host
     listener = serving.listen(host, settings.api.port if port is None else port)
     serving.serve(settings, (), listener, Greeting(settings, (), host), role=Role.FRONT)
@@ -136,8 +139,10 @@ def engine(
     from oraculo.cli.welcome import Greeting
     from oraculo.settings import load_settings
 
+    if host is not None and port is None:
+        raise InvalidSettings(Fault("--host", "is of no use without --port: nothing listens then"))
     settings = load_settings()
-    _expect_shared_broker(settings, "use `oraculo serve`")
+    expect_shared_broker(settings, "use `oraculo serve`")
     if port is None:
         serving.run_engine(settings)
         return
@@ -145,18 +150,7 @@ def engine(
     serving.serve(settings, (), serving.listen(host, port), Greeting(settings, (), host), only_health=True)
 
 
-def _expect_shared_broker(settings: "Settings", instead: str) -> None:
-    if all(url.startswith("memory:") for url in settings.broker.urls):
-        raise InvalidSettings(
-            Fault(
-                "ORACULO_BROKER_URL",
-                "memory:// lives inside one process and no other can reach it; "
-                f"{instead}, or set ORACULO_BROKER_URL to a broker that is shared",
-            )
-        )
-
-
-class Engine(StrEnum):
+class Runner(StrEnum):
     """What runs the handlers."""
 
     OWN = "oraculo"
@@ -167,8 +161,8 @@ def worker(
     context: typer.Context,
     app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="As meus_workers:app.")],
     engine: Annotated[
-        Engine, typer.Option(help="Run the handlers in this process, or in a Celery worker: RabbitMQ only.")
-    ] = Engine.OWN,
+        Runner, typer.Option(help="Run the handlers in this process, or in a Celery worker: RabbitMQ only.")
+    ] = Runner.OWN,
 ) -> None:
     """Run a worker app as a process of its own.
 
@@ -177,11 +171,11 @@ def worker(
     from oraculo.cli import serving
     from oraculo.settings import load_settings
 
-    if context.args and engine is not Engine.CELERY:
+    if context.args and engine is not Runner.CELERY:
         raise InvalidSettings(Fault(context.args[0], "is no option of `oraculo worker` (see `oraculo worker --help`)"))
     settings = load_settings()
-    _expect_shared_broker(settings, f"use `oraculo dev --app {app}`")
-    if engine is Engine.CELERY:
+    expect_shared_broker(settings, f"use `oraculo dev --app {app}`")
+    if engine is Runner.CELERY:
         serving.work_in_celery(settings, load_app(app), context.args)
     else:
         serving.work(settings, load_app(app))

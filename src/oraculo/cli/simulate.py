@@ -33,8 +33,8 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Run a pipeline under faults with stand-in workers: does it always end, how, when, and which deadline is tight."""
-    from oraculo.core.retry import DEFAULT_RETRY
     from oraculo.engine.catalogue import read_pipeline_file
+    from oraculo.settings import load_settings
     from oraculo.testing.simulation.campaign import silence_logs
     from oraculo.testing.simulation.faults import Faults
     from oraculo.testing.simulation.rehearsal import rehearse
@@ -42,7 +42,8 @@ def simulate(
 
     if not file.is_file():
         raise InvalidInput(Fault(str(file), "there is no such file"))
-    definition = read_pipeline_file(file, DEFAULT_RETRY)
+    runs = load_settings().runs
+    definition = read_pipeline_file(file, runs.retry, runs.timeout)
     latencies, failures = _by_step("--latency", latency, definition), _by_step("--failure", failure, definition)
     usual = StandIn(1.0, 0.05)
     stand_ins = {

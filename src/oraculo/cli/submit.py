@@ -1,10 +1,9 @@
 """`oraculo submit`: starts a run, and may wait for what comes of it."""
 
 import json
-import sys
+import os
 import time
 import uuid
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -12,6 +11,7 @@ import typer
 
 from oraculo.cli import output
 from oraculo.cli.client import Server, header
+from oraculo.cli.json_objects import read_object, read_payload
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url, finite
 from oraculo.errors import Fault, InvalidRequest
 
@@ -81,28 +81,7 @@ def _expect_one_subject(**subjects: object) -> None:
 
 
 def _destination(text: str) -> object:
-    return _json_object("--destino", text.encode()) if text.lstrip().startswith("{") else text
-
-
-def read_payload(text: str) -> msgspec.Raw:
-    """Raises InvalidRequest, naming where the text came from, when it is no JSON object."""
-    if text == "-":
-        return _json_object("--payload, from stdin", sys.stdin.buffer.read())
-    if not text.startswith("@"):
-        return _json_object("--payload", text.encode())
-    try:
-        return _json_object(f"--payload {text}", Path(text[1:]).read_bytes())
-    except OSError as error:
-        raise InvalidRequest(Fault(f"--payload {text}", f"cannot be read: {error.strerror}")) from None
-
-
-def _json_object(where: str, text: bytes) -> msgspec.Raw:
-    """As it is: a number that JSON can write and Python cannot hold goes through unchanged."""
-    try:
-        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(Fault(where, f'must be a JSON object, as {{"produto": "café"}}: {error}')) from None
-    return msgspec.Raw(text.strip())
+    return read_object("--destino", os.fsencode(text)) if text.lstrip().startswith("{") else text
 
 
 def _send(server: Server, body: bytes, key: str | None, wait: float) -> tuple[int, Any]:

@@ -76,6 +76,19 @@ def is_bridge(destination: object) -> bool:
     return isinstance(destination, str) and "://" in destination
 
 
+def destination_fault(destination: str) -> str | None:
+    """Why a command cannot be sent there, be it a queue or beyond a bridge, or None when it can."""
+    if not is_bridge(destination):
+        return naming.queue_fault(destination)
+    read = read_bridge(destination)
+    return read if isinstance(read, str) else None
+
+
+def queue_of(destination: str) -> str:
+    """The queue of ours that commands for it go to, when it has no fault."""
+    return QUEUES[destination.partition("://")[0]] if is_bridge(destination) else destination
+
+
 def read_bridge(url: str) -> Bridge | str:
     """Out of a URL; a text: what is wrong with it."""
     kind, _, rest = url.partition("://")

@@ -19,7 +19,7 @@ from oraculo.core.bridge import Bridge
 from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.errors import Fault, InvalidPipeline
 
-DEFAULT_TIMEOUT = 300.0
+DEFAULT_TIMEOUT = 300.0  # what a stored definition means that says none: it cannot change
 MAX_SECONDS = 365 * 86400.0
 MAX_STEPS = 100_000
 MAX_FAULTS = 20  # a file with more is not mended in one go anyway
@@ -132,18 +132,23 @@ def seconds_fault(value: object) -> str | None:
 
 
 def parse_pipeline(
-    source: object, *, name: str | None = None, default_retry: RetryPolicy = DEFAULT_RETRY
+    source: object,
+    *,
+    name: str | None = None,
+    default_retry: RetryPolicy = DEFAULT_RETRY,
+    default_timeout: float = DEFAULT_TIMEOUT,
 ) -> Definition:
     """Reads a definition out of decoded YAML or JSON. Raises InvalidPipeline with every fault found."""
-    return _PipelineReader(default_retry).read(source, name)
+    return _PipelineReader(default_retry, default_timeout).read(source, name)
 
 
 class _PipelineReader:
     """Collects faults instead of stopping at the first, so that a file is mended in one go."""
 
-    def __init__(self, default_retry: RetryPolicy) -> None:
+    def __init__(self, default_retry: RetryPolicy, default_timeout: float) -> None:
         self.faults: list[Fault] = []
         self.default_retry = default_retry
+        self.default_timeout = default_timeout
 
     def read(self, source: object, name: str | None) -> Definition:
         if not isinstance(source, dict):
@@ -151,7 +156,7 @@ class _PipelineReader:
         self._known_keys(source, "", _PIPELINE_KEYS)
         name = self._name(source, name)
         description = self._typed(source, "", "description", str, "a string", "")
-        timeout = self._seconds(source, "", "timeout") or DEFAULT_TIMEOUT
+        timeout = self._seconds(source, "", "timeout") or self.default_timeout
         on_late = self._on_late(source)
         steps = self._steps(source.get("steps"))
         if steps and (fault := quorum_fault(source.get("quorum"), len(source["steps"]))):

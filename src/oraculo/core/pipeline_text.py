@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from oraculo.core import naming
-from oraculo.core.pipeline import Definition, parse_pipeline
+from oraculo.core.pipeline import DEFAULT_TIMEOUT, Definition, parse_pipeline
 from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.errors import Fault, InvalidPipeline
 
@@ -48,7 +48,13 @@ class _Loader(_Base):  # type: ignore[misc]  # which of the two it is shows only
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
 
-def read_pipeline(text: bytes, *, name: str | None = None, default_retry: RetryPolicy = DEFAULT_RETRY) -> Definition:
+def read_pipeline(
+    text: bytes,
+    *,
+    name: str | None = None,
+    default_retry: RetryPolicy = DEFAULT_RETRY,
+    default_timeout: float = DEFAULT_TIMEOUT,
+) -> Definition:
     """Reads one definition. Raises InvalidPipeline: for bad YAML with the line, for the rest with step and fault."""
     if len(text) > MAX_TEXT:
         raise InvalidPipeline(Fault("", f"{len(text)} bytes, over the limit of {MAX_TEXT}"))
@@ -61,7 +67,7 @@ def read_pipeline(text: bytes, *, name: str | None = None, default_retry: RetryP
         raise InvalidPipeline(Fault("", f"not a valid pipeline: nested deeper than {MAX_DEPTH} levels")) from None
     except _ODD as error:
         raise InvalidPipeline(Fault("", f"not a valid pipeline: {error}")) from None
-    return parse_pipeline(source, name=name, default_retry=default_retry)
+    return parse_pipeline(source, name=name, default_retry=default_retry, default_timeout=default_timeout)
 
 
 def _load(text: bytes) -> object:

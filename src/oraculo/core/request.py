@@ -170,7 +170,7 @@ def _destination_faults(destinations: list[str | Destination]) -> list[Fault]:
         if queue is None or name is None:
             faults.append(Fault(at, 'needs `fila`, the name of its queue, as {"fila": "escavador_youtube"}'))
             continue
-        if fault := _place_fault(queue):
+        if fault := bridges.destination_fault(queue):
             faults.append(Fault(f"{at}.fila" if isinstance(item, Destination) else at, fault))
         elif name is not queue and (fault := text_fault(name)):
             faults.append(Fault(f"{at}.id", fault))
@@ -181,13 +181,6 @@ def _destination_faults(destinations: list[str | Destination]) -> list[Fault]:
         if len(faults) >= 20:
             break
     return faults
-
-
-def _place_fault(queue: str) -> str | None:
-    if not bridges.is_bridge(queue):
-        return naming.queue_fault(queue)
-    read = bridges.read_bridge(queue)
-    return read if isinstance(read, str) else None
 
 
 def _option_faults(request: RunRequest) -> list[Fault]:
@@ -278,7 +271,7 @@ def _placed(step: Step) -> Step:
     if not bridges.is_bridge(step.queue):
         return step
     bridge = bridges.read_bridge(step.queue)
-    assert isinstance(bridge, bridges.Bridge), "read_request has checked it"
+    assert isinstance(bridge, bridges.Bridge), "read_request or the settings have checked it"
     return msgspec.structs.replace(step, queue=bridges.QUEUES[bridge.kind], bridge=bridge)
 
 

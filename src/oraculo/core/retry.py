@@ -18,4 +18,4 @@ class RetryPolicy(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
         return ceiling * jitter
 
 
-DEFAULT_RETRY = RetryPolicy()
+DEFAULT_RETRY = RetryPolicy()  # what a step of a stored definition means that says none: it cannot change

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from oraculo.core import naming
+from oraculo.core.bridge import queue_of
 from oraculo.core.pipeline import Definition, decode_definition, encode_definition
 from oraculo.core.pipeline_text import read_pipeline
 from oraculo.core.retry import RetryPolicy
@@ -27,10 +28,13 @@ class Origin(StrEnum):
 class Catalogue:
     """What a user put wins over the folder, and the folder over what is built in."""
 
-    def __init__(self, routes: Mapping[str, Sequence[str]], folder: str, default_retry: RetryPolicy) -> None:
+    def __init__(
+        self, routes: Mapping[str, Sequence[str]], folder: str, default_retry: RetryPolicy, default_timeout: float
+    ) -> None:
         self.routes = routes
         self._folder = Path(folder) if folder else None
         self._default_retry = default_retry
+        self._default_timeout = default_timeout
         self._layers: dict[Origin, Mapping[str, Definition]] = {origin: {} for origin in Origin}
         self._merged: dict[str, Definition] = {}
         self._seen: dict[Path, tuple[int, int]] = {}
@@ -43,7 +47,7 @@ class Catalogue:
     def destinations(self) -> set[str]:
         """The queues that known pipelines and routes send to."""
         steps = {step.queue for definition in self._merged.values() for step in definition.steps}
-        return steps | {queue for route in self.routes.values() for queue in route}
+        return steps | {queue for route in self.routes.values() for queue in map(queue_of, route)}
 
     def origin(self, name: str) -> Origin:
         return next(origin for origin in reversed(Origin) if name in self._layers[origin])
@@ -55,9 +59,9 @@ class Catalogue:
 
     async def load(self, store: Store) -> None:
         """Raises InvalidPipeline, naming the file, when the folder holds a bad one."""
-        self._layers[Origin.BUILT_IN] = built_in_pipelines(self._default_retry)
+        self._layers[Origin.BUILT_IN] = built_in_pipelines(self._default_retry, self._default_timeout)
         if self._folder is not None:
-            self._layers[Origin.FOLDER] = self._read_folder(self._folder)
+            self._layers[Origin.FOLDER] = self._read_folder()
             self._seen = self._signature()
         await self.refresh_stored(store)
         self._merge()
@@ -77,14 +81,20 @@ class Catalogue:
         if self._folder is None or (signature := self._signature()) == self._seen:
             return False
         self._seen = signature
-        self._layers[Origin.FOLDER] = self._read_folder(self._folder)
+        self._layers[Origin.FOLDER] = self._read_folder()
         self._merge()
         return True
 
     async def put(self, name: str, text: bytes, store: Store, clock: Clock) -> tuple[Definition, bool]:
         """The definition, and whether its name is new. Raises InvalidPipeline with step and fault."""
         # A large text takes seconds to read, and the engine has other things to do.
-        definition = await asyncio.to_thread(read_pipeline, text, name=name, default_retry=self._default_retry)
+        definition = await asyncio.to_thread(
+            read_pipeline,
+            text,
+            name=name,
+            default_retry=self._default_retry,
+            default_timeout=self._default_timeout,
+        )
         is_new = name not in self._merged
         await store.put_pipeline(name, encode_definition(definition), clock.now())
         self._layers[Origin.STORED] = {**self._layers[Origin.STORED], name: definition}
@@ -114,19 +124,19 @@ class Catalogue:
             raise InvalidPipeline(Fault(str(self._folder), "the pipelines folder is not there or not a folder"))
         return sorted(path for path in self._folder.iterdir() if path.suffix in SUFFIXES)
 
-    def _read_folder(self, folder: Path) -> dict[str, Definition]:
+    def _read_folder(self) -> dict[str, Definition]:
         found: dict[str, Definition] = {}
         for path in self._files():
-            definition = read_pipeline_file(path, self._default_retry)
+            definition = read_pipeline_file(path, self._default_retry, self._default_timeout)
             if definition.name in found:
                 raise InvalidPipeline(Fault(str(path), f"the name '{definition.name}' is another file's already"))
             found[definition.name] = definition
         return found
 
 
-def read_pipeline_file(path: Path, default_retry: RetryPolicy) -> Definition:
+def read_pipeline_file(path: Path, default_retry: RetryPolicy, default_timeout: float) -> Definition:
     try:
-        return read_pipeline(path.read_bytes(), default_retry=default_retry)
+        return read_pipeline(path.read_bytes(), default_retry=default_retry, default_timeout=default_timeout)
     except InvalidPipeline as error:
         faults = [
             Fault(f"{path.name}: {fault.field}" if fault.field else path.name, fault.problem) for fault in error.faults
@@ -135,9 +145,9 @@ def read_pipeline_file(path: Path, default_retry: RetryPolicy) -> Definition:
 
 
 @lru_cache(maxsize=8)
-def built_in_pipelines(default_retry: RetryPolicy) -> Mapping[str, Definition]:
+def built_in_pipelines(default_retry: RetryPolicy, default_timeout: float) -> Mapping[str, Definition]:
     """Read once: they are in the package and do not change."""
     folder = importlib.resources.files("oraculo") / "pipelines"
     texts = [entry.read_bytes() for entry in folder.iterdir() if entry.name.endswith(".yaml")]
-    definitions = [read_pipeline(text, default_retry=default_retry) for text in texts]
+    definitions = [read_pipeline(text, default_retry=default_retry, default_timeout=default_timeout) for text in texts]
     return {definition.name: definition for definition in sorted(definitions, key=lambda found: found.name)}

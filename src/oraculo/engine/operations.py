@@ -43,7 +43,6 @@ class Submitted:
     run_id: str
     status: RunStatus
     aggregate: bytes | None = None  # when the caller waited and the run ended in time
-    is_new: bool = True
 
 
 class Operations:
@@ -126,7 +125,7 @@ class Operations:
     async def _submitted_before(self, created: Created, wait: float) -> Submitted:
         aggregate = await self.wait(created.run_id, wait) if wait > 0 else None
         run = await self.run(created.run_id)
-        return Submitted(created.run_id, run.head.status, aggregate, is_new=False)
+        return Submitted(created.run_id, run.head.status, aggregate)
 
     async def wait(self, run_id: str, seconds: float) -> bytes | None:
         """The aggregate, if the run has ended or ends within `seconds`."""

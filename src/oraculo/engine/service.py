@@ -17,7 +17,6 @@ from oraculo import __version__
 from oraculo.core.events import Untaken
 from oraculo.core.naming import QueueNames
 from oraculo.core.request import Limits
-from oraculo.core.retry import RetryPolicy
 from oraculo.engine.aftermath import Consequences
 from oraculo.engine.cache import HotRuns, Plans
 from oraculo.engine.catalogue import Catalogue
@@ -79,7 +78,6 @@ class Engine:
         must_be_alone: bool = False,
     ) -> None:
         runs, engine = settings.runs, settings.engine
-        retry = RetryPolicy(runs.max_attempts, runs.backoff, runs.max_backoff)
         self.settings = settings
         self.broker = broker
         self.store = store
@@ -92,7 +90,7 @@ class Engine:
         self.bridges = bridges
         self._must_be_alone = must_be_alone
         self.peers = Peers(store, clock, telemetry, name or entropy.new_id(), engine.poll, self._decides)
-        self.catalogue = Catalogue(settings.routes, settings.pipelines, retry)
+        self.catalogue = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout)
         self.plans = Plans()
         self.inbox = Inbox(engine.note_linger)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
@@ -116,7 +114,7 @@ class Engine:
             entropy,
             limits=Limits(settings.limits.payload_bytes, settings.limits.request_bytes),
             default_timeout=runs.timeout,
-            default_retry=retry,
+            default_retry=runs.retry,
         )
         self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._untaken)
         self._outbox = Outbox(

@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
+from oraculo.core.naming import nearest
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.settings.sections import Route, Section, Settings, split_list
 from oraculo.settings.values import (
     broker_url_fault,
-    nearest,
     objects_url_fault,
     route_fault,
     secret_fault,

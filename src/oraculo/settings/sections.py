@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from oraculo.core.pipeline import DEFAULT_TIMEOUT
+from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.settings.urls import split_urls
 
 DEFAULT_BROKER_URL = "memory://"
@@ -33,7 +35,7 @@ Keys = Annotated[
 ]
 Flag = Annotated[bool, Meta(description="true or false")]
 Names = Annotated[tuple[str, ...], Meta(description="a list of names")]
-Route = Annotated[tuple[str, ...], Meta(description="a list of names of queues")]
+Route = Annotated[tuple[str, ...], Meta(description="a list of destinations")]
 Port = Annotated[int, Meta(ge=0, le=65535, description="a port: a whole number from 0 to 65535")]
 Count = Annotated[int, Meta(ge=1, le=10**9, description="a whole number, 1 or more")]
 CountOrNone = Annotated[int, Meta(ge=0, le=10**9, description="a whole number, 0 or more")]
@@ -97,10 +99,14 @@ class LimitSettings(Section, frozen=True):
 
 
 class RunSettings(Section, frozen=True):
-    timeout: Seconds = 300.0  # of a run that does not say its own
-    max_attempts: Attempts = 3  # of a task whose step does not say `retry`
-    backoff: Pause = 1.0  # the longest pause before its second attempt; doubled before each further one
-    max_backoff: Pause = 60.0  # where the doubling ends
+    timeout: Seconds = DEFAULT_TIMEOUT  # of a run that does not say its own
+    max_attempts: Attempts = DEFAULT_RETRY.max_attempts  # of a task whose step does not say `retry`
+    backoff: Pause = DEFAULT_RETRY.backoff  # the longest pause before the second; then doubled each time
+    max_backoff: Pause = DEFAULT_RETRY.max_backoff  # where the doubling ends
+
+    @property
+    def retry(self) -> RetryPolicy:
+        return RetryPolicy(self.max_attempts, self.backoff, self.max_backoff)
 
 
 class EngineSettings(Section, frozen=True):

@@ -4,27 +4,19 @@ import base64
 import binascii
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from oraculo.core.bridge import destination_fault
+from oraculo.core.naming import shown
 from oraculo.settings.urls import EMPTY, hosts_of, list_fault, node_urls, split_urls
 
 BROKER_SCHEMES = ("memory", "amqp", "amqps", "redis", "rediss", "nats", "tls")
 CLUSTER_SCHEMES = ("amqp", "amqps", "nats", "tls")  # those whose URL may name several hosts
 STORE_SCHEMES = ("sqlite", "postgresql", "postgres", "redis", "rediss", "mongodb", "mongodb+srv")
 
-# As `core.naming` has it, which stands above this layer.
-_QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-_OWN_QUEUES = frozenset({"orquestrador", "resultados"})
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ENCODED = "a ':', '@', '/', '?' or '#' in a password is written %3A, %40, %2F, %3F, %23"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or the known names, to end an error message with."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names[:12])}"
 
 
 def broker_url_fault(urls: str) -> str | None:
@@ -110,17 +102,10 @@ def secret_fault(secret: str) -> str | None:
     return None
 
 
-def route_fault(queues: Sequence[str]) -> str | None:
-    if not queues:
-        return "must name at least one queue"
-    if len(set(queues)) < len(queues):
-        return f"names '{next(q for q in queues if queues.count(q) > 1)}' more than once"
-    return next((fault for queue in queues if (fault := _queue_fault(queue))), None)
-
-
-def _queue_fault(queue: str) -> str | None:
-    if not _QUEUE_NAME.fullmatch(queue):
-        return f"{queue[:60]!r} is not the name of a queue: 1 to 128 letters, digits, '_', '-' or '.'"
-    if queue in _OWN_QUEUES or queue.endswith(".dlq"):
-        return f"'{queue}' is the orchestrator's own queue; name the destination's"
-    return None
+def route_fault(destinations: Sequence[str]) -> str | None:
+    if not destinations:
+        return "must name at least one destination"
+    if len(set(destinations)) < len(destinations):
+        return f"names '{next(one for one in destinations if destinations.count(one) > 1)}' more than once"
+    faults = ((one, destination_fault(one)) for one in destinations)
+    return next((f"destination {shown(one)}: {fault}" for one, fault in faults if fault), None)
