@@ -35,7 +35,7 @@ def test_a_new_file_and_then_nothing_more_to_do(tmp_path: Path) -> None:
 def test_an_older_file_is_read_after_it(tmp_path: Path) -> None:
     path = tmp_path / "oraculo.db"
     connection = sqlite3.connect(path)
-    connection.executescript(migrations("sqlite")[0].script)
+    connection.executescript(migrations("sqlite")[0].step)
     connection.execute("PRAGMA user_version = 1")
     connection.close()
     done = json.loads(invoke("migrate", "--json", ORACULO_STORE_URL=f"sqlite:///{path}").stdout)

@@ -1,6 +1,6 @@
 """kill -9 of a process that writes to a store, at random moments, for any store:
 
-    await survives_kills(url, kills=5)
+    await survives_kills(MongoStore, url, kills=5)
 
 A child process makes and changes runs without a pause and prints what the store confirmed. After each kill every run
 must be whole, everything confirmed must be there, and a second process must be able to go on with it.
@@ -8,53 +8,45 @@ must be whole, everything confirmed must be there, and a second process must be 
 
 import asyncio
 import os
+import pkgutil
 import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import count
 from pathlib import Path
 
-from oraculo.bootstrap import make_store
 from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.core.run import Changes, Run, RunHead
 from oraculo.ports.store import Outcome, RunQuery, Snapshot, Store
-from oraculo.settings import Settings
-from oraculo.settings.sections import StoreSettings
 from oraculo.testing.checkers import check_run
 from oraculo.testing.store_runs import NOW, OK, changed, creation, make_run, revived, unsent_pages
+from tests.stores.started import started
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 WRITERS = 4
-WIDTHS = (1, 3, 40, 400)
+WIDTHS = (1, 3, 40, 200)
+LINES = 100  # by then the first runs of every writer have ended, and others are at any point of their lives
 LAST_PROGRESS = 6  # the version at which a run's tasks report progress for the last time
 FOR_EVER = NOW + 10_000_000
 
 
-def store_at(url: str) -> Store:
-    return make_store(Settings(store=StoreSettings(url=url)))
-
-
-async def survives_kills(url: str, *, kills: int = 5) -> None:
-    """The store at `url` is started, or is empty. It is left with the runs of the killed processes in it."""
-    store = store_at(url)
-    await store.start()
-    try:
-        for _ in range(kills):
-            name = os.urandom(4).hex()
-            confirmed = await _write_until_killed(url, name, lines=random.randrange(5, 300))
+async def survives_kills(kind: Callable[[str], Store], url: str, *, kills: int) -> None:
+    """The store at `url` is left with the runs of the killed processes in it."""
+    for _ in range(kills):
+        name = os.urandom(4).hex()
+        confirmed = await _write_until_killed(kind, url, name, lines=random.randrange(5, LINES))
+        async with started(kind(url)) as store:
             await _assert_whole(store, name, confirmed)
             await _assert_timers_and_outbox(store)
-    finally:
-        await store.close()
 
 
-async def _write_until_killed(url: str, name: str, lines: int) -> dict[str, int]:
+async def _write_until_killed(kind: Callable[[str], Store], url: str, name: str, lines: int) -> dict[str, int]:
     """The last version of each run that the process, killed a moment after some `lines`, was told was safe."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.stores.killed_writer", url, name),
+        *(sys.executable, "-m", "tests.stores.killed_writer", f"{kind.__module__}:{kind.__qualname__}", url, name),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -198,8 +190,8 @@ def _confirm(runs: list[Run]) -> None:
         print(run.id, run.head.version, flush=True)
 
 
-async def _main(url: str, name: str) -> None:
-    store = store_at(url)
+async def _main(kind: str, url: str, name: str) -> None:
+    store = pkgutil.resolve_name(kind)(url)
     await store.start()
     await asyncio.gather(*(_write_for_ever(store, f"{name}-{writer}") for writer in range(WRITERS)))
 

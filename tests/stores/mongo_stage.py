@@ -5,7 +5,7 @@ pytest looks for fixtures in the module of a test, so each of those names the on
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,13 +13,10 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from oraculo.core.run import Run
-from oraculo.stores.mongo import (
-    MongoStore,
-)
-from oraculo.testing.store_runs import (
-    make_run,
-)
+from oraculo.stores.mongo import MongoStore
+from oraculo.testing.store_runs import make_run
 from tests.servers.fleet import Fleet
+from tests.stores.started import started
 
 SIDES = ("orquestracoes_blocos", "orquestracoes_historico", "orquestracoes_anexos", "orquestracoes_duvidosas")
 
@@ -47,14 +44,8 @@ async def url(fleet: Fleet) -> AsyncIterator[str]:
         await found.client.drop_database(found.name)
 
 
-@asynccontextmanager
-async def opened(url: str, **options: float) -> AsyncIterator[MongoStore]:
-    store = MongoStore(url, **options)
-    await store.start()
-    try:
-        yield store
-    finally:
-        await store.close()
+def opened(url: str, **options: float) -> AbstractAsyncContextManager[MongoStore]:
+    return started(MongoStore(url, **options))
 
 
 async def counts(url: str, *names: str) -> dict[str, int]:

@@ -5,13 +5,14 @@ pytest looks for fixtures in the module of a test, so each of those names the on
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import asyncpg
 import pytest
 
 from oraculo.stores.postgres import PostgresStore
 from tests.servers.fleet import Fleet
+from tests.stores.started import started
 
 
 async def ask(url: str, sql: str, *parameters: object) -> list[asyncpg.Record]:
@@ -59,11 +60,5 @@ async def url(fleet: Fleet) -> str:
     return await with_schema(fleet.url("postgres"))
 
 
-@asynccontextmanager
-async def opened(url: str, **options: float) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(url, **options)
-    await store.start()
-    try:
-        yield store
-    finally:
-        await store.close()
+def opened(url: str, **options: float) -> AbstractAsyncContextManager[PostgresStore]:
+    return started(PostgresStore(url, **options))

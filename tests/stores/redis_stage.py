@@ -5,8 +5,8 @@ pytest looks for fixtures in the module of a test, so each of those names the on
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -16,14 +16,10 @@ from oraculo.core.run import RunStatus
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.store import RunQuery
 from oraculo.stores.redis import RedisStore
-from oraculo.testing.store_runs import (
-    NOW,
-    ids_of,
-    load,
-    unsent_pages,
-)
+from oraculo.testing.store_runs import NOW, ids_of, load, unsent_pages
 from tests.servers.fleet import Fleet
 from tests.servers.process import Server
+from tests.stores.started import started
 
 PROMPTLY = 4.0  # on a busy machine; the time limits of the stores that are tested so are under a second
 
@@ -59,14 +55,8 @@ def breakable(fleet: Fleet) -> Iterator[Server]:
         found.thaw()
 
 
-@asynccontextmanager
-async def opened(url: str, **options: Any) -> AsyncIterator[RedisStore]:
-    made = RedisStore(url, **options)
-    await made.start()
-    try:
-        yield made
-    finally:
-        await made.close()
+def opened(url: str, **options: Any) -> AbstractAsyncContextManager[RedisStore]:
+    return started(RedisStore(url, **options))
 
 
 def keys_of(plain: Any, namespace: str) -> set[str]:

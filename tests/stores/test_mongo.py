@@ -10,16 +10,7 @@ import pytest
 from oraculo.core.events import Answered, Cancelled, Progressed, Repeated, Sent
 from oraculo.core.run import RunStatus
 from oraculo.ports.store import Due, RunQuery, Store
-from oraculo.stores.mongo import (
-    MongoStore,
-    changes,
-    documents,
-    forgetting,
-    history,
-    housekeeping,
-    reading,
-    writes,
-)
+from oraculo.stores.mongo import MongoStore, changes, documents, forgetting, history, housekeeping, reading, writes
 from oraculo.testing.store_runs import (
     NOW,
     OK,
@@ -340,4 +331,4 @@ async def test_pruning_looks_again_at_a_run_that_was_opened_since(
 
 
 async def test_a_process_that_is_killed_leaves_every_run_whole(url: str) -> None:
-    await survives_kills(url, kills=4)
+    await survives_kills(MongoStore, url, kills=6)

@@ -8,13 +8,7 @@ import pytest
 from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.store import Due, Outcome
-from oraculo.stores.mongo import (
-    changes,
-    creations,
-    housekeeping,
-    reading,
-    writes,
-)
+from oraculo.stores.mongo import changes, creations, housekeeping, reading, writes
 from oraculo.testing.store_runs import (
     NOW,
     OK,
@@ -188,16 +182,6 @@ def test_a_commit_is_known_after_others_have_followed_it() -> None:
     assert not mine.was_written(None)
     with pytest.raises(StoreUnavailable, match="too often"):
         mine.was_written({"revisao": 20, "gravacoes": [other] * 8})
-
-
-async def test_a_creation_whose_rival_in_the_commit_was_refused(url: str) -> None:
-    """The first with the id cannot be written, because its key is another run's: the second can."""
-    async with opened(url) as store:
-        await store.commit([creation(make_run("x"), key="k")], [])
-        rivals = [creation(make_run("a"), key="k", fingerprint="other"), creation(second := make_run("a"))]
-        created = (await store.commit(rivals, [])).created
-        assert [(each.outcome, each.run_id) for each in created] == [(Outcome.KEY_REUSED, "x"), (Outcome.CREATED, "a")]
-        await assert_stored(store, second)
 
 
 # -- what was sent is forgotten -------------------------------------------------------------------------------------

@@ -16,23 +16,11 @@ from pymongo.errors import (
 from oraculo.core.events import Progressed, Sent
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.store import Outcome, RunQuery, Unsent
-from oraculo.stores.mongo import (
-    MongoStore,
-    layout,
-)
+from oraculo.stores.migrations import Migration
+from oraculo.stores.mongo import MongoStore, layout
 from oraculo.stores.mongo import server as server_module
 from oraculo.stores.mongo.faults import place_of, translated
-from oraculo.testing.store_runs import (
-    NOW,
-    assert_stored,
-    change,
-    changed,
-    create,
-    creation,
-    load,
-    make_run,
-    revived,
-)
+from oraculo.testing.store_runs import NOW, assert_stored, change, changed, create, creation, load, make_run, revived
 from tests.servers.fleet import Fleet
 from tests.servers.mongo import Mongo
 from tests.servers.process import free_port
@@ -63,7 +51,7 @@ async def test_an_older_layout_is_refused_until_it_is_migrated(url: str, monkeyp
     async with opened(url) as old, database(url) as found:
         await create(old, before := make_run("before"))
         known = layout.MIGRATIONS
-        monkeypatch.setattr(layout, "MIGRATIONS", (*known, layout.Migration(len(known) + 1, "colour", colour)))
+        monkeypatch.setattr(layout, "MIGRATIONS", (*known, Migration(len(known) + 1, "colour", colour)))
         new = MongoStore(url)
         with pytest.raises(StoreError, match=r"is 1, and this program needs 2: run `oraculo migrate`") as refusal:
             await new.start()
@@ -166,7 +154,7 @@ def test_what_may_be_a_batchs_own_fault_is_told_from_what_is_not(error: PyMongoE
 
 async def test_a_server_that_is_killed_and_restarted_loses_nothing_confirmed(fleet: Fleet) -> None:
     server = fleet.breakable("mongodb")
-    async with opened(with_database(server.url), connect_seconds=0.5, call_seconds=3) as store:
+    async with opened(with_database(server.url), connect_seconds=0.5, call_seconds=1.5) as store:
         runs = [make_run(f"run-{n}") for n in range(4)] + [wide_run("wide", 100)]
         await create(store, *runs)
         confirmed = {run.id: 1 for run in runs}
@@ -225,14 +213,11 @@ async def test_a_frozen_server_is_unavailable_in_bounded_time(fleet: Fleet) -> N
         stale = revived(await load(store, "a"))
         server.freeze()
         try:
-            for call in (
-                lambda: store.load(["a"]),
-                lambda: store.commit([], [changed(stale, Sent(0, 1))]),
-                lambda: store.check(),
-                lambda: store.due(NOW, 10),
-            ):
-                with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{server.port}"):
-                    await asyncio.wait_for(call(), 10)
+            commit = store.commit([], [changed(stale, Sent(0, 1))])
+            for calls in ([store.load(["a"]), commit, store.check(), store.due(NOW, 10)], [store.load(["a"])]):
+                for trouble in await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10):
+                    assert isinstance(trouble, StoreUnavailable)
+                    assert f"127.0.0.1:{server.port}" in str(trouble)
         finally:
             server.thaw()
         await until(lambda: _answers(store), within=20)
@@ -271,7 +256,7 @@ async def test_connections_that_are_cut_are_made_again(fleet: Fleet) -> None:
 
 async def test_a_server_that_cannot_be_reached_is_named_without_the_password() -> None:
     for host in (f"127.0.0.1:{free_port()}", "nowhere.invalid:27017"):
-        store = MongoStore(f"mongodb://user:s3cret@{host}/x", connect_seconds=0.3, call_seconds=2)
+        store = MongoStore(f"mongodb://user:s3cret@{host}/x", connect_seconds=0.3, call_seconds=0.5)
         with pytest.raises(StoreUnavailable, match=f"MongoDB at {host}/x") as refusal:
             await store.start()
         assert "s3cret" not in str(refusal.value)

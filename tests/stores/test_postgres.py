@@ -9,7 +9,7 @@ import pytest
 
 from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.errors import StoreError
-from oraculo.ports.store import Outcome, RunQuery, Store
+from oraculo.ports.store import RunQuery, Store
 from oraculo.stores.postgres import PostgresStore, commits
 from oraculo.stores.postgres import store as store_module
 from oraculo.stores.postgres.lanes import QUERIES, Lane
@@ -25,9 +25,9 @@ from oraculo.testing.store_runs import (
     revived,
     succeeded,
 )
-from oraculo.testing.store_suite import StoreSuite
 from tests.servers.fleet import Fleet
 from tests.stores import postgres_stage as stage
+from tests.stores.in_order_suite import InOrderSuite
 from tests.stores.killed_writer import survives_kills
 from tests.stores.postgres_stage import ask, connected, opened, somebody_waits, with_schema
 from tests.waiting import until
@@ -35,7 +35,7 @@ from tests.waiting import until
 url = stage.url  # a fixture
 
 
-class TestPostgres(StoreSuite):
+class TestPostgres(InOrderSuite):
     @pytest.fixture(autouse=True)
     async def _schema(self, fleet: Fleet) -> None:
         self.url = await with_schema(fleet.url("postgres"))
@@ -111,30 +111,6 @@ async def test_commits_that_wait_are_written_in_one_transaction(url: str) -> Non
         # The first to come finds the writer free, the rest have queued up behind it.
         assert len(statements) <= 2
         assert [run.head.version for run in runs] == [1] * 100
-
-
-async def test_successive_changes_of_one_run_wait_for_each_other(url: str) -> None:
-    async with opened(url) as store:
-        run = make_run("a")
-        await create(store, run)
-        first = store.commit([], [changed(run, Progressed(0, 1.0, "first"))])
-        run.head.version = 2  # an engine so sure of itself that it does not wait
-        second = changed(run, Progressed(0, 2.0, "second"))
-        run.head.version = 1
-        results = await asyncio.gather(first, store.commit([], [second]))
-        assert [result.conflicts for result in results] == [frozenset(), frozenset()]
-        snapshot = await load(store, "a")
-        assert (snapshot.head.version, snapshot.tasks[0].note) == (3, "second")
-
-
-async def test_a_creation_whose_rival_in_the_commit_was_refused(url: str) -> None:
-    """The first with the id cannot be written, because its key is another run's: the second can."""
-    async with opened(url) as store:
-        await store.commit([creation(make_run("x"), key="k")], [])
-        rivals = [creation(make_run("a"), key="k", fingerprint="other"), creation(second := make_run("a"))]
-        created = (await store.commit(rivals, [])).created
-        assert [(each.outcome, each.run_id) for each in created] == [(Outcome.KEY_REUSED, "x"), (Outcome.CREATED, "a")]
-        await assert_stored(store, second)
 
 
 async def test_a_nul_in_a_reason_does_not_stop_a_commit(url: str) -> None:
@@ -306,4 +282,4 @@ async def test_the_mark_moves_with_every_change_of_the_pipelines(url: str) -> No
 
 
 async def test_a_process_that_is_killed_leaves_every_run_whole(url: str) -> None:
-    await survives_kills(url, kills=5)
+    await survives_kills(PostgresStore, url, kills=5)

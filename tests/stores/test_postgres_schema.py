@@ -61,7 +61,7 @@ async def test_migrating_needs_no_start_and_is_done_once(url: str) -> None:
 async def test_an_older_schema_is_refused_until_it_is_migrated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = migrations("postgres")
     next_one = known[0]._replace(
-        number=len(known) + 1, name="colour", script="ALTER TABLE oraculo_runs ADD COLUMN colour text"
+        number=len(known) + 1, name="colour", step="ALTER TABLE oraculo_runs ADD COLUMN colour text"
     )
     async with opened(url) as old:
         await create(old, before := make_run("before"))
@@ -95,7 +95,7 @@ async def test_a_newer_schema_is_refused_with_what_to_do(url: str) -> None:
 async def test_a_migration_is_applied_whole_or_not_at_all(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = migrations("postgres")
     bad = known[0]._replace(
-        number=len(known) + 1, script="CREATE TABLE oraculo_half (x int); INSERT INTO nowhere VALUES (1);"
+        number=len(known) + 1, step="CREATE TABLE oraculo_half (x int); INSERT INTO nowhere VALUES (1);"
     )
     monkeypatch.setattr(schema, "migrations", lambda dialect: [*known, bad])
     with pytest.raises(StoreError, match="nowhere"):
@@ -111,7 +111,7 @@ async def test_tables_are_migrated_where_they_are_though_another_schema_comes_be
         await create(store, run := make_run("a"))
     later, ours = (await stage.with_schema(fleet.url("postgres"))).partition("=")[2], url.partition("=")[2]
     known = migrations("postgres")
-    next_one = known[0]._replace(number=len(known) + 1, script="CREATE TABLE oraculo_colours (colour text)")
+    next_one = known[0]._replace(number=len(known) + 1, step="CREATE TABLE oraculo_colours (colour text)")
     monkeypatch.setattr(schema, "migrations", lambda dialect: [*known, next_one])
     store = PostgresStore(url.replace(ours, f"{later},{ours}"))
     assert len(await store.migrate()) == 1
@@ -122,7 +122,7 @@ async def test_tables_are_migrated_where_they_are_though_another_schema_comes_be
 
 async def test_a_migration_may_take_longer_than_a_call(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = migrations("postgres")
-    slow = known[0]._replace(number=len(known) + 1, script="SELECT pg_sleep(2)")
+    slow = known[0]._replace(number=len(known) + 1, step="SELECT pg_sleep(1.2)")
     monkeypatch.setattr(schema, "migrations", lambda dialect: [*known, slow])
     store = PostgresStore(url, call_timeout=1.0)
     assert len(await store.migrate()) == len(known) + 1
@@ -133,7 +133,7 @@ async def test_the_tables_of_an_empty_database_may_take_longer_than_a_call(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = migrations("postgres")
-    slow = known[0]._replace(number=len(known) + 1, script="SELECT pg_sleep(2)")
+    slow = known[0]._replace(number=len(known) + 1, step="SELECT pg_sleep(1.2)")
     monkeypatch.setattr(schema, "migrations", lambda dialect: [*known, slow])
     async with opened(url, call_timeout=1.0) as store:
         assert "PostgreSQL" in await store.check()
@@ -283,9 +283,7 @@ async def test_a_store_that_is_not_open_says_so(url: str) -> None:
 
 async def test_a_fault_of_the_database_is_waited_for_and_not_blamed_on_the_run(url: str) -> None:
     """A table that is being restored, a right that was taken away: answers must not end as dead letters."""
-    store = PostgresStore(url)
-    await store.start()
-    try:
+    async with opened(url) as store:
         await create(store, run := make_run("a"))
         await ask(url, "ALTER TABLE oraculo_tasks RENAME TO oraculo_tasks_aside")
         with pytest.raises(StoreUnavailable):
@@ -295,5 +293,3 @@ async def test_a_fault_of_the_database_is_waited_for_and_not_blamed_on_the_run(u
         await ask(url, "ALTER TABLE oraculo_tasks_aside RENAME TO oraculo_tasks")
         run = revived(await load(store, "a"))
         await change(store, changed(run, Progressed(0, 1.0)))
-    finally:
-        await store.close()

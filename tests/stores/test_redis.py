@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,15 +41,16 @@ from oraculo.testing.store_runs import (
     succeeded,
     unsent_pages,
 )
-from oraculo.testing.store_suite import StoreSuite
 from tests.stores import redis_stage as stage
+from tests.stores.in_order_suite import InOrderSuite
 from tests.stores.killed_writer import survives_kills
 from tests.stores.redis_stage import assert_indexes_agree, keys_of, opened
+from tests.stores.started import started
 
 namespace, plain, url = stage.namespace, stage.plain, stage.url  # fixtures
 
 
-class TestConformance(StoreSuite):
+class TestConformance(InOrderSuite):
     @pytest.fixture(autouse=True)
     def _url(self, url: str) -> None:
         self.url = url
@@ -65,7 +65,7 @@ class TestConformance(StoreSuite):
 
 
 async def test_a_writer_that_is_killed_leaves_every_run_whole(url: str) -> None:
-    await survives_kills(url, kills=4)
+    await survives_kills(RedisStore, url, kills=4)
 
 
 # -- bounded work ---------------------------------------------------------------------------------------------------
@@ -222,12 +222,10 @@ async def seen_of(runs: Store, ids: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_it_finds_what_sqlite_finds(url: str, tmp_path: Path, seed: int) -> None:
+async def test_it_finds_what_sqlite_finds(url: str, seed: int) -> None:
     """The same random lives of runs in both, and the same answers to every question on the way."""
     chance = random.Random(seed)
-    lite = SqliteStore(str(tmp_path / "x.db"))
-    await lite.start()
-    async with opened(url) as runs:
+    async with opened(url) as runs, started(SqliteStore(":memory:")) as lite:
         both: tuple[Store, Store] = (runs, lite)
         ids = [f"run-{n}" for n in range(8)]
         for each in both:
@@ -255,4 +253,3 @@ async def test_it_finds_what_sqlite_finds(url: str, tmp_path: Path, seed: int) -
             if step % 30 == 29:
                 assert await runs.prune(now - 30, 2) == await lite.prune(now - 30, 2)
         await assert_indexes_agree(runs)
-    await lite.close()

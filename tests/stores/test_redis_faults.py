@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from oraculo.core.events import (
-    Answered,
-    Progressed,
-    Sent,
-)
+from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.core.run import Changes, Run
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.store import Outcome, RunQuery

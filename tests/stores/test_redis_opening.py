@@ -8,25 +8,15 @@ import pytest
 import redis
 
 from oraculo.brokers.redis_streams import RedisStreamsBroker
-from oraculo.core.events import (
-    Cancelled,
-)
+from oraculo.core.events import Cancelled
 from oraculo.core.run import Changes, RunStatus
 from oraculo.errors import InvalidSettings, StoreError, StoreUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.store import RunQuery
+from oraculo.stores.migrations import Migration
 from oraculo.stores.redis import RedisStore, server
 from oraculo.testing.checkers import check_store
-from oraculo.testing.store_runs import (
-    assert_stored,
-    change,
-    changed,
-    create,
-    ids_of,
-    load,
-    make_run,
-    revived,
-)
+from oraculo.testing.store_runs import assert_stored, change, changed, create, ids_of, load, make_run, revived
 from tests.servers.certificates import make_certificates
 from tests.servers.process import Server, free_port
 from tests.servers.proxy import Proxy
@@ -147,7 +137,7 @@ async def test_an_older_layout_is_migrated_only_when_asked(
     async def apply(migrated: server.Server) -> None:
         applied.append(await migrated.ask("PING"))
 
-    steps = [*server.MIGRATIONS, server.Migration(2, "more", apply), server.Migration(3, "most", apply)]
+    steps = [*server.MIGRATIONS, Migration(2, "more", apply), Migration(3, "most", apply)]
     monkeypatch.setattr(server, "MIGRATIONS", steps)
     with pytest.raises(StoreError, match=r"layout 1 and this program uses 3: run `oraculo migrate`") as refusal:
         await RedisStore(url).start()

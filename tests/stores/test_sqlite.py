@@ -2,19 +2,16 @@
 
 import asyncio
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 
-from oraculo.core.events import Progressed, Sent
+from oraculo.core.events import Sent
 from oraculo.core.run import Changes, RunStatus
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.store import Outcome, RunQuery, Store
@@ -29,14 +26,15 @@ from oraculo.testing.store_runs import (
     changed,
     create,
     creation,
-    load,
     make_run,
     succeeded,
 )
-from oraculo.testing.store_suite import StoreSuite
+from tests.stores.in_order_suite import InOrderSuite
+from tests.stores.killed_writer import survives_kills
+from tests.stores.started import started
 
 
-class OnFile(StoreSuite):
+class OnFile(InOrderSuite):
     inline = False
 
     @pytest.fixture(autouse=True)
@@ -74,14 +72,8 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "oraculo.db")
 
 
-@asynccontextmanager
-async def opened(path: str, *, inline: bool = False) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(path, inline=inline)
-    await store.start()
-    try:
-        yield store
-    finally:
-        await store.close()
+def opened(path: str, *, inline: bool = False) -> AbstractAsyncContextManager[SqliteStore]:
+    return started(SqliteStore(path, inline=inline))
 
 
 def look(path: str, sql: str) -> list[tuple[object, ...]]:
@@ -173,7 +165,7 @@ async def test_migrations_are_recorded_and_applied_once(path: str) -> None:
 
 async def test_a_migration_is_applied_whole_or_not_at_all(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     good = migrations("sqlite")
-    bad = good[0]._replace(number=len(good) + 1, script="CREATE TABLE half (x);\nINSERT INTO nowhere VALUES (1);\n")
+    bad = good[0]._replace(number=len(good) + 1, step="CREATE TABLE half (x);\nINSERT INTO nowhere VALUES (1);\n")
     monkeypatch.setattr(connections, "migrations", lambda dialect: [*good, bad])
     with pytest.raises(StoreError, match="nowhere"):
         await SqliteStore(path).start()
@@ -253,23 +245,8 @@ async def test_a_batch_takes_few_statements(path: str) -> None:
 
 
 @pytest.mark.usefixtures("by_thread")
-async def test_successive_changes_of_one_run_in_one_group(path: str) -> None:
-    async with opened(path) as store:
-        run = make_run("a")
-        await create(store, run)
-        first = store.commit([], [changed(run, Progressed(0, 1.0, "first"))])
-        run.head.version = 2  # an engine so sure of itself that it does not wait
-        second = changed(run, Progressed(0, 2.0, "second"))
-        run.head.version = 1
-        results = await asyncio.gather(first, store.commit([], [second]))
-        assert [result.conflicts for result in results] == [frozenset(), frozenset()]
-        snapshot = await load(store, "a")
-        assert (snapshot.head.version, snapshot.tasks[0].note) == (3, "second")
-
-
-@pytest.mark.usefixtures("by_thread")
 async def test_closing_waits_for_every_group(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "GROUP_ROWS", 1)
+    monkeypatch.setattr(lanes, "GROUP_ROWS", 1)
     async with opened(path) as store:
         commits = [asyncio.ensure_future(store.commit([creation(make_run(f"run-{n}"))], [])) for n in range(10)]
         await asyncio.sleep(0)
@@ -405,55 +382,9 @@ async def test_a_file_that_another_holds_is_unavailable_and_then_available(
         assert created.outcome is Outcome.CREATED
 
 
-COMMITS_FOR_EVER = """
-import asyncio, sys
-from oraculo.stores.sqlite import SqliteStore
-from oraculo.testing.store_runs import changed, create, make_run
-from oraculo.core.events import Progressed
-
-async def work(store, name):
-    run = make_run(name)
-    await create(store, run)
-    for number in range(1_000_000):
-        print(name, run.head.version, flush=True)
-        committed = await store.commit([], [changed(run, Progressed(0, 1.0, str(number)))])
-        assert not committed.conflicts
-
-async def main():
-    store = SqliteStore(sys.argv[1])
-    await store.start()
-    await asyncio.gather(*(work(store, f"run-{n}") for n in range(5)))
-
-asyncio.run(main())
-"""
-
-
-def commit_until_killed(path: str, lines: int) -> dict[str, int]:
-    """The last version of each run that a process, killed after some `lines`, had been told was safe."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", COMMITS_FOR_EVER, path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
-        assert child.stdout is not None
-        told = [child.stdout.readline() for _ in range(lines)]
-        child.send_signal(signal.SIGKILL)
-        told += child.stdout.readlines()
-    assert child.returncode == -signal.SIGKILL
-    return {name: int(version) for name, version in (line.split() for line in told if line.endswith("\n"))}
-
-
-async def test_what_was_acknowledged_survives_kill_9(path: str) -> None:
-    acknowledged = commit_until_killed(path, 500)
-    assert len(acknowledged) == 5
-    async with opened(path) as store:
-        assert look(path, "PRAGMA integrity_check") == [("ok",)]
-        for name, version in acknowledged.items():
-            snapshot = await load(store, name)
-            assert snapshot.head.version >= version
-            entries = await store.history(name, limit=10_000)
-            # Head, tasks and history are of one moment.
-            assert len(entries) == snapshot.head.entries == snapshot.head.version
-            if snapshot.head.version > 1:
-                assert snapshot.tasks[0].note == str(snapshot.head.version - 2)
+async def test_a_process_that_is_killed_leaves_every_run_whole(path: str) -> None:
+    await survives_kills(SqliteStore, path, kills=3)
+    assert look(path, "PRAGMA integrity_check") == [("ok",)]
 
 
 # -- what can go wrong with a file ----------------------------------------------------------------------------------

@@ -51,7 +51,8 @@ def test_few_statements_are_made(connection: sqlite3.Connection) -> None:
     """They must all stay in the connection's cache, with those of the other tables."""
     bulk = Bulk("INSERT OR REPLACE INTO t (id, note) VALUES /* rows */")
     lookup = Lookup("SELECT 1 FROM t WHERE id IN (/* values */)")
+    rows = [[name, NULL] for name in names(MOST)]
     for count in range(1, MOST + 1):
-        bulk.run(connection, [[name, NULL] for name in names(count)])
+        bulk.run(connection, rows[:count])
         lookup.rows(connection, names(count))
     assert len(bulk._sized) == len(lookup._sized) == 14  # 1 to 8, and 16 to 512

@@ -214,6 +214,15 @@ class StoreCommits:
             assert [c.run_id for c in created] == ["a", "a", "b", "b", "b"]
             assert (await store.census())[RunStatus.RUNNING] == 2
 
+    async def test_a_creation_whose_rival_in_the_commit_was_refused(self) -> None:
+        """The first with the id cannot be written, because its key is another run's: the second can."""
+        async with self.opened() as store:
+            await store.commit([creation(make_run("x"), key="k")], [])
+            rivals = [creation(make_run("a"), key="k", fingerprint="other"), creation(second := make_run("a"))]
+            created = (await store.commit(rivals, [])).created
+            assert [(c.outcome, c.run_id) for c in created] == [(Outcome.KEY_REUSED, "x"), (Outcome.CREATED, "a")]
+            await assert_stored(store, second)
+
     async def test_a_race_for_one_key_has_one_winner(self) -> None:
         async with self.opened() as store:
             runs = [make_run(f"run-{n}") for n in range(50)]

@@ -19,13 +19,7 @@ from oraculo.stores.mongo.documents import head_of, without_results
 from oraculo.stores.mongo.housekeeping import Housekeeping
 from oraculo.stores.mongo.portions import encoded, insert_missing, portions, read_all
 from oraculo.stores.mongo.server import Document, Server
-from oraculo.stores.mongo.writes import (
-    BLOCK_TASKS,
-    Update,
-    agenda_of_blocks,
-    block_document,
-    block_entry,
-)
+from oraculo.stores.mongo.writes import BLOCK_TASKS, Update, agenda_of_blocks, block_document, block_entry
 
 _ROUNDS = 10
 _STANDING = {"correlation_id": 1, "revisao": 1, "gravacoes": 1, "esquecida": 1}

@@ -3,28 +3,17 @@
 engine drops the indexes by which an id and a key are given once."""
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.errors import DuplicateKeyError
 
 from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.stores.migrations import Migration
 from oraculo.stores.mongo.server import Document, Server
 
 # A block that a newer one replaced stays for readers who have just found its name.
 SUPERSEDED_SECONDS = 60
 TRUSTED_SECONDS = 1.0  # that the indexes are taken to be there, once they were seen
-
-
-class Migration(NamedTuple):
-    number: int
-    name: str
-    apply: Callable[[Server], Awaitable[None]]
-
-    @property
-    def label(self) -> str:
-        return f"{self.number:04} {self.name}"
 
 
 def _present(*paths: str) -> dict[str, object]:
@@ -105,7 +94,7 @@ async def migrate(server: Server) -> list[str]:
     if not await _is_unique(server):
         number = 0
     for migration in MIGRATIONS[number:]:
-        await migration.apply(server)
+        await migration.step(server)
         await server.meta.update_one({"_id": "layout"}, {"$max": {"numero": migration.number}}, upsert=True)
     return [migration.label for migration in MIGRATIONS[number:]]
 

@@ -8,6 +8,7 @@ statement is larger than SLICE_BYTES (and a row).
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -18,7 +19,7 @@ from oraculo.stores.postgres.address import Connection
 from oraculo.stores.postgres.faults import Clash
 from oraculo.stores.postgres.lanes import QUERIES, Lane
 from oraculo.stores.postgres.rows import ROW_BYTES, Birth, Row, Update, Write
-from oraculo.stores.sql.jobs import Job
+from oraculo.stores.sql.jobs import CommitQueue, Job
 
 GROUP_BYTES = 8 * 1024 * 1024
 SLICE_BYTES = 8 * 1024 * 1024
@@ -29,78 +30,51 @@ MOST_OFFERS = 5
 PostgresJob = Job[Birth, Update]
 
 
-class Writer:
-    """Writes jobs in the order in which they come, a group at a time."""
+def queue_to(lane: Lane) -> CommitQueue[PostgresJob]:
+    return CommitQueue(_next_group, partial(_write_group, lane))
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
-        self._queue: deque[PostgresJob] = deque()
-        self._draining: asyncio.Task[None] | None = None
 
-    async def write(self, job: PostgresJob) -> Committed:
-        """A caller who gives up waiting does not stop it."""
-        self._queue.append(job)
-        if self._draining is None:
-            self._draining = asyncio.create_task(self._drain())
-        return await job.done
-
-    async def finish(self) -> None:
-        if self._draining is not None:
-            await asyncio.wait([self._draining])
-
-    async def _drain(self) -> None:
-        group: list[PostgresJob] = []
-        try:
-            while self._queue:
-                group = list(self._next_group())
-                await self._write_group(group)
-        except BaseException as error:
-            for job in chain(group, self._queue):
-                job.settle(StoreError(f"the commit was given up: {error!r}"))
-            self._queue.clear()
-            raise
-        finally:
-            self._draining = None
-
-    def _next_group(self) -> Iterator[PostgresJob]:
-        """As many as fit. A second change of a run waits for the next group: it builds on the first one's version."""
-        size = 0
-        runs: set[str] = set()
-        while self._queue and size < GROUP_BYTES:
-            job = self._queue[0]
-            if any(update.run_id in runs for update in job.updates):
-                return
-            runs.update(write.run_id for write in chain(job.births, job.updates))
-            size += job.size
-            yield self._queue.popleft()
-
-    async def _write_group(self, group: Sequence[PostgresJob]) -> None:
-        """All together; if that is refused, each by itself, so that a bad one does not sink the others."""
-        try:
-            outcomes = await self._write_together(group)
-        except StoreError as error:
-            if len(group) > 1 and not isinstance(error, StoreUnavailable):
-                for job in group:
-                    await self._write_group([job])
-                return
-            for job in group:
-                job.settle(error)
+def _next_group(waiting: deque[PostgresJob]) -> Iterator[PostgresJob]:
+    """As many as fit. A second change of a run waits for the next group: it builds on the first one's version."""
+    size = 0
+    runs: set[str] = set()
+    while waiting and size < GROUP_BYTES:
+        job = waiting[0]
+        if any(update.run_id in runs for update in job.updates):
             return
-        for job, outcome in zip(group, outcomes, strict=True):
-            job.settle(outcome)
+        runs.update(write.run_id for write in chain(job.births, job.updates))
+        size += job.size
+        yield waiting.popleft()
 
-    async def _write_together(self, group: Sequence[PostgresJob]) -> list[Committed]:
-        ledger = Ledger(group)
-        statements = 1 + sum(job.size for job in group) // SLICE_BYTES
-        for clashes in range(MOST_CLASHES):
-            try:
-                await self._lane.run(ledger.write, statements=statements)
-                break
-            except Clash:
-                if clashes + 1 == MOST_CLASHES:
-                    raise
-                await asyncio.sleep(CLASH_PAUSE * clashes)  # the other one first
-        return [ledger.outcome_of(job) for job in group]
+
+async def _write_group(lane: Lane, group: Sequence[PostgresJob]) -> None:
+    """All together; if that is refused, each by itself, so that a bad one does not sink the others."""
+    try:
+        outcomes = await _write_together(lane, group)
+    except StoreError as error:
+        if len(group) > 1 and not isinstance(error, StoreUnavailable):
+            for job in group:
+                await _write_group(lane, [job])
+            return
+        for job in group:
+            job.settle(error)
+        return
+    for job, outcome in zip(group, outcomes, strict=True):
+        job.settle(outcome)
+
+
+async def _write_together(lane: Lane, group: Sequence[PostgresJob]) -> list[Committed]:
+    ledger = Ledger(group)
+    statements = 1 + sum(job.size for job in group) // SLICE_BYTES
+    for clashes in range(MOST_CLASHES):
+        try:
+            await lane.run(ledger.write, statements=statements)
+            break
+        except Clash:
+            if clashes + 1 == MOST_CLASHES:
+                raise
+            await asyncio.sleep(CLASH_PAUSE * clashes)  # the other one first
+    return [ledger.outcome_of(job) for job in group]
 
 
 class Ledger:

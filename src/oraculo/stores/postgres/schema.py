@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from oraculo.errors import StoreError
+from oraculo.stores.migrations import Migration
 from oraculo.stores.postgres.address import Connection
 from oraculo.stores.postgres.lanes import QUERIES
-from oraculo.stores.sql import Migration, migrations
+from oraculo.stores.sql import migrations
 
 
 async def has_tables(connection: Connection, place: str) -> bool:
@@ -76,9 +77,9 @@ async def _require_schema(connection: Connection, place: str) -> None:
         )
 
 
-async def _apply(connection: Connection, missing: Sequence[Migration]) -> None:
+async def _apply(connection: Connection, missing: Sequence[Migration[str]]) -> None:
     for migration in missing:
-        await connection.execute(migration.script)
+        await connection.execute(migration.step)
         await connection.execute(QUERIES["note_migration"], migration.number, migration.name)
 
 

@@ -16,18 +16,10 @@ from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.postgres.address import Address, Connection, version_of
-from oraculo.stores.postgres.commits import PostgresJob, Writer
+from oraculo.stores.postgres.commits import PostgresJob, queue_to
 from oraculo.stores.postgres.faults import translated
 from oraculo.stores.postgres.lanes import QUERIES, Lane
-from oraculo.stores.postgres.rows import (
-    Birth,
-    Update,
-    entry_of,
-    head_of,
-    searched,
-    snapshots_of,
-    statuses_of,
-)
+from oraculo.stores.postgres.rows import Birth, Update, entry_of, head_of, searched, snapshots_of, statuses_of
 from oraculo.stores.postgres.schema import (
     has_tables,
     migrate,
@@ -56,7 +48,7 @@ class PostgresStore:
         self._writer = Lane(self._address)
         self._reader = Lane(self._address, engine_reads=True)
         self._browser = Lane(self._address)
-        self._commits = Writer(self._writer)
+        self._commits = queue_to(self._writer)
         self._is_open = False
 
     # -- opening and closing ------------------------------------------------------------------------------------
@@ -117,7 +109,7 @@ class PostgresStore:
         self._lane(self._writer)
         with translated(self._address.place):  # rows are built before the first await: the run may change after it
             job = PostgresJob([Birth(creation) for creation in creations], [Update(change) for change in changes])
-        return await self._commits.write(job)
+        return await self._commits.commit(job)
 
     # -- what the engine reads ----------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ number of the layout in it."""
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -22,6 +22,7 @@ from oraculo.clients.redis import (
     version_of,
 )
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
+from oraculo.stores.migrations import Migration
 from oraculo.stores.redis.layout import Layout
 
 ERRORS = Errors(StoreError, StoreUnavailable)
@@ -162,7 +163,7 @@ class Server:
         number = await self._layout_number() or 0
         self._refuse_newer(number)
         for migration in MIGRATIONS[number:]:
-            await migration.apply(self)
+            await migration.step(self)
             if await self.run("advance_layout", migration.number - 1, migration.number):
                 done.append(migration.label)
         return done
@@ -183,25 +184,12 @@ class Server:
             )
 
 
-class Migration(NamedTuple):
-    """A step from the layout before to this one. Two may do it at once, and one may begin it again: `apply` must not
-    mind."""
-
-    number: int
-    name: str
-    apply: Callable[[Server], Awaitable[None]]
-
-    @property
-    def label(self) -> str:
-        """For people: `0002 via`."""
-        return f"{self.number:04} {self.name}"
-
-
 async def _nothing(server: Server) -> None:
     """The first layout is made by what is written into it."""
 
 
-MIGRATIONS: list[Migration] = [Migration(1, "runs", _nothing)]
+# Two may take a step at once, and one may begin it again: it must not mind.
+MIGRATIONS: list[Migration[Callable[[Server], Awaitable[None]]]] = [Migration(1, "runs", _nothing)]
 
 
 def _is_forgotten(reply: Any) -> bool:

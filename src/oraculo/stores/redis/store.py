@@ -25,15 +25,7 @@ from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.redis.belief import Belief
-from oraculo.stores.redis.layout import (
-    DEFAULT_NAMESPACE,
-    SLOT,
-    Layout,
-    broker_of,
-    member,
-    run_and_task,
-    slot_name,
-)
+from oraculo.stores.redis.layout import DEFAULT_NAMESPACE, SLOT, Layout, broker_of, member, run_and_task, slot_name
 from oraculo.stores.redis.listing import list_runs
 from oraculo.stores.redis.server import Server
 from oraculo.stores.redis.values import Write, attempt_of, birth, entries_of, head_of, snapshot_of, update

@@ -3,23 +3,12 @@
 import re
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import NamedTuple
 
 from oraculo.errors import StoreError
+from oraculo.stores.migrations import Migration
 
 _NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 _MIGRATION = re.compile(r"(\d{4})_(\w+)\.sql")
-
-
-class Migration(NamedTuple):
-    number: int
-    name: str
-    script: str
-
-    @property
-    def label(self) -> str:
-        """For people: `0002 via`."""
-        return f"{self.number:04} {self.name}"
 
 
 def named_queries(dialect: str) -> dict[str, str]:
@@ -41,7 +30,7 @@ def _without_comments(body: str) -> str:
     return "\n".join(lines).strip().removesuffix(";")
 
 
-def migrations(dialect: str) -> list[Migration]:
+def migrations(dialect: str) -> list[Migration[str]]:
     """In order: number 1 first, and none missing."""
     found = sorted(filter(None, map(_migration, _folder(dialect).joinpath("migrations").iterdir())))
     if [migration.number for migration in found] != list(range(1, len(found) + 1)):
@@ -49,7 +38,7 @@ def migrations(dialect: str) -> list[Migration]:
     return found
 
 
-def _migration(file: Traversable) -> Migration | None:
+def _migration(file: Traversable) -> Migration[str] | None:
     match = _MIGRATION.fullmatch(file.name)
     return Migration(int(match[1]), match[2], file.read_text("utf-8")) if match else None
 

@@ -1,10 +1,11 @@
-"""What both SQL stores do on the way to a transaction: a call of `commit` that waits for its outcome, and the parts in
-which runs are pruned."""
+"""What both SQL stores do on the way to a transaction: calls of `commit`, and the queue in which they wait for their
+outcome; and the parts in which runs are pruned."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from oraculo.errors import StoreError
 from oraculo.ports.store import Committed, Outcome
@@ -50,6 +51,55 @@ class Job(Generic[Birth, Update]):
         for update in self.updates:
             if update.run_id not in outcome.conflicts:
                 update.note_version()
+
+
+AnyJob = TypeVar("AnyJob", bound=Job[Any, Any])
+
+
+class CommitQueue(Generic[AnyJob]):
+    """Writes jobs in the order in which they come, a group at a time.
+
+    `next_group` takes from the queue what goes together; `write` writes that and settles every job of it.
+    """
+
+    def __init__(
+        self,
+        next_group: Callable[[deque[AnyJob]], Iterable[AnyJob]],
+        write: Callable[[Sequence[AnyJob]], Awaitable[None]],
+    ) -> None:
+        self._next_group = next_group
+        self._write = write
+        self._waiting: deque[AnyJob] = deque()
+        self._draining: asyncio.Task[None] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self._draining is None
+
+    async def commit(self, job: AnyJob) -> Committed:
+        """A caller who gives up waiting does not stop it."""
+        self._waiting.append(job)
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        return await job.done
+
+    async def finish(self) -> None:
+        if self._draining is not None:
+            await asyncio.wait([self._draining])
+
+    async def _drain(self) -> None:
+        group: list[AnyJob] = []
+        try:
+            while self._waiting:
+                group = list(self._next_group(self._waiting))
+                await self._write(group)
+        except BaseException as error:
+            for job in chain(group, self._waiting):
+                job.settle(StoreError(f"the commit was given up: {error!r}"))
+            self._waiting.clear()
+            raise
+        finally:
+            self._draining = None
 
 
 def parts_to_prune(found: Iterable[Sequence[int]], most_tasks: int) -> Iterator[list[int]]:

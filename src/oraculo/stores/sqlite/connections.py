@@ -76,7 +76,7 @@ def migrate(connection: sqlite3.Connection, path: str) -> list[str]:
                 "run that version, or give ORACULO_STORE_URL another file"
             )
         for migration in known[version:]:
-            for statement in _statements(migration.script):
+            for statement in _statements(migration.step):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {migration.number}")
     return [migration.label for migration in known[version:]]

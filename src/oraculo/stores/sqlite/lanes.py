@@ -3,19 +3,23 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 from oraculo.errors import StoreError
 from oraculo.ports.store import Committed
+from oraculo.stores.sql.jobs import CommitQueue
 from oraculo.stores.sqlite.connections import be_patient, open_reader, open_writer, translated
 from oraculo.stores.sqlite.ledger import SqliteJob, is_busy, write_group
 
 Result = TypeVar("Result")
 Outcomes = Sequence[Committed | StoreError]
 
+# The limit of one transaction, so that neither memory nor the wait of those behind it grows without end.
+GROUP_ROWS = 20_000
 # A small commit takes a fraction of a millisecond; to hand it to another thread and back takes as long again, or longer
 # on a crowded machine. So it is written at once, in the event loop's own thread, as long as the disk is quick.
 AT_ONCE_ROWS = 40
@@ -77,6 +81,7 @@ class Writer(Lane):
         self._is_patient = True
         self._by_thread = 0  # so many commits more
         self._in_a_row = 0
+        self._queue = CommitQueue(_next_group, self._write_group)
 
     async def open(self) -> None:
         self._connection = await self._call(open_writer, self._path)
@@ -87,7 +92,17 @@ class Writer(Lane):
         self._is_patient = True
         return await super().run(partial(_patiently, work))
 
-    def write_at_once(self, job: SqliteJob) -> Outcomes | None:
+    async def commit(self, job: SqliteJob) -> Committed:
+        """At once, or together with others that wait."""
+        if self._queue.is_idle and (outcomes := self._write_at_once(job)):
+            job.settle(outcomes[0])
+            return job.done.result()
+        return await self._queue.commit(job)
+
+    async def finish(self) -> None:
+        await self._queue.finish()
+
+    def _write_at_once(self, job: SqliteJob) -> Outcomes | None:
         """In the caller's thread; None when it is not to be, or when another process is writing."""
         if self._thread is None:  # nothing may depend on how long things take
             return write_group([job], self._path, self._opened)
@@ -110,8 +125,18 @@ class Writer(Lane):
         elif self._in_a_row >= _IN_A_ROW:
             self._in_a_row, self._by_thread = 0, 1
 
-    async def write(self, group: Sequence[SqliteJob]) -> Outcomes:
-        return await self.run(partial(write_group, group, self._path))
+    async def _write_group(self, group: Sequence[SqliteJob]) -> None:
+        outcomes = await self.run(partial(write_group, group, self._path))
+        for job, outcome in zip(group, outcomes, strict=True):
+            job.settle(outcome)
+
+
+def _next_group(waiting: deque[SqliteJob]) -> Iterator[SqliteJob]:
+    rows = 0
+    while waiting and rows < GROUP_ROWS:
+        job = waiting.popleft()
+        rows += job.size
+        yield job
 
 
 def _patiently(work: Callable[[sqlite3.Connection], Result], connection: sqlite3.Connection) -> Result:

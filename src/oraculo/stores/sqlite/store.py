@@ -7,12 +7,9 @@
 - Another process may open the same file: a transaction takes the write lock at once and then compares versions.
 """
 
-import asyncio
 import sqlite3
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from oraculo.core.history import Happened, HistoryEntry
@@ -27,9 +24,7 @@ from oraculo.stores.sqlite.lanes import Lane, Writer
 from oraculo.stores.sqlite.ledger import QUERIES, SqliteJob, as_json, prune, write_all
 from oraculo.stores.sqlite.rows import RUN_STATUS, Birth, Update, head_of, task_of
 
-# Limits of one transaction, so that neither memory nor the wait of those behind it grows without end.
-GROUP_ROWS = 20_000
-PRUNED_TASKS = 5_000
+PRUNED_TASKS = 5_000  # in one transaction
 
 
 class SqliteStore:
@@ -47,8 +42,6 @@ class SqliteStore:
         self._inline = inline
         self._lock = FileLock(f"{path}.lock") if exclusive and path != MEMORY else None
         self._lanes: list[Lane] = []
-        self._queue: deque[SqliteJob] = deque()
-        self._draining: asyncio.Task[None] | None = None
         self._migrated: Sequence[str] = []  # by opening it, until somebody asks
 
     # -- opening and closing ------------------------------------------------------------------------------------
@@ -87,8 +80,8 @@ class SqliteStore:
         return migrated
 
     async def close(self) -> None:
-        if self._draining is not None:
-            await asyncio.wait([self._draining])
+        if self._lanes:
+            await self._writer.finish()
         lanes, self._lanes = self._lanes, []
         for lane in reversed(lanes):  # the writer last: it is the one that can fold the WAL into the file
             await lane.close()
@@ -142,37 +135,7 @@ class SqliteStore:
         writer = self._writer
         with translated(self._path):  # rows are built before the first await: the run may change after it
             job = SqliteJob([Birth(creation) for creation in creations], [Update(change) for change in changes])
-        if self._draining is None and (outcomes := writer.write_at_once(job)):
-            job.settle(outcomes[0])
-            return job.done.result()
-        self._queue.append(job)
-        if self._draining is None:
-            self._draining = asyncio.create_task(self._drain(writer))
-        return await job.done
-
-    async def _drain(self, writer: Writer) -> None:
-        """Writes the queue, a group at a time. A caller who gives up waiting does not stop it."""
-        group: list[SqliteJob] = []
-        try:
-            while self._queue:
-                group = list(self._next_group())
-                outcomes = await writer.write(group)
-                for job, outcome in zip(group, outcomes, strict=True):
-                    job.settle(outcome)
-        except BaseException as error:
-            for job in chain(group, self._queue):
-                job.settle(StoreError(f"the commit was given up: {error!r}"))
-            self._queue.clear()
-            raise
-        finally:
-            self._draining = None
-
-    def _next_group(self) -> Iterator[SqliteJob]:
-        rows = 0
-        while self._queue and rows < GROUP_ROWS:
-            job = self._queue.popleft()
-            rows += job.size
-            yield job
+        return await writer.commit(job)
 
     # -- what the engine reads ----------------------------------------------------------------------------------
 
