@@ -19,6 +19,7 @@ _WHAT = {
     "bridges": "to Celery and BullMQ",
     "telemetry": "metrics and logs",
     "clients": "of Redis; what the URLs of servers say",
+    "subscription": "keeps a queue subscribed, for workers and bridges",
     "ports": "Broker, Store, Clock, Entropy, Telemetry, …: small Protocols",
     "core": "message, pipeline, plan, run, machine, aggregate, …: pure",
     "settings": "what can be set",
@@ -45,5 +46,5 @@ def _drawn(layers: list[list[str]]) -> str:
     for layer in layers:
         for number, room in enumerate(layer):
             bar = " " if len(layer) == 1 else "┌" if number == 0 else "└" if number == len(layer) - 1 else "│"
-            lines.append(f"{bar} {room:<11} {_WHAT[room]}\n")
+            lines.append(f"{bar} {room:<12} {_WHAT[room]}\n")
     return "".join(lines)

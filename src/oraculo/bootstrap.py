@@ -273,7 +273,7 @@ def make_worker(app: App, broker: Broker, settings: Settings, clock: Clock, obje
         settings.worker,
         clock,
         settings.broker.prefix,
-        lease_renewal=settings.broker.lease / 3,
+        lease=settings.broker.lease,
         objects=objects if settings.objects.url else None,
         threshold=settings.objects.threshold_bytes,
     )

@@ -15,7 +15,7 @@ from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.portions import FIRST, MOST, READ_BYTES, TOLD_BYTES, Portion, by_the_megabyte
 from oraculo.bridges.bullmq.records import decode_record, encode_record, job_id_of, record_of
 from oraculo.bridges.bullmq.reports import Reporter, read_progress
-from oraculo.bridges.bullmq.server import Server, is_passing
+from oraculo.bridges.bullmq.server import BullmqRedis, is_passing
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.answer_writer import AnswerWriter
 from oraculo.core.message import Message, decode_message
@@ -180,11 +180,11 @@ def test_a_portion_is_small_while_entries_are_large_and_grows_only_when_it_was_f
 @pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "redis://localhost:porta"])
 def test_a_url_that_is_none(url: str) -> None:
     with pytest.raises(InvalidSettings, match="ORACULO_BULLMQ_URL"):
-        Server(url)
+        BullmqRedis(url)
 
 
 def test_trouble_shows_no_password() -> None:
-    assert Server("redis://user:segredo@example.org:7000/1").trouble == "not connected to example.org:7000 yet"
+    assert BullmqRedis("redis://user:segredo@example.org:7000/1").trouble == "not connected to example.org:7000 yet"
 
 
 async def test_of_answers_that_wait_for_a_full_queue_the_others_are_sent_once() -> None:

@@ -10,15 +10,19 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from oraculo.bridges.bullmq import BullmqBridge
 from oraculo.bridges.bullmq.portions import TOLD_BYTES
 from oraculo.bridges.bullmq.runs import Runs
+from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.naming import QueueNames
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.store import Store
 from oraculo.settings import Settings
+from oraculo.subscription import Subscription
 from tests.bridges.node.stage import Aloud, BullStage, bull_settings
+from tests.brokers.failover_stage import Named
 from tests.servers.fleet import Fleet
 from tests.waiting import until
 
@@ -124,7 +128,8 @@ async def test_an_aggregate_waits_for_a_redis_that_takes_no_writes(fleet: Fleet)
         }
         await broker.publish([Outgoing(runs.replies, json.dumps(body).encode())])
         consumer = await broker.consume(runs.replies, prefetch=1)
-        taking = asyncio.create_task(runs.take(consumer, await consumer.take(1)))
+        subscription = Subscription(consumer, runs.replies, lambda *_: None)
+        taking = asyncio.create_task(runs.take(subscription, await subscription.take(1)))
         await until(lambda: aloud.failures or taking.done(), saying="the aggregate to wait")
         assert not taking.done()
         await redis.config_set("maxmemory", "0")
@@ -181,6 +186,25 @@ async def test_a_queue_that_the_user_may_not_touch_holds_up_no_other(fleet: Flee
             aggregate = await oraculo.ended(run_id, wait=20)
     assert aggregate["resultados"][GOOD]["resultado"] == "feito"
     assert "ermission" in aggregate["falhas"][BAD]["motivo"], aggregate
+
+
+# -- several brokers ------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_goes_back_by_the_broker_that_brought_its_command(fleet: Fleet) -> None:
+    second = Named("segundo")
+    both = FailoverBroker([Named("primeiro"), second])
+    await both.start()
+    settings, nothing_is_followed = bull_settings("memory://", fleet.url("redis")).bullmq, cast("Store", None)
+    bridge = BullmqBridge(settings, both, "", SystemClock(), SystemEntropy(), Aloud(), nothing_is_followed)
+    await bridge.start()
+    late = {"correlation_id": settings.prefix, "tipo_evento": "iniciar_execucao", "timestamp": "2026-01-01T00:00:00Z"}
+    late |= {"prazo": "2026-01-01T00:00:00Z", "responder_em": "aqui", "ponte": {"tipo": "bullmq", "alvo": GOOD}}
+    await second.publish([Outgoing("ponte-bullmq", json.dumps(late | {"payload": {}}).encode())])
+    [answer] = await asyncio.wait_for((await second.consume("aqui", prefetch=1)).take(1), 10)
+    assert b"deadline passed" in answer.body
+    await bridge.stop()
+    await both.close()
 
 
 # -- large results --------------------------------------------------------------------------------------------

@@ -146,9 +146,9 @@ async def test_a_revoked_task_ends_with_the_reason(oraculo: Bridged, worker: Cel
         }
     )
     await until(started.exists, within=20, saying="the task to begin")
-    [task_id] = oraculo.bridge.waiting
     control = Celery(broker=worker.broker, set_as_current=False).control
-    control.revoke(task_id, terminate=True)
+    [[task]] = control.inspect([f"{worker.queue}@{_host()}"], limit=1).active().values()
+    control.revoke(task["id"], terminate=True)
     assert failure_of(await oraculo.ended(run)) == "TaskRevokedError: someone terminated it (signal 15)"
 
 

@@ -3,8 +3,9 @@
 No Celery worker is needed: the tests take the tasks out of their queue and report by hand.
 """
 
+import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import kombu
@@ -12,22 +13,25 @@ import msgspec
 import pytest
 from amqp.exceptions import PreconditionFailed
 
-from oraculo.bridges.celery import bridge as bridge_module
 from oraculo.bridges.celery import connections
+from oraculo.bridges.celery import replies as replies_module
 from oraculo.bridges.celery.connections import Address, CeleryAway, Listener, TaskSender
 from oraculo.bridges.celery.reports import read_report
 from oraculo.bridges.celery.tasks import RETURNED, Task
+from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryConsumer
 from oraculo.core import bridge as core_bridge
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import DeadLetter, Outgoing
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Record
 from tests.bridges.celery_stage import Bridged, replies_of
+from tests.brokers.failover_stage import Named
 from tests.servers.fleet import Fleet
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(90)
 JSON, YAML = "application/json", "application/x-yaml"
+COMMAND = {"correlation_id": "r", "tipo_evento": "iniciar_execucao", "timestamp": "2026-01-01T00:00:00Z", "payload": {}}
 
 
 class Heard:
@@ -169,7 +173,7 @@ async def test_a_report_that_breaks_the_reader_in_an_unforeseen_way_is_set_apart
             raise ZeroDivisionError("unforeseen")
         return read_report(body, content_type, task)
 
-    monkeypatch.setattr(bridge_module, "read_report", break_once)
+    monkeypatch.setattr(replies_module, "read_report", break_once)
     celery.report(replies(stage), {"poison": 1}, serializer="json")
     [letter] = await letters_of(stage)
     assert "ZeroDivisionError: unforeseen" in letter.reason
@@ -194,20 +198,46 @@ async def test_a_report_whose_answer_nobody_takes_rests_in_the_dead_letters(
     assert "no such place" in letter.reason
 
 
+@pytest.mark.parametrize(("value", "told"), [(5, b'"resultado":5'), ("x" * 9000, b"it is too large")])
+async def test_an_answer_or_what_stands_in_for_it_goes_back_by_the_broker_that_brought_the_command(
+    celery: CelerySide, url: str, monkeypatch: pytest.MonkeyPatch, value: object, told: bytes
+) -> None:
+    second = Named("segundo")
+    both = FailoverBroker([Named("primeiro"), second])
+    publish = both.publish
+
+    async def refuse_large(messages: Sequence[Outgoing]) -> Sequence[str]:
+        if any(len(message.body) > 5000 for message in messages):
+            raise BrokerError("it is too large")
+        return await publish(messages)
+
+    monkeypatch.setattr(both, "publish", refuse_large)
+    async with Bridged(url, celery.queue, broker=both, events=False) as stage:
+        await stage.is_heard()
+        ponte = {"tipo": "celery", "alvo": "loja.somar"}
+        command = {**COMMAND, "ponte": ponte}
+        queue = f"{stage.settings.broker.prefix}ponte-celery"
+        await second.publish([Outgoing(queue, msgspec.json.encode(command | {"responder_em": "aqui"}))])
+        keywords = await until(celery.task, saying="the task")
+        celery.report(replies(stage), [[value], keywords, {}], serializer="json")
+        [answer] = await asyncio.wait_for((await second.consume("aqui", prefetch=1)).take(1), 10)
+        assert told in answer.body
+
+
 async def test_a_dead_letter_that_is_refused_whole_is_cut(
     stage: Bridged, celery: CelerySide, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish = stage.broker.publish
 
     async def refuse_large(messages: list[Outgoing]) -> None:
-        if any(len(message.body) > bridge_module.MOST_KEPT for message in messages):
+        if any(len(message.body) > replies_module.MOST_KEPT for message in messages):
             raise BrokerError("it is too large")
         await publish(messages)
 
     monkeypatch.setattr(stage.broker, "publish", refuse_large)
     celery.report(replies(stage), b"x" * 100_000, content_type=JSON, content_encoding="binary")
     [letter] = await letters_of(stage)
-    assert letter.body == b"x" * bridge_module.MOST_KEPT
+    assert letter.body == b"x" * replies_module.MOST_KEPT
     assert any("it is too large" in reason for reason in heard.reasons(LoopFailed))
 
 
@@ -278,7 +308,7 @@ async def test_a_broker_that_lost_the_way_to_the_replies_is_told_it_again(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, broker: str, lose: Any
 ) -> None:
     celery, bind, times = CelerySide(fleet.url(broker)), Address.bind_replies, []
-    monkeypatch.setattr(bridge_module, "BIND_EVERY", 0.0)
+    monkeypatch.setattr(replies_module, "BIND_EVERY", 0.0)
     monkeypatch.setattr(Address, "bind_replies", lambda *given: times.append(bind(*given)))
     async with Bridged(fleet.url(broker), celery.queue, events=False) as stage:
         await is_answered(stage, celery)  # all connections are there, and have told it once
@@ -293,7 +323,7 @@ async def test_an_exchange_of_somebodys_own_is_used_as_it_is_and_cuts_nobody_off
     celery: CelerySide, url: str, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bind, times = Address.bind_replies, []
-    monkeypatch.setattr(bridge_module, "BIND_EVERY", 0.0)
+    monkeypatch.setattr(replies_module, "BIND_EVERY", 0.0)
     monkeypatch.setattr(Address, "bind_replies", lambda *given: times.append(bind(*given)))
     stage = Bridged(url, celery.queue, events=False, telemetry=heard)
     name, other = replies(stage), {"alternate-exchange": "elsewhere"}
@@ -370,20 +400,19 @@ async def test_a_task_that_cannot_even_be_sent_fails_its_step_and_holds_up_no_ot
 async def test_what_was_sent_is_acked_though_the_next_command_cannot_be_set_apart(
     stage: Bridged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = {"correlation_id": "r", "tipo_evento": "x", "timestamp": "2026-01-01T00:00:00Z", "payload": {}}
-    bodies = [msgspec.json.encode(good | {"ponte": {"tipo": "celery", "alvo": "loja.somar"}}), b"no command"]
+    bodies = [msgspec.json.encode(COMMAND | {"ponte": {"tipo": "celery", "alvo": "loja.somar"}}), b"no command"]
     handed_over: list[bytes] = []
-    hand_over, set_apart = stage.bridge._hand_over, MemoryConsumer.dead_letter
+    hand_over, set_apart = stage.bridge._handover._hand_over, MemoryConsumer.dead_letter
 
-    async def note(consumer: Any, delivery: Any) -> None:
+    async def note(batch: Any, delivery: Any) -> None:
         handed_over.append(delivery.body)
-        await hand_over(consumer, delivery)
+        await hand_over(batch, delivery)
 
     async def refuse_once(*given: Any) -> None:
         monkeypatch.setattr(MemoryConsumer, "dead_letter", set_apart)
         raise BrokerError("not now")
 
-    monkeypatch.setattr(stage.bridge, "_hand_over", note)
+    monkeypatch.setattr(stage.bridge._handover, "_hand_over", note)
     monkeypatch.setattr(MemoryConsumer, "dead_letter", refuse_once)
     queue = f"{stage.settings.broker.prefix}ponte-celery"
     await stage.broker.publish([Outgoing(queue, body) for body in bodies])
@@ -414,7 +443,6 @@ async def test_a_task_that_the_broker_nacks_is_not_taken_for_sent(stage: Bridged
     kombu.Producer(celery.channel).publish("full", exchange="", routing_key=celery.queue, serializer="json")
     run = await stage.submit({"destinos": [destination()], "timeout": 60})
     await until(lambda: "MessageNacked" in str(stage.bridge.trouble), saying="the bridge to tell the nack")
-    await until(lambda: stage.bridge.waiting == [], saying="the end of an attempt")  # while it lasts, the task is there
     celery.channel.queue_purge(celery.queue)
     keywords = await until(celery.task, saying="the task, once there is room")
     celery.report(replies(stage), [[5], keywords, {}], serializer="json")
@@ -442,7 +470,7 @@ async def test_a_refusal_leaves_no_channel_open(stage: Bridged, celery: CelerySi
     for _ in range(3):
         run = await stage.submit({"destinos": [destination("ruim", queue=name)], "timeout": 30})
         assert "RESOURCE_LOCKED" in (await stage.ended(run))["falhas"]["ruim"]["motivo"]
-    connection = stage.bridge._sender._connection
+    connection = stage.bridge._handover._sender._connection
     assert connection is not None
     assert [number for number in connection.connection.channels if number] in ([], [1])
 
@@ -451,8 +479,8 @@ async def test_a_report_that_is_held_for_long_is_answered_once(fleet: Fleet, mon
     """Redis' transport delivers it again and again meanwhile."""
     monkeypatch.setattr(connections, "_LEASE", 1)
     repeats: list[bool] = []
-    is_held = bridge_module._is_held
-    monkeypatch.setattr(bridge_module, "_is_held", lambda *given: repeats.append(is_held(*given)) or repeats[-1])
+    is_held = replies_module._is_held
+    monkeypatch.setattr(replies_module, "_is_held", lambda *given: repeats.append(is_held(*given)) or repeats[-1])
     celery = CelerySide(fleet.url("redis"))
     try:
         async with Bridged(fleet.url("redis"), celery.queue, events=False) as stage:

@@ -269,9 +269,17 @@ async def test_a_queue_that_nobody_made_waits_for_its_worker(fleet: Fleet, start
     url = fleet.url("rabbitmq")
     async with Bridged(url, "loja-tarde") as stage:
         run = await stage.submit({"destinos": [{"id": "t", "fila": "celery://loja.somar", "payload": {"a": 1}}]})
-        await until(lambda: stage.bridge.waiting, saying="the task to be sent")
+        await until(lambda: _waiting(url, "loja-tarde") == 1, saying="the task to be sent")
         start(url, queue="loja-tarde")
         assert (await stage.ended(run))["status"] == "concluida"
+
+
+def _waiting(url: str, queue: str) -> int:
+    with kombu.Connection(url) as connection:
+        try:
+            return int(connection.channel().queue_declare(queue, passive=True).message_count)  # type: ignore[attr-defined, unused-ignore]
+        except connection.channel_errors:
+            return 0  # nobody has made it yet
 
 
 async def test_what_is_no_report_of_ours_rests_in_the_dead_letters(worker: CeleryWorker) -> None:

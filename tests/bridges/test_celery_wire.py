@@ -12,7 +12,7 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from oraculo.bridges.celery import reports
 from oraculo.bridges.celery.reports import NO_REASON, read_report
-from oraculo.bridges.celery.tasks import FAILED, RETURNED, Task, make_task, read_destination
+from oraculo.bridges.celery.tasks import FAILED, RETURNED, Task, address_of, make_task, read_destination
 from oraculo.core.bridge import read_bridge
 from oraculo.core.message import Message
 from oraculo.errors import InvalidMessage
@@ -36,7 +36,14 @@ def command(payload: Any, url: str = "celery://loja.somar", block: dict[str, Any
 
 
 def task_of(message: Message) -> Task:
-    return make_task(APP, message, read_destination(message), reply_exchange="respostas", default_queue="celery")
+    return make_task(
+        APP,
+        message,
+        read_destination(message),
+        address=address_of(message, "rabbitmq"),
+        reply_exchange="respostas",
+        default_queue="celery",
+    )
 
 
 def arguments(task: Task) -> tuple[list[Any], dict[str, Any]]:
@@ -119,6 +126,7 @@ def test_a_value_finds_its_command() -> None:
     assert report.reason is None
     told = report.command
     assert (told.correlation_id, told.tarefa, told.tentativa, told.responder_em) == ("r", "t", 2, "resultados.e1")
+    assert told.via == "rabbitmq"
 
 
 def test_version_1_of_the_protocol_is_read_too() -> None:
@@ -184,7 +192,7 @@ def test_whatever_the_reading_raises_is_told_as_an_unreadable_message(monkeypatc
     def unforeseen(_: object) -> None:
         raise ZeroDivisionError("unforeseen")
 
-    monkeypatch.setattr(reports, "_command", unforeseen)
+    monkeypatch.setattr(reports, "read_address", unforeseen)
     with pytest.raises(InvalidMessage, match="ZeroDivisionError: unforeseen"):
         read_report(msgspec.json.encode([[5], callback_of("callbacks"), {}]), JSON, RETURNED)
 

@@ -12,11 +12,11 @@ import pytest
 
 from oraculo.brokers.nats import NatsBroker
 from oraculo.brokers.nats.given_back import GivenBack
-from oraculo.brokers.nats.layout import NO_REASON, header_block, letter_headers, reason_in
+from oraculo.brokers.nats.layout import header_block, letter_headers, reason_in
 from oraculo.brokers.nats.outgoing import WINDOW
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
-from oraculo.ports.broker import Broker, Capabilities, Outgoing
+from oraculo.ports.broker import NO_REASON, Broker, Capabilities, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import nats_stage as stage

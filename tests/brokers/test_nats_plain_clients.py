@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from nats.js.api import ConsumerConfig
 
-from oraculo.brokers.nats.layout import NO_REASON
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import NO_REASON, Outgoing
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PATIENCE,

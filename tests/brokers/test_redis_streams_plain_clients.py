@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from oraculo.brokers.redis_streams.layout import NO_REASON
+from oraculo.ports.broker import NO_REASON
 from oraculo.testing.broker_suite import GARBAGE
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import LEASE, PATIENCE, bodies, messages, read_plain, started, state, take

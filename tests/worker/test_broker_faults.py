@@ -10,8 +10,10 @@ from oraculo.core.retry import RetryPolicy
 from oraculo.core.timestamps import from_iso
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.settings import BrokerSettings, Settings
+from oraculo.subscription import Backoff
+from oraculo.testing.harness import Harness
 from oraculo.worker import App, outbox
-from oraculo.worker.intake import Backoff
 from tests.waiting import until
 
 from .stage import NOW, FixedClock, Stage, WatchedBroker
@@ -302,7 +304,7 @@ async def test_leases_are_renewed_while_a_command_is_in_work(stage: Stage) -> No
         await go_on.wait()
 
     stage.broker.fail("extend", BrokerUnavailable("away"))  # one failure does not end the renewing
-    async with stage.worker(app, lease_renewal=0.001):
+    async with stage.worker(app, lease=0.003):
         await stage.send("q")
         async with asyncio.timeout(5):
             renewed = [await stage.broker.extended.get() for _ in range(3)]
@@ -310,6 +312,22 @@ async def test_leases_are_renewed_while_a_command_is_in_work(stage: Stage) -> No
         await stage.answer()
     (acked,) = stage.broker.acked.get_nowait()
     assert renewed == [[acked.token]] * 3
+
+
+async def test_workers_of_the_harness_renew_within_the_lease_that_is_set(stage: Stage) -> None:
+    app, go_on = App("a"), asyncio.Event()
+
+    @app.queue("q")
+    async def work(payload: Any) -> None:
+        await go_on.wait()
+
+    settings = Settings(broker=BrokerSettings(lease=0.3))
+    async with Harness(app, settings=settings, broker=stage.broker), asyncio.timeout(5):
+        await stage.send("q")
+        while (await stage.broker.delivered.get())[0].queue != "q":
+            pass  # the engine reads the same broker
+        await stage.broker.extended.get()  # nothing but this command is held
+        go_on.set()
 
 
 async def test_a_settled_command_is_not_renewed(stage: Stage) -> None:
@@ -320,7 +338,7 @@ async def test_a_settled_command_is_not_renewed(stage: Stage) -> None:
         if payload["wait"]:
             await go_on.wait()
 
-    async with stage.worker(app, lease_renewal=0.001):
+    async with stage.worker(app, lease=0.003):
         await stage.send("q", {"wait": False})
         (settled,) = await stage.broker.acked.get()
         await stage.send("q", {"wait": True})

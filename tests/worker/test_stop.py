@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from oraculo.errors import BrokerUnavailable, InvalidInput, OraculoError
 from oraculo.ports.broker import NotTaken
 from oraculo.worker import App, runner
-from oraculo.worker.outbox import Outbox
+from oraculo.worker.outbox import AnswerOutbox
 
 from .stage import Stage, quiesce
 
@@ -44,7 +44,7 @@ async def test_a_worker_whose_answers_cannot_leave_ends_loudly_and_loses_no_comm
     def fail(*_: object) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(Outbox, broken, fail)
+    monkeypatch.setattr(AnswerOutbox, broken, fail)
     stage.broker.fail("publish", NotTaken("no room", [None]))
     app = App("a")
     app.queue("q")(lambda payload: 1)

@@ -16,14 +16,13 @@ from math import inf
 from oraculo.brokers.memory_queues import Budget, Lanes, Message, Quarantine, Queue
 from oraculo.core.naming import DLQ_SUFFIX, dlq_of, shown
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Capabilities, DeadLetter, Delivery, Link, Outgoing, QueueState
+from oraculo.ports.broker import NO_REASON, Capabilities, DeadLetter, Delivery, Link, Outgoing, QueueState
 from oraculo.ports.clock import Clock
 
 MIB = 1024 * 1024
 MESSAGE_OVERHEAD = 200  # what a message costs beside its body, so that empty bodies are bounded too
 HIGHEST_PRIORITY = 9
 PAUSE_AFTER = 256  # messages one consumer is handed before the rest of the loop gets a turn
-NO_REASON = "published to the dead-letter queue without a reason"
 NEARLY_FULL = 0.95  # the part of a budget past which the broker says that it is not well
 FULL_PAUSE = 5.0  # seconds until a message comes again for which the quarantine had no room
 SWEEP_PAUSE = 2e-6  # seconds for each message looked at: sweeping takes a few percent of the time at most

@@ -17,17 +17,17 @@ from celery.worker.request import Request
 from kombu.common import ignore_errors
 
 from oraculo.bridges.celery.tasks import task_id_of
-from oraculo.celery_app.performing import DEADLINE_GRACE, Performer
+from oraculo.celery_app.performing import Performer
 from oraculo.celery_app.publishing import Publisher
 from oraculo.core import naming
-from oraculo.core.message import Message, decode_message
+from oraculo.core.message import Message
 from oraculo.core.timestamps import from_iso
-from oraculo.errors import BrokerError, Fault, InvalidInput, InvalidMessage
+from oraculo.errors import BrokerError, InvalidInput
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Clock
+from oraculo.worker.dispatch import DEADLINE_GRACE, read_command
 
 LAST_GRACE = 10.0  # seconds that a handler has to end after it was told that its time is up, before it is killed
-_COMMANDS = (naming.START_COLLECT, naming.START_EXECUTE)
 
 _log = structlog.get_logger("oraculo.celery")
 
@@ -130,7 +130,7 @@ class PlainCommands(bootsteps.ConsumerStep):  # type: ignore[misc, unused-ignore
 
     def _received(self, queue: str, message: Any) -> None:
         try:
-            command = _read_command(_body_of(message))
+            command = read_command(_body_of(message))
         except InvalidInput as error:
             self._quarantine(queue, message, str(error))
             return
@@ -181,15 +181,6 @@ def _limits_of(c: Any) -> tuple[float | None, float | None]:
     hard = c.controller.time_limit or conf.task_time_limit
     soft = c.controller.soft_time_limit or conf.task_soft_time_limit
     return hard, soft
-
-
-def _read_command(body: bytes) -> Message:
-    message = decode_message(body)
-    if message.tipo_evento not in _COMMANDS:
-        wrong = naming.shown(message.tipo_evento)
-        told = f"{wrong} is not a command; a worker takes {' and '.join(_COMMANDS)}"
-        raise InvalidMessage(Fault("tipo_evento", told))
-    return message
 
 
 def _body_of(message: Any) -> bytes:

@@ -20,9 +20,6 @@ from oraculo.settings import Settings
 
 MAX_RETRIES = 3
 FIRST_PAUSE = 1.0  # seconds; twice as long before each further retry
-REASON = "x-oraculo-reason"  # as our adapter for RabbitMQ names it
-_LONGEST_REASON = 2000
-_COLLECTOR, _PROCESSOR = "escavador", "executador"
 
 _log = structlog.get_logger("oraculo.celery")
 
@@ -75,14 +72,14 @@ def register_entry(app: Celery, entry: Entry) -> None:
     ) -> dict[str, Any]:
         source = naming.source_of(fonte) if isinstance(fonte, str) else fonte  # what it should be, the request says
         payload = {"fonte": source, "parametros": parametros or {}}
-        request = {"destinos": [_with_kind(_COLLECTOR, fonte)], "payload": payload, **options}
+        request = {"destinos": [_with_kind(naming.COLLECTOR_PREFIX, fonte)], "payload": payload, **options}
         return entry.start(self, request, correlation_id)
 
     @app.task(bind=True, name="iniciar_execucao", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
     def iniciar_execucao(
         self: Any, correlation_id: str | None, destino: str, payload: Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
-        request = {"destinos": [_with_kind(_PROCESSOR, destino)], "payload": payload or {}, **options}
+        request = {"destinos": [_with_kind(naming.PROCESSOR_PREFIX, destino)], "payload": payload or {}, **options}
         return entry.start(self, request, correlation_id)
 
     @app.task(bind=True, name="iniciar_pipeline", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
@@ -105,9 +102,8 @@ def _encoded(value: object) -> bytes:
 
 
 def _with_kind(kind: str, name: Any) -> Any:
-    """`youtube` and `escavador_youtube` both mean the queue `escavador_youtube`. What is no text is refused when the
-    request is read."""
-    return name if not isinstance(name, str) or name.startswith(kind) else f"{kind}_{name}"
+    """What is no text is refused when the request is read."""
+    return naming.with_kind(kind, name) if isinstance(name, str) else name
 
 
 class DeadLetters:
@@ -134,6 +130,6 @@ class DeadLetters:
                 content_type="application/json",
                 content_encoding="utf-8",
                 delivery_mode="persistent",
-                headers={REASON: reason[:_LONGEST_REASON]},
+                headers={naming.AMQP_REASON_HEADER: reason[: naming.LONGEST_REASON]},
                 retry=True,
             )

@@ -14,21 +14,19 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 
 from oraculo.bootstrap import make_objects
 from oraculo.celery_app.publishing import Publisher
-from oraculo.core.answer_writer import AnswerWriter, describe
-from oraculo.core.message import Message, decode_message, fault_of
+from oraculo.core.answer_writer import NOT_IN_TIME, AnswerWriter, Refusal, describe
+from oraculo.core.message import Message, decode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.timestamps import from_iso
-from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings, ObjectsError
+from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings, ObjectsError
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.settings import Settings
 from oraculo.worker import Context, DoNotRetry
-from oraculo.worker.handlers import Handler
+from oraculo.worker.dispatch import DEADLINE_GRACE, TOO_LATE
+from oraculo.worker.handlers import Handler, payload_fault
 from oraculo.worker.large import LargeAnswers
-
-PROGRESS_INTERVAL = 0.2  # seconds between two progress messages of one command
-DEADLINE_GRACE = 1.0  # seconds after a deadline at which its handler is given up; the orchestrator tells it first
-TOO_LATE = "deadline passed"
+from oraculo.worker.outbox import PROGRESS_INTERVAL
 
 _log = structlog.get_logger("oraculo.celery")
 
@@ -89,26 +87,21 @@ class Performer:
             raise Reject(describe(error), requeue=True) from error
 
     def _publish_answer(self, text: str, command: Message, body: bytes) -> None:
-        """Where it is refused, the run is told that, in fewer bytes; where that is refused too, the command rests with
-        the dead letters."""
-        reply_to = self._writer.reply_queue(command)
-        refusal = self._refusal_of(Outgoing(reply_to, body))
-        if refusal is None:
-            return
-        reason = f"the broker refused the answer: {refusal}"
-        short = self._failed(command, reason, retry=False).body
-        if self._refusal_of(Outgoing(reply_to, short)) is not None:
-            _log.warning("dead-lettered", queue=self._queue, reason=reason)
-            self._publisher.publish([Outgoing(self._queue, text.encode(), reason=reason)])
+        refusal = self._refusal_of(command, body)
+        if refusal is not None and refusal.stand_in is not None:
+            refusal = self._refusal_of(command, refusal.stand_in, stands_in=True)
+        if refusal is not None:
+            _log.warning("dead-lettered", queue=self._queue, reason=refusal.reason)
+            self._publisher.publish([Outgoing(self._queue, text.encode(), reason=refusal.reason)])
 
-    def _refusal_of(self, message: Outgoing) -> str | None:
+    def _refusal_of(self, command: Message, body: bytes, *, stands_in: bool = False) -> Refusal | None:
         """None: it is confirmed. Raises BrokerUnavailable."""
         try:
-            self._publisher.publish([message])
+            self._publisher.publish([Outgoing(self._writer.reply_queue(command), body)])
         except BrokerUnavailable:
             raise
         except BrokerError as error:
-            return str(error)
+            return self._writer.refused(self.handler.queue, command, error, stands_in=stands_in)
         return None
 
     def _answer(self, command: Message, context: "ProgressContext") -> "_Answer":
@@ -126,12 +119,12 @@ class Performer:
 
     def _outcome(self, command: Message, context: "ProgressContext") -> "_Answer":
         if context.remaining() == 0:
-            return self._failed(command, "deadline passed before it was started", retry=False)
+            return self._failed(command, NOT_IN_TIME, retry=False)
         given = self._run(self._large().resolved(command))
         try:
             payload = self.handler.payload.decode(given)
         except msgspec.DecodeError as error:
-            return self._failed(command, _payload_fault(error), retry=False)
+            return self._failed(command, payload_fault(error), retry=False)
         body = self._writer.success(self.handler.queue, command, self._call(payload, context))
         return _Answer(self._run(self._large().shortened(body)))
 
@@ -220,10 +213,3 @@ def _is_termination(error: BaseException) -> bool:
 async def _finished(value: Any, limit: float | None) -> object:
     async with asyncio.timeout(limit):
         return await value
-
-
-def _payload_fault(error: msgspec.DecodeError) -> str:
-    if not isinstance(error, msgspec.ValidationError):
-        return f"payload: {error}"
-    fault = fault_of(error)
-    return str(Fault(f"payload.{fault.field}".rstrip("."), fault.problem))

@@ -41,10 +41,10 @@ def _reach_celery(settings: "CelerySettings") -> str:
 async def reach_bullmq(settings: "BullmqSettings") -> str:
     from redis.exceptions import NoPermissionError, RedisError
 
-    from oraculo.bridges.bullmq.server import Server
+    from oraculo.bridges.bullmq.server import BullmqRedis
     from oraculo.clients.redis import version_of
 
-    server, about = Server(settings.url), dict[str, object]()
+    server, about = BullmqRedis(settings.url), dict[str, object]()
     try:
         async with asyncio.timeout(_SECONDS):
             await server.client.ping()

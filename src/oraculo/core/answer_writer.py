@@ -1,7 +1,7 @@
 """What a worker, or a bridge to one, says: written as the message that the orchestrator reads."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -11,6 +11,8 @@ from oraculo.core.message import Message, encode_message
 from oraculo.core.timestamps import to_iso
 
 MAX_ERROR_TEXT = 2000
+MAX_PROGRESS_TEXT = 500
+NOT_IN_TIME = "deadline passed before it was started"
 
 _encoder = msgspec.json.Encoder()
 _any_json = msgspec.json.Decoder(msgspec.Raw)
@@ -23,6 +25,13 @@ class Answer:
 
     def __init__(self, payload: dict[str, Any]) -> None:
         self.payload = payload
+
+
+class Refusal(NamedTuple):
+    """What follows when the broker refuses an answer."""
+
+    reason: str
+    stand_in: bytes | None  # to be published instead; None: what was to be answered goes to the dead letters
 
 
 class Clock(Protocol):
@@ -60,6 +69,12 @@ class AnswerWriter:
         if not retry:
             payload["repetir"] = False
         return self._encoded(naming.answer_event(queue), command, _encoder.encode(payload))
+
+    def refused(self, queue: str, command: Message, error: Exception, *, stands_in: bool) -> Refusal:
+        """First the run is told, in fewer bytes. When that is refused too (`stands_in`) nobody can be told, and working
+        on the command again would end the same way."""
+        reason = f"the broker refused the answer: {error}"
+        return Refusal(reason, None if stands_in else self.failure(queue, command, [reason], retry=False))
 
     def progress(self, command: Message, percent: float | None, text: str) -> bytes:
         payload = _encoder.encode({"percentual": percent, "mensagem": _sendable(text)})

@@ -12,6 +12,8 @@ COLLECTOR_PREFIX = "escavador"
 PROCESSOR_PREFIX = "executador"
 BRIDGE_PREFIX = "ponte-"
 MAX_NAME = 128
+AMQP_REASON_HEADER = "x-oraculo-reason"  # of a dead letter on RabbitMQ
+LONGEST_REASON = 4_000  # characters
 MAX_COMPARED = 1_000  # names among which a nearest one is looked for
 
 START_RUN = "iniciar_orquestracao"
@@ -22,6 +24,7 @@ EXECUTED = "resultado_execucao"
 PROGRESS = "progresso"
 RUN_ENDED = "orquestracao_concluida"
 
+COMMAND_EVENTS = (START_COLLECT, START_EXECUTE)
 ANSWER_EVENTS = frozenset({COLLECTED, EXECUTED})
 
 _MOST_ITEMS = 8  # of a list or object that an error message shows
@@ -46,6 +49,11 @@ def answer_event(queue: str) -> str:
     return COLLECTED if is_collector(queue) else EXECUTED
 
 
+def kind_of(command: str) -> str:
+    """The kind of destination that such a command is for, to write its answer by where the queue is not known."""
+    return COLLECTOR_PREFIX if command == START_COLLECT else PROCESSOR_PREFIX
+
+
 def dlq_of(queue: str) -> str:
     return queue + DLQ_SUFFIX
 
@@ -60,6 +68,11 @@ def short_name(queue: str) -> str:
     if is_collector(queue):
         return source_of(queue)
     return queue.removeprefix(PROCESSOR_PREFIX).lstrip("_-.") or queue
+
+
+def with_kind(kind: str, name: str) -> str:
+    """`escavador_youtube` for `youtube`, and for `escavador_youtube` too."""
+    return name if not name or name.startswith(kind) else f"{kind}_{name}"
 
 
 def queue_fault(name: object) -> str | None:

@@ -12,6 +12,7 @@ import msgspec
 
 from oraculo.errors import BrokerUnavailable
 
+NO_REASON = "published to the dead-letter queue without a reason"
 LETTER_SEPARATOR = ":"  # of several brokers, between the name of a dead letter's and its id there
 
 

@@ -65,6 +65,7 @@ class Harness:
                 self.settings.worker,
                 self.clock,
                 self.settings.broker.prefix,
+                lease=self.settings.broker.lease,
                 objects=shared,
                 threshold=self.settings.objects.threshold_bytes,
             )

@@ -10,9 +10,6 @@ from oraculo.worker.handlers import Handler, inspect_handler
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_COLLECTOR = naming.COLLECTOR_PREFIX
-_PROCESSOR = "executador"
-
 
 class App:
     """The handlers of one worker process, by queue. A `Worker` runs it; by itself it does nothing.
@@ -35,11 +32,11 @@ class App:
 
     def escavador(self, name: str, *, concurrency: int | None = None) -> Callable[[Function], Function]:
         """A collector: `youtube` and `escavador_youtube` both mean the queue `escavador_youtube`."""
-        return self.queue(_with_kind(_COLLECTOR, name), concurrency=concurrency)
+        return self.queue(naming.with_kind(naming.COLLECTOR_PREFIX, name), concurrency=concurrency)
 
     def executador(self, name: str, *, concurrency: int | None = None) -> Callable[[Function], Function]:
         """A processor: `relatorio` and `executador_relatorio` both mean the queue `executador_relatorio`."""
-        return self.queue(_with_kind(_PROCESSOR, name), concurrency=concurrency)
+        return self.queue(naming.with_kind(naming.PROCESSOR_PREFIX, name), concurrency=concurrency)
 
     def queue(self, name: str, *, concurrency: int | None = None) -> Callable[[Function], Function]:
         """Any queue, by its own name, as `images-queue`.
@@ -64,7 +61,3 @@ class App:
                 f"queue '{handler.queue}' is answered by {present.name} already; {handler.name} cannot be too"
             )
         self._handlers[handler.queue] = handler
-
-
-def _with_kind(kind: str, name: str) -> str:
-    return name if not name or name.startswith(kind) else f"{kind}_{name}"

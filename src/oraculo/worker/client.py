@@ -17,8 +17,9 @@ from oraculo.errors import Conflict, Fault, InvalidInput, InvalidRequest, Oracul
 from oraculo.ports.broker import Broker, Delivery, Outgoing
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
-from oraculo.worker.intake import Intake, Subscription
+from oraculo.subscription import QueueIntake, Subscription
 from oraculo.worker.large import completed
+from oraculo.worker.logs import log_trouble
 
 _PREFETCH = 500
 _NO_LIMITS = Limits(payload_bytes=sys.maxsize, request_bytes=sys.maxsize)  # the server's are its own to say
@@ -52,7 +53,7 @@ class Client:
         self._entropy = entropy or SystemEntropy()
         self._reply_queue = self._names.physical(reply_queue or f"respostas.{self._entropy.new_id()}")
         self._awaited: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        self._intake = Intake(broker, self._reply_queue, _PREFETCH, self._receive, self._entropy)
+        self._intake = QueueIntake(broker, self._reply_queue, _PREFETCH, self._receive, self._entropy, log_trouble)
         self._subscribing = asyncio.Lock()
         self._listener: asyncio.Task[None] | None = None
 

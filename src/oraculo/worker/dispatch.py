@@ -11,24 +11,25 @@ from concurrent.futures import Executor
 import msgspec
 
 from oraculo.core import naming
-from oraculo.core.message import Message, decode_message, fault_of
+from oraculo.core.answer_writer import NOT_IN_TIME
+from oraculo.core.message import Message, decode_message
 from oraculo.core.timestamps import from_iso
-from oraculo.errors import Fault, InvalidInput, InvalidMessage, ObjectsError
+from oraculo.errors import InvalidInput, InvalidMessage, ObjectsError
 from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock
+from oraculo.subscription import Subscription
 from oraculo.worker.answers import AnswerWriter, DoNotRetry, describe
 from oraculo.worker.context import Context
-from oraculo.worker.intake import Subscription
+from oraculo.worker.handlers import payload_fault
 from oraculo.worker.jobs import Job, Lane, Receipt
 from oraculo.worker.large import LargeAnswers, may_refer
 from oraculo.worker.logs import WorkerLog
-from oraculo.worker.outbox import Outbox
+from oraculo.worker.outbox import AnswerOutbox
 from oraculo.worker.remembered import Identity, RememberedAnswers, identity_of
 
 _log = WorkerLog()
-_COMMANDS = (naming.START_COLLECT, naming.START_EXECUTE)
 _STOPPING = "the worker stopped before it began this command"
-_TOO_LATE = "deadline passed"
+TOO_LATE = "deadline passed"
 
 # Seconds after a deadline at which its handler is given up. The orchestrator rings the deadline itself, and what it
 # tells then, `timeout`, is to be there first.
@@ -45,7 +46,7 @@ class Dispatcher:
         lanes: Sequence[Lane],
         *,
         limit: int,
-        outbox: Outbox,
+        outbox: AnswerOutbox,
         writer: AnswerWriter,
         remembered: RememberedAnswers,
         large: LargeAnswers,
@@ -79,7 +80,7 @@ class Dispatcher:
         self._start_waiting()
 
     def _accept(self, lane: Lane, subscription: Subscription, delivery: Delivery) -> None:
-        command = _read_command(delivery.body)
+        command = read_command(delivery.body)
         receipt = Receipt(subscription, delivery, command)
         identity = identity_of(command)
         if identity is None or not self._is_repeat(identity, receipt):
@@ -147,7 +148,7 @@ class Dispatcher:
         """Whatever it still answers is late: it is answered now, others get its place, and it is cancelled if it can
         be. A handler that goes on all the same, in a thread say, is one of a bounded number."""
         _log_of(job).warning("handler given up: its deadline passed", handler=job.lane.handler.name)
-        self._finish(job, self._writer.failure(job.lane.queue, job.command, [_TOO_LATE], retry=False))
+        self._finish(job, self._writer.failure(job.lane.queue, job.command, [TOO_LATE], retry=False))
         self._leave(job)
         self._overdue.add(job)
         if not job.in_thread:
@@ -175,7 +176,7 @@ class Dispatcher:
 
     async def _answer(self, job: Job) -> bytes:
         if job.deadline is not None and job.deadline <= self._clock.now():
-            return self._refuse(job, "deadline passed before it was started")
+            return self._refuse(job, NOT_IN_TIME)
         given: bytes | msgspec.Raw = job.command.payload
         try:
             if may_refer(given):
@@ -184,7 +185,7 @@ class Dispatcher:
         except ObjectsError as error:
             return self._unreadable(job, error)
         except msgspec.DecodeError as error:
-            return self._refuse(job, _payload_fault(error))
+            return self._refuse(job, payload_fault(error))
         value = await self._call(job, payload)
         body = self._writer.success(job.lane.queue, job.command, value)
         return body if len(body) <= self._large.threshold else await self._large.shortened(body)
@@ -261,21 +262,13 @@ class Dispatcher:
             await asyncio.wait(list(self._tasks.values()), timeout=timeout)
 
 
-def _read_command(body: bytes) -> Message:
+def read_command(body: bytes) -> Message:
+    """Raises InvalidInput."""
     message = decode_message(body)
-    if message.tipo_evento not in _COMMANDS:
-        wrong = naming.shown(message.tipo_evento)
-        raise InvalidMessage(
-            Fault("tipo_evento", f"{wrong} is not a command; a worker takes {' and '.join(_COMMANDS)}")
-        )
+    if message.tipo_evento not in naming.COMMAND_EVENTS:
+        wrong, right = naming.shown(message.tipo_evento), " and ".join(naming.COMMAND_EVENTS)
+        raise InvalidMessage.at("tipo_evento", f"{wrong} is not a command; a worker takes {right}")
     return message
-
-
-def _payload_fault(error: msgspec.DecodeError) -> str:
-    if not isinstance(error, msgspec.ValidationError):
-        return f"payload: {error}"
-    fault = fault_of(error)
-    return str(Fault(f"payload.{fault.field}".rstrip("."), fault.problem))
 
 
 def _guarded(job: Job, arguments: tuple[object, ...]) -> object:

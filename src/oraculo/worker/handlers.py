@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from oraculo.errors import InvalidInput
+from oraculo.core.message import fault_of
+from oraculo.errors import Fault, InvalidInput
 
 _RIGHT = "a handler takes (payload) or (payload, ctx)"
 _OBJECTS = (
@@ -48,6 +49,14 @@ def inspect_handler(function: Callable[..., Any], queue: str, concurrency: int |
         payload=decoder,
         concurrency=concurrency,
     )
+
+
+def payload_fault(error: msgspec.DecodeError) -> str:
+    """Why a payload is not what its handler asks for."""
+    if not isinstance(error, msgspec.ValidationError):
+        return f"payload: {error}"
+    fault = fault_of(error)
+    return str(Fault(f"payload.{fault.field}".rstrip("."), fault.problem))
 
 
 def _name_of(function: Callable[..., Any]) -> str:

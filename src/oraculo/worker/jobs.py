@@ -6,9 +6,9 @@ import msgspec
 
 from oraculo.core.message import Message
 from oraculo.ports.broker import Delivery
+from oraculo.subscription import Subscription
 from oraculo.worker.context import Context
 from oraculo.worker.handlers import Handler
-from oraculo.worker.intake import Subscription
 from oraculo.worker.remembered import Identity
 
 

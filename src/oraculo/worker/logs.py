@@ -38,3 +38,8 @@ class WorkerLog:
             with suppress(Exception):
                 told = f"oraculo: {level}: {event} {self._named | fields} (the log failed: {error})"
                 print(told.encode("ascii", "backslashreplace").decode(), file=sys.stderr)
+
+
+def log_trouble(queue: str, what: str, error: Exception) -> None:
+    """With a queue, which is seen to."""
+    WorkerLog().warning(what, queue=queue, reason=str(error))

@@ -18,8 +18,8 @@ from oraculo.core import naming
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, Delivery, NotTaken, Outgoing
 from oraculo.ports.clock import Entropy
+from oraculo.subscription import Backoff, Subscription
 from oraculo.worker.answers import AnswerWriter
-from oraculo.worker.intake import Backoff, Subscription
 from oraculo.worker.jobs import Job, Receipt
 from oraculo.worker.logs import WorkerLog
 from oraculo.worker.remembered import RememberedAnswers, identity_of
@@ -40,7 +40,7 @@ class _Reply(msgspec.Struct, eq=False):
     stands_in: bool = False  # for an answer that the broker refused
 
 
-class Outbox:
+class AnswerOutbox:
     """Made on the event loop's own thread; `announce` may be called from any."""
 
     def __init__(
@@ -221,21 +221,19 @@ class Outbox:
                 await self._settle([reply])
 
     async def _handle_refusal(self, reply: _Reply, error: Exception) -> None:
-        """First the run is told, by a short answer in its place; when that is refused too, the command is quarantined:
-        running it again would end the same way. Until it is there its answer is remembered: it comes again, and is not
-        to be run."""
-        receipt, reason = reply.receipt, f"the broker refused the answer: {error}"
-        _log.warning("answer refused", correlation_id=receipt.command.correlation_id, reason=reason)
-        identity = identity_of(receipt.command)
-        if reply.stands_in:
+        """Until the command is with the dead letters its answer is remembered: it comes again, and is not to be run."""
+        receipt, command = reply.receipt, reply.receipt.command
+        queue = self._names.logical(receipt.delivery.queue)
+        reason, stand_in = self._writer.refused(queue, command, error, stands_in=reply.stands_in)
+        _log.warning("answer refused", correlation_id=command.correlation_id, reason=reason)
+        identity = identity_of(command)
+        if stand_in is None:
             if await receipt.subscription.dead_letter(receipt.delivery, reason) and identity is not None:
                 self._remembered.forget(identity)
             return
-        queue = self._names.logical(receipt.delivery.queue)
-        body = self._writer.failure(queue, receipt.command, [reason], retry=False)
         if identity is not None:
-            self._remembered.put(identity, body)
-        self._replies.append(_Reply(receipt, body, stands_in=True))
+            self._remembered.put(identity, stand_in)
+        self._replies.append(_Reply(receipt, stand_in, stands_in=True))
 
     async def _settle(self, batch: list[_Reply]) -> None:
         done: defaultdict[Subscription, list[Delivery]] = defaultdict(list)

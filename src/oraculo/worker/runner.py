@@ -11,20 +11,20 @@ from oraculo.errors import InvalidInput, OraculoError
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
-from oraculo.settings import ObjectSettings, WorkerSettings
+from oraculo.settings import BrokerSettings, ObjectSettings, WorkerSettings
+from oraculo.subscription import QueueIntake
 from oraculo.worker.answers import AnswerWriter, describe
 from oraculo.worker.app import App
 from oraculo.worker.dispatch import OVERDUE_PER_PLACE, Dispatcher
 from oraculo.worker.handlers import Handler
-from oraculo.worker.intake import Intake
 from oraculo.worker.jobs import Lane
 from oraculo.worker.large import LargeAnswers
-from oraculo.worker.logs import WorkerLog
-from oraculo.worker.outbox import Outbox
+from oraculo.worker.logs import WorkerLog, log_trouble
+from oraculo.worker.outbox import AnswerOutbox
 from oraculo.worker.remembered import RememberedAnswers
 from oraculo.worker.threads import DaemonThreads
 
-LEASE_RENEWAL = 20.0  # seconds; the shortest lease of the brokers is longer
+RENEWALS = 3  # of what is held, within one lease: one or two may fail
 CANCEL_GRACE = 5.0  # for a cancelled handler to clean up
 PUBLISH_GRACE = 5.0  # for the last answers to be confirmed
 
@@ -35,7 +35,8 @@ class Worker:
     """One consumer for each queue of the app, one limit on what runs at once, one stream of answers.
 
     The broker belongs to whoever made it: the worker starts it (which is idempotent) and does not close it. A broker
-    that cannot be reached, at the start or later, is tried again until it can.
+    that cannot be reached, at the start or later, is tried again until it can. `lease` is the one that the broker was
+    made with, in seconds: what is held is renewed in time, however long it is worked on.
 
     `objects` is where results above `threshold` bytes are put, and where those of the steps before are read from; it is
     shared with the orchestrator, and is not closed here either.
@@ -50,7 +51,7 @@ class Worker:
         prefix: str = "",
         *,
         entropy: Entropy | None = None,
-        lease_renewal: float = LEASE_RENEWAL,
+        lease: float = BrokerSettings().lease,
         objects: Objects | None = None,
         threshold: int = ObjectSettings().threshold_bytes,
     ) -> None:
@@ -60,10 +61,10 @@ class Worker:
         self._clock = clock or SystemClock()
         self._entropy = entropy or SystemEntropy()
         self._names = QueueNames(prefix)
-        self._lease_renewal = lease_renewal
+        self._lease_renewal = lease / RENEWALS
         self._objects = objects
         self._threshold = threshold
-        self._intakes: list[Intake] = []
+        self._intakes: list[QueueIntake] = []
         self._duties: list[asyncio.Task[None]] = []
         self._stopping: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
@@ -124,7 +125,7 @@ class Worker:
         lanes = [Lane(handler, self._limit_of(handler)) for handler in self._app.handlers.values()]
         most_threads = self._settings.concurrency * (1 + OVERDUE_PER_PLACE)
         self._threads = DaemonThreads(most_threads, f"oraculo-{self._app.name}")
-        self._outbox = Outbox(self._broker, writer, remembered, self._names, self._entropy)
+        self._outbox = AnswerOutbox(self._broker, writer, remembered, self._names, self._entropy)
         self._dispatcher = Dispatcher(
             lanes,
             limit=self._settings.concurrency,
@@ -140,10 +141,11 @@ class Worker:
     def _limit_of(self, handler: Handler) -> int:
         return min(handler.concurrency or self._settings.concurrency, self._settings.concurrency)
 
-    def _intake_of(self, lane: Lane) -> Intake:
+    def _intake_of(self, lane: Lane) -> QueueIntake:
         # Twice what may run: the next commands are here when the present ones end.
         receive = functools.partial(self._dispatcher.receive, lane)
-        return Intake(self._broker, self._names.physical(lane.queue), lane.limit * 2, receive, self._entropy)
+        queue = self._names.physical(lane.queue)
+        return QueueIntake(self._broker, queue, lane.limit * 2, receive, self._entropy, log_trouble)
 
     async def _renew_leases(self) -> None:
         """One loop for everything that is held, waiting or in work."""

@@ -1,20 +1,21 @@
 """The bridge as one service: it owns the duties, keeps them going while Redis is away, and stops them in order."""
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
+from typing import Any
 
-from oraculo.bridges.bullmq.bull_v4 import SWEEP_PAUSE, BullEvents, BullLayout
+from oraculo.bridges.bullmq.bull_v4 import BullEvents, BullLayout
 from oraculo.bridges.bullmq.entry import Entry
 from oraculo.bridges.bullmq.events import EventReader
 from oraculo.bridges.bullmq.handover import Handover
-from oraculo.bridges.bullmq.intake import Intake
 from oraculo.bridges.bullmq.layout import BullmqLayout, Layout
 from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.reports import Reporter
 from oraculo.bridges.bullmq.runs import Runs
-from oraculo.bridges.bullmq.server import Backoff, Server
-from oraculo.bridges.bullmq.sweep import PAUSE, Sweep
-from oraculo.core.answer_writer import AnswerWriter
+from oraculo.bridges.bullmq.server import BullmqRedis
+from oraculo.bridges.bullmq.sweep import Sweep
+from oraculo.core.answer_writer import AnswerWriter, describe
 from oraculo.core.bridge import BULLMQ, QUEUES
 from oraculo.core.naming import QueueNames
 from oraculo.ports.broker import Broker
@@ -22,6 +23,9 @@ from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import BullmqSettings
+from oraculo.subscription import Backoff, QueueIntake, Receive
+
+PREFETCH = 100
 
 Duty = Callable[[], Awaitable[None]]
 
@@ -46,9 +50,10 @@ class BullmqBridge:
         self._names = names = QueueNames(prefix)
         self._entropy = entropy
         self._telemetry = telemetry
-        self._server = Server(settings.url, prefix)
+        self._server = BullmqRedis(settings.url, prefix)
         client = self._server.client
-        self._layout: Layout = (BullLayout if settings.legacy else BullmqLayout)(client, settings.prefix)
+        make_layout, make_events = _dialect(settings, prefix)
+        self._layout = make_layout(client, settings.prefix)
         ledger = Ledger(client, self._layout, settings.prefix, prefix, clock)
         reporter = Reporter(broker, ledger, AnswerWriter(clock, names), names.answers, entropy)
         self._sweep = Sweep(
@@ -59,14 +64,8 @@ class BullmqBridge:
             bull_prefix=settings.prefix,
             keep=settings.keep,
             clock=clock,
-            pause=SWEEP_PAUSE if settings.legacy else PAUSE,
-            has_events=not settings.legacy,
         )
-        self._events: EventReader | BullEvents = (
-            BullEvents(self._server, ledger, reporter, settings.prefix)
-            if settings.legacy
-            else EventReader(self._server, ledger, reporter, settings.prefix, prefix)
-        )
+        self._events = make_events(self._server, ledger, reporter, settings.prefix)
         self._handover = Handover(
             self._server,
             ledger,
@@ -118,8 +117,19 @@ class BullmqBridge:
             duties["aggregates"] = self._intake(self._runs.replies, self._runs.take)
         return duties
 
-    def _intake(self, queue: str, handle: Callable[..., Awaitable[None]]) -> Duty:
-        return Intake(self._broker, queue, handle, self._entropy, self._telemetry).run
+    def _intake(self, queue: str, receive: Receive) -> Duty:
+        intake = QueueIntake(self._broker, queue, PREFETCH, receive, self._entropy, self._tell_trouble)
+
+        async def take_in() -> None:
+            try:
+                await intake.run()
+            finally:
+                await intake.close()
+
+        return take_in
+
+    def _tell_trouble(self, queue: str, what: str, error: Exception) -> None:
+        self._telemetry.emit(LoopFailed(f"bridge {queue}", f"{what}: {describe(error)}"))
 
     async def _keep_going(self, name: str, duty: Duty) -> None:
         """A duty that fails is told of and taken up again: none may stop in silence."""
@@ -129,7 +139,7 @@ class BullmqBridge:
             try:
                 await duty()
             except Exception as error:  # noqa: BLE001
-                self._telemetry.emit(LoopFailed(f"bridge bullmq {name}", f"{type(error).__name__}: {error}"))
+                self._telemetry.emit(LoopFailed(f"bridge bullmq {name}", describe(error)))
             if asyncio.get_running_loop().time() - began > 10:
                 backoff.reset()
             await backoff.pause()
@@ -142,6 +152,15 @@ class BullmqBridge:
         self._tasks = []
         await self._layout.close()
         await self._server.close()
+
+
+def _dialect(
+    settings: BullmqSettings, prefix: str
+) -> tuple[Callable[[Any, str], Layout], Callable[[BullmqRedis, Ledger, Reporter, str], EventReader | BullEvents]]:
+    """How jobs lie in Redis, and who hears of them: BullMQ's, or old Bull's."""
+    if settings.legacy:
+        return BullLayout, BullEvents
+    return BullmqLayout, functools.partial(EventReader, prefix=prefix)
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:

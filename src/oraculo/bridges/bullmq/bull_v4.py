@@ -13,11 +13,10 @@ import msgspec
 from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.records import NewJob
 from oraculo.bridges.bullmq.reports import Report, Reporter
-from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, Server, close_client
+from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client
 
 TOKEN = "oraculo"
 DEFAULT_NAME = "__default__"  # `queue.process(handler)` takes these, and no job that has a name
-SWEEP_PAUSE = 5.0
 LISTEN = 1.0
 _CHANNELS = ("completed", "failed", "progress")
 
@@ -44,6 +43,9 @@ return found
 
 
 class BullLayout:
+    keeps_events = False
+    sweep_pause = 5.0
+
     def __init__(self, client: Any, prefix: str) -> None:
         self._prefix = prefix
         self._add = client.register_script(_ADD)
@@ -77,7 +79,7 @@ class BullLayout:
 class BullEvents:
     """Listens while it lives. Each bridge hears everything, so an answer may be given once by each: harmless."""
 
-    def __init__(self, server: Server, ledger: Ledger, reporter: Reporter, bull_prefix: str) -> None:
+    def __init__(self, server: BullmqRedis, ledger: Ledger, reporter: Reporter, bull_prefix: str) -> None:
         self._server = server
         self._ledger = ledger
         self._reporter = reporter

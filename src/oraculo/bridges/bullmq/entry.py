@@ -18,12 +18,13 @@ from bullmq.custom_errors import DelayedError, UnrecoverableError
 from redis.exceptions import RedisError
 
 from oraculo.bridges.bullmq.bull_v4_worker import BullWorker
-from oraculo.bridges.bullmq.runs import Followed, Lost, Overtaken, Refused, Runs
-from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, Backoff, Server, close_client, within
+from oraculo.bridges.bullmq.runs import Followed, Lost, Overtaken, RequestRefused, Runs
+from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client, within
 from oraculo.core import naming
 from oraculo.errors import InvalidInput, OraculoError
 from oraculo.ports.clock import Entropy
 from oraculo.settings import BullmqSettings
+from oraculo.subscription import Backoff
 
 PIPELINE = "pipelineName"
 PAYLOAD = "payload"
@@ -43,7 +44,7 @@ class NotSucceeded(Exception):
 
 
 class Entry:
-    def __init__(self, server: Server, settings: BullmqSettings, runs: Runs, entropy: Entropy) -> None:
+    def __init__(self, server: BullmqRedis, settings: BullmqSettings, runs: Runs, entropy: Entropy) -> None:
         self._server = server
         self._settings = settings
         self._runs = runs
@@ -172,7 +173,7 @@ class Entry:
     def _outcome(self, followed: Followed) -> Any:
         if isinstance(followed.fault, Overtaken):
             raise DelayedError  # which leaves the job as it is: it is another's by now
-        if isinstance(followed.fault, Refused | Lost):
+        if isinstance(followed.fault, RequestRefused | Lost):
             raise UnrecoverableError(str(followed.fault))
         assert followed.aggregate is not None
         aggregate = msgspec.json.decode(followed.aggregate)

@@ -16,7 +16,7 @@ from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.portions import Portion
 from oraculo.bridges.bullmq.records import Record
 from oraculo.bridges.bullmq.reports import Report, Reporter
-from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, Server, close_client, is_passing
+from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client, is_passing
 
 BLOCK = 1.0  # seconds that one reading waits; after each the queues are looked up again
 CONSUMER = "oraculo"
@@ -45,7 +45,7 @@ class Event(msgspec.Struct):
 
 
 class EventReader:
-    def __init__(self, server: Server, ledger: Ledger, reporter: Reporter, bull_prefix: str, prefix: str) -> None:
+    def __init__(self, server: BullmqRedis, ledger: Ledger, reporter: Reporter, bull_prefix: str, prefix: str) -> None:
         self._server = server
         self._ledger = ledger
         self._reporter = reporter

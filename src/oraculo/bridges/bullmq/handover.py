@@ -8,19 +8,19 @@ import structlog
 from oraculo.bridges.bullmq.ledger import Known, Ledger
 from oraculo.bridges.bullmq.records import NewJob, Record, job_id_of, record_of
 from oraculo.bridges.bullmq.reports import Report, Reporter
-from oraculo.bridges.bullmq.server import Backoff, Server, is_passing
-from oraculo.bridges.bullmq.sweep import OVERDUE, Sweep
+from oraculo.bridges.bullmq.server import BullmqRedis, is_passing
+from oraculo.bridges.bullmq.sweep import Sweep
 from oraculo.core import naming
+from oraculo.core.answer_writer import NOT_IN_TIME
 from oraculo.core.bridge import BULLMQ, Bridge
 from oraculo.core.message import Message, decode_message
 from oraculo.core.naming import QueueNames
-from oraculo.core.timestamps import from_iso
 from oraculo.errors import InvalidInput, InvalidMessage
-from oraculo.ports.broker import Consumer, Delivery
+from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeadLettered, Telemetry
+from oraculo.subscription import Backoff, Subscription
 
-_COMMANDS = (naming.START_COLLECT, naming.START_EXECUTE)
 _DEFAULT_NAME = "oraculo"  # of a job whose command names no task
 
 _log = structlog.get_logger("oraculo.bullmq")
@@ -29,7 +29,7 @@ _log = structlog.get_logger("oraculo.bullmq")
 class Handover:
     def __init__(
         self,
-        server: Server,
+        server: BullmqRedis,
         ledger: Ledger,
         sweep: Sweep,
         reporter: Reporter,
@@ -50,7 +50,7 @@ class Handover:
         self._telemetry = telemetry
         self._added = added
 
-    async def take(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
+    async def take(self, subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
         """Waits for Redis as long as it takes; meanwhile no more than this batch is held."""
         jobs: list[NewJob] = []
         readable: list[Delivery] = []
@@ -59,26 +59,23 @@ class Handover:
                 jobs.append(self._read(delivery))
                 readable.append(delivery)
             except InvalidInput as error:
-                await consumer.dead_letter(delivery, str(error))
-                self._telemetry.emit(DeadLettered(self._names.logical(delivery.queue), str(error)))
-        await self._hand_over_surely(consumer, readable, jobs)
-        if readable:
-            await consumer.ack(readable)
+                if await subscription.dead_letter(delivery, str(error)):
+                    self._telemetry.emit(DeadLettered(self._names.logical(delivery.queue), str(error)))
+        await self._hand_over_surely(subscription, readable, jobs)
+        await subscription.ack(readable)
 
     def _read(self, delivery: Delivery) -> NewJob:
         command = decode_message(delivery.body)
-        if command.tipo_evento not in _COMMANDS:
-            wrong = naming.shown(command.tipo_evento)
-            raise InvalidMessage.at(
-                "tipo_evento", f"{wrong} is not a command; a bridge takes {' and '.join(_COMMANDS)}"
-            )
+        if command.tipo_evento not in naming.COMMAND_EVENTS:
+            wrong, right = naming.shown(command.tipo_evento), " and ".join(naming.COMMAND_EVENTS)
+            raise InvalidMessage.at("tipo_evento", f"{wrong} is not a command; a bridge takes {right}")
         place = self._place(command, self._names.logical(delivery.queue))
         return NewJob(
             id=job_id_of(self._names.prefix, command, delivery.body),
             name=place.name or command.tarefa or _DEFAULT_NAME,
             attempts=place.attempts or 1,
             data=bytes(command.payload).decode(),
-            record=record_of(place.target, command),
+            record=record_of(place.target, command, delivery.via),
         )
 
     def _place(self, command: Message, queue: str) -> Bridge:
@@ -94,7 +91,7 @@ class Handover:
         return place
 
     async def _hand_over_surely(
-        self, consumer: Consumer, deliveries: Sequence[Delivery], jobs: Sequence[NewJob]
+        self, subscription: Subscription, deliveries: Sequence[Delivery], jobs: Sequence[NewJob]
     ) -> None:
         backoff = Backoff(self._entropy)
         while jobs:
@@ -103,24 +100,24 @@ class Handover:
                 return
             except Exception as error:  # noqa: BLE001 - what is not Redis' being away is one command's fault
                 if await self._is_refusal(error):
-                    await self._refuse_singly(consumer, deliveries, jobs, error)
+                    await self._refuse_singly(subscription, deliveries, jobs, error)
                     return
             await backoff.pause()
-            await consumer.extend(deliveries)
+            await subscription.extend(deliveries)
 
     async def _is_refusal(self, error: Exception) -> bool:
         """Whether it is about one of them. Who may not touch a key is waited for if it is ours, for then it is all."""
         return not is_passing(error) and await self._server.ask()
 
     async def _refuse_singly(
-        self, consumer: Consumer, deliveries: Sequence[Delivery], jobs: Sequence[NewJob], error: Exception
+        self, subscription: Subscription, deliveries: Sequence[Delivery], jobs: Sequence[NewJob], error: Exception
     ) -> None:
         """Redis answers, and says no to one of them: it must not hold up the others, and its run is told."""
         if len(jobs) == 1:
             await self._reporter.publish([await self._refusal(jobs[0], error)])
             return
         for job in jobs:
-            await self._hand_over_surely(consumer, deliveries, [job])
+            await self._hand_over_surely(subscription, deliveries, [job])
 
     async def _refusal(self, job: NewJob, error: Exception) -> Report:
         reason = await self._ledger.reason(job.record.queue, error)
@@ -136,8 +133,8 @@ class Handover:
         for job, known in zip(jobs, await self._ledger.known(jobs), strict=True):
             if known.is_repeat:
                 self._sort_repeat(job, known, again, begun)
-            elif self._is_late(job.record.command):
-                late.append(self._reporter.failed(job.id, job.record, OVERDUE, retry=False))
+            elif job.record.is_late(self._clock.now()):
+                late.append(self._reporter.failed(job.id, job.record, NOT_IN_TIME, retry=False))
             else:
                 new[job.id] = job
         await self._reporter.publish(late)
@@ -152,7 +149,3 @@ class Handover:
             again.append(self._reporter.repeated(job.id, job.record, known.answer))
         else:
             begun[job.id] = job.record
-
-    def _is_late(self, command: Message) -> bool:
-        deadline = None if command.prazo is None else from_iso(command.prazo)
-        return deadline is not None and deadline <= self._clock.now()

@@ -24,6 +24,9 @@ class Look(msgspec.Struct, frozen=True):
 
 
 class Layout(Protocol):
+    keeps_events: bool  # in a stream, where what nobody read is found again
+    sweep_pause: float  # seconds between two looks at the jobs themselves
+
     def job_key(self, queue: str, job_id: str) -> str: ...
 
     async def add(self, pipe: Any, job: NewJob) -> None:
@@ -51,6 +54,9 @@ class _VerbatimScripts(Scripts):  # type: ignore[misc]
 
 
 class BullmqLayout:
+    keeps_events = True
+    sweep_pause = 15.0
+
     def __init__(self, client: Any, prefix: str) -> None:
         self._client = client
         self._prefix = prefix

@@ -7,6 +7,7 @@ import msgspec
 
 from oraculo.core import naming
 from oraculo.core.message import Message
+from oraculo.core.timestamps import from_iso
 
 _READABLE = 80  # characters of a job's id that are for people
 _UNREADABLE = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -18,12 +19,16 @@ class Record(msgspec.Struct, gc=False, rename={"queue": "fila", "command": "coma
 
     queue: str
     command: Message
+    via: str | None = None  # of several brokers, the one that brought the command
 
     @property
     def kind(self) -> str:
         """A destination of the same kind, for whoever writes the answer."""
-        is_collector = self.command.tipo_evento == naming.START_COLLECT
-        return naming.COLLECTOR_PREFIX if is_collector else "executador"
+        return naming.kind_of(self.command.tipo_evento)
+
+    def is_late(self, now: float) -> bool:
+        deadline = None if self.command.prazo is None else from_iso(self.command.prazo)
+        return deadline is not None and deadline <= now
 
 
 class NewJob(msgspec.Struct):
@@ -48,8 +53,8 @@ def decode_record(text: str) -> Record:
     return _decoder.decode(text)
 
 
-def record_of(queue: str, command: Message) -> Record:
-    return Record(queue, msgspec.structs.replace(command, payload=_NO_PAYLOAD, ponte=None))
+def record_of(queue: str, command: Message, via: str | None = None) -> Record:
+    return Record(queue, msgspec.structs.replace(command, payload=_NO_PAYLOAD, ponte=None), via)
 
 
 def job_id_of(prefix: str, command: Message, body: bytes) -> str:

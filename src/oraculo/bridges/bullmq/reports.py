@@ -9,13 +9,12 @@ import structlog
 from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.portions import by_the_megabyte
 from oraculo.bridges.bullmq.records import Record
-from oraculo.bridges.bullmq.server import Backoff
-from oraculo.core.answer_writer import AnswerWriter
+from oraculo.core.answer_writer import MAX_PROGRESS_TEXT, AnswerWriter
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.ports.clock import Entropy
+from oraculo.subscription import Backoff
 
-MAX_PROGRESS_TEXT = 500
 _PERCENT_FIELDS = ("percent", "percentage", "percentual", "progress", "progresso", "value")
 _TEXT_FIELDS = ("message", "mensagem", "text", "note", "status", "stage", "step")
 
@@ -24,13 +23,14 @@ _raw = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Report(msgspec.Struct):
-    """A message to be sent about a job; `is_answer`: it ends the job's task. `unsendable`: why it goes to the dead
-    letters instead."""
+    """A message to be sent about a job; `is_answer`: it ends the job's task. `stands_in`: for an answer that was
+    refused. `unsendable`: why it goes to the dead letters instead."""
 
     job_id: str
     record: Record
     body: bytes
     is_answer: bool = True
+    stands_in: bool = False
     unsendable: str | None = None
 
 
@@ -91,31 +91,28 @@ class Reporter:
                 return
 
     async def _refused(self, reports: list[Report], error: BrokerError) -> None:
-        """One of them is at fault: it must not hold up the others. Its run is told by a short answer instead; if that
-        is refused too, it rests where answers do that nobody could take."""
+        """One of them is at fault: it must not hold up the others."""
         if len(reports) > 1:
             for report in reports:
                 await self.publish([report])
             return
         [report] = reports
-        reason = f"the broker refused the answer: {error}"
-        _log.warning("answer refused", correlation_id=report.record.command.correlation_id, reason=reason)
-        if not report.is_answer:
+        record = report.record
+        reason, stand_in = self._writer.refused(record.kind, record.command, error, stands_in=report.stands_in)
+        _log.warning("answer refused", correlation_id=record.command.correlation_id, reason=reason)
+        if not report.is_answer or report.unsendable is not None:
             return
-        if not report.body.endswith(_MARK):
-            report.body = self.failed(report.job_id, report.record, reason, retry=False).body + _MARK
-            await self.publish([report])
-        elif report.unsendable is None:
+        if stand_in is not None:
+            report.body, report.stands_in = stand_in, True
+        else:
             report.unsendable = reason
-            await self.publish([report])
+        await self.publish([report])
 
     def _message(self, report: Report) -> Outgoing:
         if report.unsendable is not None:
             return Outgoing(self._resting_place, report.body, reason=report.unsendable)
-        return Outgoing(self._writer.reply_queue(report.record.command), report.body)
-
-
-_MARK = b"\n"  # white space behind the JSON, by which an answer is known that stands in for a refused one
+        record = report.record
+        return Outgoing(self._writer.reply_queue(record.command), report.body, prefer=record.via)
 
 
 def _json_of(value: str | None) -> object:

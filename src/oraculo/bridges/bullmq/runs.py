@@ -14,17 +14,17 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from oraculo.bridges.bullmq.server import Backoff
 from oraculo.core import naming
 from oraculo.core.message import Message, decode_message, encode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import DeliveryStatus, RunHead, RunStatus
 from oraculo.core.timestamps import to_iso
 from oraculo.errors import BrokerError, InvalidInput, OraculoError
-from oraculo.ports.broker import Broker, Consumer, DeadLetter, Delivery, Outgoing
+from oraculo.ports.broker import Broker, DeadLetter, Delivery, Outgoing
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
+from oraculo.subscription import Backoff, Subscription
 
 REPLIES = "agregados-bullmq"  # the queue on which aggregates come back
 POLL = 0.3
@@ -36,7 +36,7 @@ LOST_AFTER = 60.0  # seconds after a run's aggregate was delivered, until one th
 _log = structlog.get_logger("oraculo.bullmq")
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The orchestrator did not take the request; the text says why."""
 
 
@@ -204,28 +204,30 @@ class Runs:
             if (followed := silent.pop(_run_of(letter), None)) is not None:
                 # Taken away first: whoever asked is told, and asks anew if nobody lives to tell it.
                 await self._broker.discard(self._names.requests, [letter.id])
-                followed.fails(Refused(letter.reason))
+                followed.fails(RequestRefused(letter.reason))
         for followed in silent.values():  # it may only be slow: looked for again later
             followed.since = now
 
     # -- aggregates -------------------------------------------------------------------------------------------
 
-    async def take(self, consumer: Consumer, deliveries: Sequence[Delivery]) -> None:
+    async def take(self, subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
         """Puts them where every bridge finds them, and tells the job that waits here."""
         for number, delivery in enumerate(deliveries):
             try:
                 message = decode_message(delivery.body)
             except InvalidInput as error:
-                await consumer.dead_letter(delivery, str(error))
-                self._telemetry.emit(DeadLettered(REPLIES, str(error)))
+                if await subscription.dead_letter(delivery, str(error)):
+                    self._telemetry.emit(DeadLettered(REPLIES, str(error)))
                 continue
             aggregate = bytes(message.payload).decode()
-            await self._keep_surely(consumer, deliveries[number:], self._key(message.correlation_id), aggregate)
+            await self._keep_surely(subscription, deliveries[number:], self._key(message.correlation_id), aggregate)
             if (followed := self._followed.get(message.correlation_id)) is not None:
                 followed.ends(aggregate)
-            await consumer.ack([delivery])
+            await subscription.ack([delivery])
 
-    async def _keep_surely(self, consumer: Consumer, held: Sequence[Delivery], key: str, aggregate: str) -> None:
+    async def _keep_surely(
+        self, subscription: Subscription, held: Sequence[Delivery], key: str, aggregate: str
+    ) -> None:
         """Waits for Redis as long as it takes, whatever it says: given back, they would come again only so often."""
         backoff = Backoff(self._entropy)
         while True:
@@ -235,7 +237,7 @@ class Runs:
             except (RedisError, OSError) as error:
                 self._telemetry.emit(LoopFailed("bridge bullmq", f"aggregates wait for Redis: {error}"))
             await backoff.pause()
-            await consumer.extend(held)
+            await subscription.extend(held)
 
     def _key(self, run_id: str) -> str:
         return f"oraculo:{self._names.prefix}ponte-bullmq:aggregate:{run_id}"

@@ -21,9 +21,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as LostConnection
 
-from oraculo.core.retry import RetryPolicy
 from oraculo.errors import Fault, InvalidSettings
-from oraculo.ports.clock import Entropy
 
 T = TypeVar("T")
 
@@ -46,7 +44,7 @@ _IN_PIPELINE = "of pipeline caused error: "  # what redis-py puts before is the 
 _log = structlog.get_logger("oraculo.bullmq")
 
 
-class Server:
+class BullmqRedis:
     """Opened by use, and again after each loss. `client` is for calls that return at once."""
 
     def __init__(self, url: str, prefix: str = "") -> None:
@@ -101,23 +99,6 @@ class Server:
 
     async def close(self) -> None:
         await close_client(self.client)
-
-
-class Backoff:
-    """Longer and longer pauses while something fails; short ones again once it works."""
-
-    _policy = RetryPolicy(backoff=0.1, max_backoff=3.0)
-
-    def __init__(self, entropy: Entropy) -> None:
-        self._entropy = entropy
-        self._failures = 0
-
-    def reset(self) -> None:
-        self._failures = 0
-
-    async def pause(self) -> None:
-        self._failures += 1
-        await asyncio.sleep(self._policy.delay(self._failures, self._entropy.jitter()))
 
 
 def is_passing(error: BaseException) -> bool:

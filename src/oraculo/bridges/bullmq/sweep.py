@@ -17,13 +17,11 @@ from oraculo.bridges.bullmq.portions import Portion, by_the_megabyte
 from oraculo.bridges.bullmq.records import Record
 from oraculo.bridges.bullmq.reports import Report, Reporter
 from oraculo.bridges.bullmq.server import is_passing
-from oraculo.core.timestamps import from_iso
+from oraculo.core.answer_writer import NOT_IN_TIME
 from oraculo.ports.clock import Clock
 
-PAUSE = 15.0
 MOST_EVENTS = 50_000  # of a stream that are searched for the end of a job that is gone
 HEARING = 3.0  # seconds for what was told of a job to be heard
-OVERDUE = "deadline passed before it was started"
 GONE = "removed: the job is no longer in {queue}, and its result was not kept; was the queue drained or obliterated?"
 
 _log = structlog.get_logger("oraculo.bullmq")
@@ -40,8 +38,6 @@ class Sweep:
         bull_prefix: str,
         keep: float,
         clock: Clock,
-        pause: float = PAUSE,
-        has_events: bool = True,
     ) -> None:
         self._client = client
         self._ledger = ledger
@@ -50,16 +46,14 @@ class Sweep:
         self._bull_prefix = bull_prefix
         self._keep = keep
         self._clock = clock
-        self._pause = pause
-        self._has_events = has_events
         self._missed: dict[str, float] = {}  # gone jobs of which something may still be heard, and since when
 
     async def run(self) -> None:
         """Until Redis fails. The first time without a turn: the last to have one may be the bridge that died."""
         await self.all()
         while True:
-            await asyncio.sleep(self._pause)
-            if await self._ledger.takes_turn(self._pause * 0.8):
+            await asyncio.sleep(self._layout.sweep_pause)
+            if await self._ledger.takes_turn(self._layout.sweep_pause * 0.8):
                 await self.all()
 
     async def all(self) -> None:
@@ -95,9 +89,9 @@ class Sweep:
         try:
             if look.fault is not None:
                 raise look.fault
-            if look.exists and look.ended is None and self._is_overdue(record):
+            if look.exists and look.ended is None and record.is_late(self._clock.now()):
                 is_withdrawn = await self._layout.withdraw(record.queue, job_id)
-                return self._reporter.failed(job_id, record, OVERDUE, retry=False) if is_withdrawn else None
+                return self._reporter.failed(job_id, record, NOT_IN_TIME, retry=False) if is_withdrawn else None
         except ResponseError as error:
             if is_passing(error):
                 raise
@@ -114,16 +108,12 @@ class Sweep:
             return self._reporter.failed(job_id, record, reason, retry=not look.is_hopeless)
         return None
 
-    def _is_overdue(self, record: Record) -> bool:
-        deadline = from_iso(record.command.prazo) if record.command.prazo else None
-        return deadline is not None and deadline <= self._clock.now()
-
     # -- jobs that are gone -----------------------------------------------------------------------------------
 
     async def _tell_gone(self, gone: dict[str, Record]) -> None:
         """A worker with removeOnComplete leaves nothing but the event, written in the same step."""
         told: set[str] = set()
-        if self._has_events:
+        if self._layout.keeps_events:
             for queue in {record.queue for record in gone.values()}:
                 told |= await self._search(queue, {id_: one for id_, one in gone.items() if one.queue == queue})
         else:

@@ -1,7 +1,7 @@
 """Celery's broker, spoken to with kombu: it blocks, so each of these lives in a thread of its own.
 
 Whatever goes wrong with the connection is CeleryAway, which says where and why, without the password. What the broker
-says no to, though it can be reached, is Refused: it concerns one queue or one task, and must not hold up the others.
+says no to, though it can be reached, is TaskRefused: it concerns one queue or one task, and must not hold up others.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class QueueAway(CeleryAway):
     """One queue cannot take a task now: it is full, or its node is down. The others may."""
 
 
-class Refused(Exception):
+class TaskRefused(Exception):
     """This one task is not taken, though the broker can be reached, or cannot be sent at all."""
 
 
@@ -198,14 +198,14 @@ class TaskSender:
         self._known: set[str] = set()
 
     def send(self, task: Task) -> None:
-        """Raises CeleryAway, or Refused. After CeleryAway it may have been taken all the same."""
+        """Raises CeleryAway, or TaskRefused. After CeleryAway it may have been taken all the same."""
         try:
             self._send(task)
-        except (CeleryAway, Refused):
+        except (CeleryAway, TaskRefused):
             raise
         except Exception as error:  # as for a name that AMQP has no room for: no other task may suffer from it
             self.close()
-            raise Refused(f"the task cannot be sent to Celery's queue {task.queue}: {describe(error)}") from error
+            raise TaskRefused(f"the task cannot be sent to Celery's queue {task.queue}: {describe(error)}") from error
 
     def _send(self, task: Task) -> None:
         connection = self._opened()
@@ -219,7 +219,7 @@ class TaskSender:
         except CeleryAway:
             self.close()
             raise
-        except Refused:
+        except TaskRefused:
             self._drop_producer()
             raise
 
@@ -378,7 +378,7 @@ def _refusals() -> Iterator[None]:
     except Exception as error:
         if not _is_refusal(error):
             raise
-        raise Refused(f"Celery's broker refused the task: {_told(error)}") from error
+        raise TaskRefused(f"Celery's broker refused the task: {_told(error)}") from error
 
 
 def _is_refusal(error: Exception) -> bool:

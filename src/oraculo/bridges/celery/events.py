@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import kombu
-import msgspec
 from celery import Celery
 from celery.events.event import get_exchange
 
 from oraculo.bridges.celery.connections import Listener
 from oraculo.bridges.celery.reports import Report, failure
-from oraculo.core.message import Message
+from oraculo.bridges.celery.tasks import ReturnAddress
 
 ASK_EVERY = 15.0  # seconds; workers that started meanwhile did not hear us
 MOST_REMEMBERED = 10_000
@@ -30,21 +29,17 @@ class SentTasks:
 
     def __init__(self, limit: int = MOST_REMEMBERED) -> None:
         self._limit = limit
-        self._commands: OrderedDict[str, Message] = OrderedDict()
+        self._commands: OrderedDict[str, ReturnAddress] = OrderedDict()
 
     def __contains__(self, task_id: str) -> bool:
         return task_id in self._commands
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._commands))
-
-    def add(self, task_id: str, command: Message) -> None:
-        # Without its payload: ten thousand large ones would fill the memory.
-        self._commands[task_id] = msgspec.structs.replace(command, payload=msgspec.Raw(b"{}"), ponte=None)
+    def add(self, task_id: str, command: ReturnAddress) -> None:
+        self._commands[task_id] = command
         if len(self._commands) > self._limit:
             self._commands.popitem(last=False)
 
-    def get(self, task_id: object) -> Message | None:
+    def get(self, task_id: object) -> ReturnAddress | None:
         return self._commands.get(task_id) if isinstance(task_id, str) else None
 
     def forget(self, task_id: str) -> None:
@@ -60,7 +55,7 @@ class TaskEvents:
         app: Celery,
         sent: SentTasks,
         on_end: Callable[[Report], None],
-        on_retry: Callable[[Message, str], None],
+        on_retry: Callable[[ReturnAddress, str], None],
     ) -> None:
         self._app = app
         self._sent = sent
@@ -93,7 +88,7 @@ class TaskEvents:
             if command is not None:
                 self._tell(event, command)
 
-    def _tell(self, event: Mapping[str, Any], command: Message) -> None:
+    def _tell(self, event: Mapping[str, Any], command: ReturnAddress) -> None:
         match event.get("type"):
             case "task-revoked":
                 self._on_end(_revoked(command, event))
@@ -111,7 +106,7 @@ def _events_in(body: Any) -> Iterator[Mapping[str, Any]]:
             yield event
 
 
-def _revoked(command: Message, event: Mapping[str, Any]) -> Report:
+def _revoked(command: ReturnAddress, event: Mapping[str, Any]) -> Report:
     how = "its deadline passed before a worker began it" if event.get("expired") else "someone revoked it"
     if event.get("terminated"):
         how = f"someone terminated it (signal {event.get('signum')})"

@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 from kombu.utils import json as kombu_json
 
-from oraculo.bridges.celery.tasks import ADDRESS, FAILED, RETURNED
+from oraculo.bridges.celery.tasks import ADDRESS, FAILED, RETURNED, ReturnAddress, read_address
 from oraculo.core import naming
 from oraculo.core.answer_writer import describe
-from oraculo.core.message import Message
-from oraculo.errors import Fault, InvalidMessage
+from oraculo.errors import Fault, InvalidMessage, OraculoError
 
 NO_REASON = "the Celery task failed; its worker did not tell why"
 # What would happen again in just the same way.
@@ -27,7 +26,7 @@ _LONGEST_NAME = 200
 class Report(msgspec.Struct, frozen=True):
     """What became of a task. `reason` is None when it succeeded, with `value`."""
 
-    command: Message  # as much of it as its answer needs
+    command: ReturnAddress
     value: Any = None
     reason: str | None = None
     retry: bool = True
@@ -46,7 +45,7 @@ def read_report(body: bytes | str, content_type: str | None, task: object) -> Re
 def _read(body: bytes | str, content_type: str | None, task: object) -> Report:
     named, args, keywords = _contents(body, content_type)
     task = task or named
-    command = _command(keywords.get(ADDRESS))
+    command = read_address(keywords.get(ADDRESS))
     if task == RETURNED:
         return Report(command, value=args[0] if args else None)
     if task != FAILED:
@@ -55,10 +54,14 @@ def _read(body: bytes | str, content_type: str | None, task: object) -> Report:
     return failure(command, *_told_by(error)) if isinstance(error, _Stub) else failure(command, "", "")
 
 
-def failure(command: Message, kind: str, text: str) -> Report:
+def failure(command: ReturnAddress, kind: str, text: str) -> Report:
     """`kind`: the name of the exception's class, `text`: what it says."""
     reason = f"{kind}: {text}" if kind and text else kind or text or NO_REASON
     return Report(command, reason=reason[:_MOST_TEXT], retry=kind not in _HOPELESS)
+
+
+def reason_of(error: Exception) -> str:
+    return str(error) if isinstance(error, OraculoError) else describe(error)
 
 
 def _contents(body: bytes | str, content_type: str | None) -> tuple[object, Sequence[Any], dict[str, Any]]:
@@ -82,15 +85,6 @@ def _typed(read: dict[str, Any]) -> Any:
         return kombu_json.object_hook(read)
     except Exception:  # noqa: BLE001 - it may hold anything where a value of that type should be
         return read
-
-
-def _command(address: object) -> Message:
-    if not isinstance(address, dict):
-        raise InvalidMessage(Fault(ADDRESS, "is missing: it says whose answer this is"))
-    try:
-        return msgspec.convert({"payload": msgspec.Raw(b"{}"), "timestamp": "", **address}, Message)
-    except msgspec.ValidationError as error:
-        raise InvalidMessage(Fault(ADDRESS, f"does not say whose answer this is: {error}")) from None
 
 
 # -- reading a pickle without running it -----------------------------------------------------------------------------

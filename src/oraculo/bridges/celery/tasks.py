@@ -28,8 +28,15 @@ ADDRESS = "comando"  # the keyword argument of both that holds the return addres
 _IDS = uuid.UUID("6f1d2a0e-5a55-5c0c-9d7e-0aac1105e1e5")
 _STEP_PAYLOAD = frozenset({"config", "entrada", "resultados"})  # what a pipeline's step is sent
 _ECHOED = ("correlation_id", "tipo_evento", "tarefa", "tentativa", "responder_em", "traceparent")
+_NO_PAYLOAD = msgspec.Raw(b"{}")
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class ReturnAddress(Message):
+    """As much of a command as its answer needs, and of several brokers the one that brought it."""
+
+    via: str | None = None
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -60,7 +67,30 @@ def task_id_of(command: Message) -> str:
     return str(uuid.uuid5(_IDS, f"{command.correlation_id}\0{command.tarefa}\0{command.tentativa}"))
 
 
-def make_task(app: Celery, command: Message, destination: Bridge, *, reply_exchange: str, default_queue: str) -> Task:
+def address_of(command: Message, via: str | None) -> ReturnAddress:
+    echoed = {name: getattr(command, name) for name in _ECHOED}
+    return ReturnAddress(payload=_NO_PAYLOAD, timestamp="", via=via, **echoed)
+
+
+def read_address(address: object) -> ReturnAddress:
+    """Raises InvalidMessage."""
+    if not isinstance(address, dict):
+        raise InvalidMessage(Fault(ADDRESS, "is missing: it says whose answer this is"))
+    try:
+        return msgspec.convert({"payload": _NO_PAYLOAD, "timestamp": "", **address}, ReturnAddress)
+    except msgspec.ValidationError as error:
+        raise InvalidMessage(Fault(ADDRESS, f"does not say whose answer this is: {error}")) from None
+
+
+def make_task(
+    app: Celery,
+    command: Message,
+    destination: Bridge,
+    *,
+    address: ReturnAddress,
+    reply_exchange: str,
+    default_queue: str,
+) -> Task:
     """Raises InvalidMessage when the payload cannot be the task's arguments."""
     positional, keywords = _arguments(command, destination)
     task_id = task_id_of(command)
@@ -74,10 +104,10 @@ def make_task(app: Celery, command: Message, destination: Bridge, *, reply_excha
         origin="oraculo",
     )
     headers = made.headers | ({"traceparent": command.traceparent} if command.traceparent else {})
-    address = {name: value for name in _ECHOED if (value := getattr(command, name)) is not None}
+    back = {name: value for name in (*_ECHOED, "via") if (value := getattr(address, name)) is not None}
     embed = {
-        "callbacks": [_signature(RETURNED, address, reply_exchange, "json")],
-        "errbacks": [_chain(_signature(FAILED, address, reply_exchange, "pickle"))],
+        "callbacks": [_signature(RETURNED, back, reply_exchange, "json")],
+        "errbacks": [_chain(_signature(FAILED, back, reply_exchange, "pickle"))],
         "chain": None,
         "chord": None,
     }

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 from oraculo.core.naming import DLQ_SUFFIX, dlq_of, shown
+from oraculo.ports.broker import NO_REASON
 
 REASON_HEADER = "Oraculo-Reason"
 REDELIVERIES_HEADER = "Oraculo-Redeliveries"
 ID_HEADER = "Nats-Msg-Id"  # JetStream drops a second message with the same id, within two minutes
-NO_REASON = "published to the dead-letter queue without a reason"
 
 NANOSECONDS = 1_000_000_000
 _DOT = "="

@@ -8,7 +8,6 @@ import structlog
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import (
     ID_HEADER,
-    NO_REASON,
     as_header,
     id_headers,
     letter_headers,
@@ -17,7 +16,7 @@ from oraculo.brokers.nats.layout import (
 )
 from oraculo.brokers.nats.replies import UNANSWERED, PubAck, Request, read_confirm
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.ports.broker import NO_REASON, NotTaken, Outgoing
 
 WINDOW = 1000  # messages that wait for their confirm at a time; JetStream refuses when ten thousand do
 WINDOW_BYTES = 4 * 1024 * 1024

@@ -29,7 +29,6 @@ from oraculo.brokers.address import read_address
 from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.rabbitmq.connection import BLOCKED, CLOSED, Channel, Connection, Refused, unused
 from oraculo.brokers.rabbitmq.letters import (
-    NO_REASON,
     PERSISTENT,
     REDELIVERIES,
     Quarantine,
@@ -45,7 +44,7 @@ from oraculo.brokers.rabbitmq.sending import Sender, StuckQueues
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Capabilities, DeadLetter, Delivery, Link, NotTaken, Outgoing, QueueState
+from oraculo.ports.broker import NO_REASON, Capabilities, DeadLetter, Delivery, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 
 PORT = 5672

@@ -26,11 +26,10 @@ from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, 
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed
 from oraculo.brokers.rabbitmq.queues import dlq_name, source_name
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
-from oraculo.core.naming import shown
+from oraculo.core.naming import AMQP_REASON_HEADER, LONGEST_REASON, shown
 from oraculo.errors import BrokerError
-from oraculo.ports.broker import DeadLetter
+from oraculo.ports.broker import NO_REASON, DeadLetter
 
-NO_REASON = "published to the dead-letter queue without a reason"
 PERSISTENT = 2
 CHUNK = 500  # dead letters that are moved at once
 CHUNK_BYTES = 1024 * 1024  # and how large they may be, but for a single one: a link may be slow
@@ -38,14 +37,12 @@ RENEWED_BYTES = 16 * 1024 * 1024  # of letters at one look: more arrive meanwhil
 _PATIENCE = 1.0  # seconds without a letter that should be there: somebody else has it now
 _FIRST_PATIENCE = 5.0  # for the first that is consumed: a quorum queue reads all from disk before it hands over any
 _MOST_PREFETCH = 65_535
-_LONGEST_REASON = 4_000  # characters
 
 _OURS = "x-oraculo-"
 REDELIVERIES = _OURS + "redeliveries"
 _LETTER = _OURS + "letter"
-_REASON = _OURS + "reason"
 _DIED_AT = _OURS + "died-at"
-_OUR_HEADERS = (REDELIVERIES, _LETTER, _REASON, _DIED_AT)
+_OUR_HEADERS = (REDELIVERIES, _LETTER, AMQP_REASON_HEADER, _DIED_AT)
 _COUNTERS = ("x-delivery-count", "x-acquired-count")  # failures and, since RabbitMQ 4.3, all; a classic queue has none
 # What the server wrote, or would act upon: CC and BCC would send copies of a message that only goes on its way.
 _NOT_CARRIED = re.compile(rf"{_OURS}.*|x-delivery-count|x-acquired-count|x-death|x-(first|last)-death-.*|CC|BCC")
@@ -98,8 +95,8 @@ def fitted(properties: bytes, room: int) -> bytes:
     own = _decoded(properties)
     own.headers = {name: value for name, value in (own.headers or {}).items() if name in _OUR_HEADERS}
     excess = len(encoded(own)) - room
-    if excess > 0 and isinstance(reason := own.headers.get(_REASON), str):
-        own.headers[_REASON] = reason.encode()[:-excess].decode(errors="ignore")
+    if excess > 0 and isinstance(reason := own.headers.get(AMQP_REASON_HEADER), str):
+        own.headers[AMQP_REASON_HEADER] = reason.encode()[:-excess].decode(errors="ignore")
     return encoded(own)
 
 
@@ -110,8 +107,8 @@ def dead(properties: bytes, reason: str, at: float, redeliveries: int) -> bytes:
 
 
 def _told(reason: str, at: float, redeliveries: int) -> dict[str, str | int]:
-    sendable = reason[:_LONGEST_REASON].encode(errors="replace").decode()  # half a surrogate pair is not
-    return {_REASON: sendable, _DIED_AT: repr(at), REDELIVERIES: redeliveries}
+    sendable = reason[:LONGEST_REASON].encode(errors="replace").decode()  # half a surrogate pair is not
+    return {AMQP_REASON_HEADER: sendable, _DIED_AT: repr(at), REDELIVERIES: redeliveries}
 
 
 def _time_part(at: float) -> str:
@@ -208,7 +205,7 @@ def _death(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reason(headers: dict[str, Any]) -> str:
-    if isinstance(told := headers.get(_REASON), str):
+    if isinstance(told := headers.get(AMQP_REASON_HEADER), str):
         return told
     if isinstance(death := _death(headers).get("reason"), str):
         return f"moved by RabbitMQ: {_DEATHS.get(death, death)}"

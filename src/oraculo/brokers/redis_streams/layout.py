@@ -6,9 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 from oraculo.core.naming import DLQ_SUFFIX, dlq_of
-from oraculo.ports.broker import DeadLetter
+from oraculo.ports.broker import NO_REASON, DeadLetter
 
-NO_REASON = "published to the dead-letter queue without a reason"
 _DELAYED_SUFFIX = ":delayed"  # with a sign that no queue's name has: it is never the stream of another queue
 _ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _SECONDS = re.compile(rb"[0-9]{1,12}(\.[0-9]{1,9})?")

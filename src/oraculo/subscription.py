@@ -1,4 +1,4 @@
-"""Keeping a queue subscribed, whatever the broker does."""
+"""Keeping a queue subscribed, whatever the broker does: for workers, their clients and bridges."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from oraculo.core.retry import RetryPolicy
 from oraculo.ports.broker import Broker, Consumer, Delivery
 from oraculo.ports.clock import Entropy
-from oraculo.worker.logs import WorkerLog
 
-LONGEST_PAUSE = 5.0  # seconds
+LONGEST_PAUSE = 5.0  # seconds; with its jitter a thousand workers ask 400 times a second for a broker that is away
 
-_log = WorkerLog()
+# Hears of a trouble that is seen to: on which queue, what it is, and what raised it. Must not raise.
+Tell = Callable[[str, str, Exception], None]
 
 
 class Backoff:
@@ -38,8 +38,10 @@ class Subscription:
     """One life of a consumer, and the deliveries it still holds. Once closed it is never used again: what it held
     was given back to the broker, so settling any of it does nothing."""
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Consumer, queue: str, tell: Tell) -> None:
         self._consumer = consumer
+        self._queue = queue
+        self._tell = tell
         self._held: dict[int | str, Delivery] = {}
         self.closed = False
 
@@ -66,7 +68,7 @@ class Subscription:
         try:
             await settling
         except Exception as error:  # noqa: BLE001 - whatever the adapter raises, the remedy is the same
-            _log.warning("settling failed; the queue is subscribed again", reason=str(error), count=len(deliveries))
+            self._tell(self._queue, "settling failed; the queue is subscribed again", error)
             await self.close()
             return False
         for delivery in deliveries:
@@ -81,7 +83,7 @@ class Subscription:
         try:
             await self._consumer.extend(wanted)
         except Exception as error:  # noqa: BLE001 - a lease that runs out costs a repeat, which is told from its identity
-            _log.warning("leases could not be renewed", reason=str(error), count=len(wanted))
+            self._tell(self._queue, "leases could not be renewed", error)
 
     async def close(self) -> None:
         if self.closed:
@@ -91,21 +93,26 @@ class Subscription:
         try:
             await self._consumer.close()
         except Exception as error:  # noqa: BLE001 - it was given up already
-            _log.warning("a consumer did not close", reason=str(error))
+            self._tell(self._queue, "a consumer did not close", error)
 
 
 Receive = Callable[[Subscription, Sequence[Delivery]], Awaitable[None]]
 
 
-class Intake:
-    """Takes what arrives on one queue and hands it on; makes the consumer again, after a pause, whenever it fails."""
+class QueueIntake:
+    """Takes what arrives on one queue and hands it on; makes the consumer again, after a pause, whenever it fails.
 
-    def __init__(self, broker: Broker, queue: str, prefetch: int, receive: Receive, entropy: Entropy) -> None:
+    `receive` settles what it is given, then or later. When it raises, all that is unsettled is given back."""
+
+    def __init__(
+        self, broker: Broker, queue: str, prefetch: int, receive: Receive, entropy: Entropy, tell: Tell
+    ) -> None:
         self._broker = broker
         self._queue = queue
         self._prefetch = prefetch
         self._receive = receive
         self._backoff = Backoff(entropy)
+        self._tell = tell
         self.subscription: Subscription | None = None
 
     async def run(self) -> None:
@@ -114,15 +121,16 @@ class Intake:
             try:
                 await self.subscribe()
                 await self._take_until_closed()
-            except Exception as error:  # noqa: BLE001 - the worker outlives whatever its broker does
-                _log.warning("the queue cannot be read; trying again", queue=self._queue, reason=str(error))
+            except Exception as error:  # noqa: BLE001 - whoever reads outlives whatever its broker does
+                self._tell(self._queue, "the queue cannot be read; trying again", error)
             await self.close()
             await self._backoff.pause()
 
     async def subscribe(self) -> None:
         if self.subscription is None:
             await self._broker.start()
-            self.subscription = Subscription(await self._broker.consume(self._queue, prefetch=self._prefetch))
+            consumer = await self._broker.consume(self._queue, prefetch=self._prefetch)
+            self.subscription = Subscription(consumer, self._queue, self._tell)
 
     async def _take_until_closed(self) -> None:
         subscription = self.subscription
