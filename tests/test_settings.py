@@ -179,6 +179,11 @@ def test_what_is_not_toml_is_told_with_its_line() -> None:
     assert "line 2" in faults_of("pipelines = 'x'\n[broker\n")["oraculo.toml"]
 
 
+def test_a_byte_order_mark_is_passed_over() -> None:
+    Path("oraculo.toml").write_bytes(b"\xef\xbb\xbfapi.port = 8199")
+    assert load_settings({}).api.port == 8199
+
+
 def test_what_is_not_utf8_is_told() -> None:
     Path("oraculo.toml").write_bytes(b"pipelines = '\xff'")
     with pytest.raises(InvalidSettings, match="is not UTF-8: byte 13 is 0xff"):
@@ -262,6 +267,8 @@ def test_a_fault_in_the_file(toml: str, field: str, says: str) -> None:
     ("name", "value", "says"),
     [
         ("ORACULO_API_PORT", "eighty", "whole number from 0 to 65535; got 'eighty'"),
+        ("ORACULO_API_KEYS", ",", "nothing between them: write one or more, as a,b, or leave it unset"),
+        ("ORACULO_API_KEYS", " , ", "nothing between them"),
         ("ORACULO_ENGINE_BATCH", "0", "1 or more; got '0'"),
         ("ORACULO_RUNS_TIMEOUT", "soon", "number of seconds"),
         ("ORACULO_BROKER_URL", "http://h", "unknown scheme http://"),

@@ -75,7 +75,7 @@ async def test_the_list_is_filtered(service: Service) -> None:
     assert await ids(pipeline="coleta-execucao") == ["beta"]
     assert await ids(q="ALF") == ["Alfa"]
     assert await ids(q="nada") == []
-    assert await ids(status="", pipeline="", q="", cursor="") == ["beta", "Alfa"]
+    assert await ids(status="", pipeline="", q="", limit="", cursor="") == ["beta", "Alfa"]
 
 
 async def test_an_explanation_is_one_sentence(service: Service) -> None:

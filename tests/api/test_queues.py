@@ -105,6 +105,11 @@ async def test_a_bad_page_is_refused(service: Service, query: str) -> None:
     assert_problem(await service.client.get(f"/filas/fila_x/dlq?{query}"), 422, query.partition("=")[0])
 
 
+async def test_a_limit_that_was_left_empty_is_not_given(service: Service) -> None:
+    await service.bury("fila_x", b"1")
+    assert len((await letters(service, limit=""))["mensagens"]) == 1
+
+
 async def test_all_are_sent_again(service: Service) -> None:
     await service.bury("fila_x", b"1")
     await service.bury("fila_x", b"2")
@@ -126,20 +131,20 @@ async def test_those_named_are_sent_again(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "field"),
+    ("body", "status", "field", "word"),
     [
-        (b"nada", 400, ""),
-        (b'{"ids":[', 400, ""),
-        (b"x" * 1024 * 1025, 413, "request"),
-        (b"[" * 9000, 422, ""),
-        (b'{"ids":"1"}', 422, "ids"),
-        (b'{"ids":[1]}', 422, "ids[0]"),
-        (b'{"id":["1"]}', 422, "id"),
+        (b"nada", 400, "", "not valid JSON"),
+        (b'{"ids":[', 400, "", "not valid JSON"),
+        (b"x" * 1024 * 1025, 413, "request", "limit"),
+        (b"[" * 9000, 422, "", 'must be an object, as {"ids": ["1"]}, or nothing at all; got a list'),
+        (b'{"ids":"1"}', 422, "ids", "must be a list of ids; got a text"),
+        (b'{"ids":[1]}', 422, "ids[0]", "must be a text: the `id` of a dead letter; got a whole number"),
+        (b'{"id":["1"]}', 422, "id", "not a known field"),
     ],
 )
-async def test_a_bad_redrive_moves_nothing(service: Service, body: bytes, status: int, field: str) -> None:
+async def test_a_bad_redrive_moves_nothing(service: Service, body: bytes, status: int, field: str, word: str) -> None:
     await service.bury("fila_x", b"1")
-    assert_problem(await service.client.post("/filas/fila_x/dlq/reenviar", content=body), status, field)
+    assert_problem(await service.client.post("/filas/fila_x/dlq/reenviar", content=body), status, field, word)
     assert len((await letters(service))["mensagens"]) == 1
 
 

@@ -80,6 +80,18 @@ async def test_the_same_key_and_body_give_the_same_run(service: Service) -> None
     assert len(await service.runs()) == 1
 
 
+async def test_the_same_key_and_body_give_the_same_run_though_its_pipeline_is_gone(service: Service) -> None:
+    await service.client.put("/pipelines/minha", json={"steps": [{"type": "A", "queue": "executador_a"}]})
+    headers, body = {"Idempotency-Key": "chave-1"}, {"pipeline": "minha"}
+    first = await service.client.post("/orquestracoes", json=body, headers=headers)
+    await service.client.delete("/pipelines/minha")
+    second = await service.client.post("/orquestracoes", json=body, headers=headers)
+    assert first.status_code == second.status_code == 202
+    assert first.json() == second.json()
+    other = await service.client.post("/orquestracoes", json=body, headers={"Idempotency-Key": "chave-2"})
+    assert_problem(other, 422, "pipeline", "there is no pipeline")
+
+
 async def test_the_same_key_and_another_body_are_refused(service: Service) -> None:
     headers = {"Idempotency-Key": "chave-1"}
     await service.client.post("/orquestracoes", json=FAN_OUT, headers=headers)

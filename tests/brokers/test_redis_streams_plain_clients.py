@@ -105,14 +105,15 @@ class TestPlainClients:
 
     async def test_an_entry_without_a_body_goes_every_way(self, url: str, plain: Any, queue: str) -> None:
         async with started(url) as broker:
-            plain.xadd(queue, {"other": "field", "redeliveries": "-7x"})
+            plain.xadd(queue, {"other": '{"a": 1}', "and": "this", "redeliveries": "-7x"})
             consumer = await broker.consume(queue, prefetch=1)
             (delivery,) = await take(consumer, 1)
             assert (delivery.body, delivery.redeliveries) == (b"", 0)
             await consumer.retry(delivery, 0.0, "again")
             await consumer.dead_letter((await take(consumer, 1))[0], "no body")
             (letter,) = await broker.dead_letters(queue, limit=5)
-            assert (letter.body, letter.reason, letter.redeliveries) == (b"", "no body", 1)
+            assert (letter.reason, letter.redeliveries) == ("no body", 1)
+            assert letter.body == b'other: {"a": 1}\nand: this', "what it has is shown all the same"
             assert await broker.redrive(queue) == 1
             assert (await take(consumer, 1))[0].redeliveries == 0
 
@@ -126,7 +127,7 @@ class TestPlainClients:
         plain.xadd(queue + ".dlq", {"nothing": "known"}, id="*")
         async with started(url) as broker:
             letters = await broker.dead_letters(queue, limit=100)
-            assert [letter.body for letter in letters] == [*GARBAGE, b"wrong", b""]
+            assert [letter.body for letter in letters] == [*GARBAGE, b"wrong", b"nothing: known"]
             assert {letter.reason for letter in letters[:-2]} == {NO_REASON}
             assert all(abs(letter.at - time.time()) < 60 for letter in letters)
             assert all(letter.redeliveries == 0 for letter in letters)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from typer.testing import CliRunner
 
@@ -29,12 +29,15 @@ def environment(**extra: str) -> dict[str, str]:
     return clean | {"PYTHONUNBUFFERED": "1"} | extra
 
 
-def run(*args: str, cwd: Path, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+def run(
+    *args: str, cwd: Path, env: Mapping[str, str] | None = None, stdout: IO[str] | int = subprocess.PIPE
+) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [*ORACULO, *args],
         cwd=cwd,
         env=environment(**(env or {})),
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         timeout=60,
         check=False,

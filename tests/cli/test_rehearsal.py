@@ -156,6 +156,16 @@ def test_nats_needs_what_the_docs_list() -> None:
     assert check["estado"] == "ok", check
 
 
+def test_a_nats_that_takes_less_than_a_request_may_have_is_warned_of() -> None:
+    with BareNats("max_payload: 1MB") as server:  # as it is unless it is set
+        check = broker_check(server.url)
+        fitting = broker_check(server.url, ORACULO_LIMITS_PAYLOAD_BYTES="1000000")
+    assert check["estado"] == "aviso"
+    assert "commands over its max_payload of 1048576 bytes are never sent" in check["detalhe"]
+    assert check["o_que_fazer"] == "raise max_payload to 1052672, or lower ORACULO_LIMITS_PAYLOAD_BYTES"
+    assert fitting["estado"] == "ok"
+
+
 @pytest.mark.parametrize(
     ("missing", "step"),
     [

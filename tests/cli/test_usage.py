@@ -83,6 +83,21 @@ def test_an_unknown_command_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (["submit", "--tipo", b"caf\xe9"], "the argument behind --tipo: is not UTF-8"),
+        (["runs", "show", b"caf\xe9"], "the argument caf\ufffd: is not UTF-8"),
+        (["runs", "list", b"--api-key=s3cr\xe9t"], "the argument --api-key: is not UTF-8"),
+        (["runs", "list", "--api-key=s3cret", b"\xe9"], "the argument behind --api-key: is not UTF-8"),
+    ],
+)
+def test_an_argument_that_is_not_utf_8_is_named(args: list[str | bytes], words: str) -> None:
+    told = complaint(invoke(*map(os.fsdecode, args)))
+    assert words in told
+    assert "s3cr" not in told
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
         ([], "none of them"),
         (["--tipo", "a", "--pipeline", "b"], "--tipo and --pipeline"),
         (["--tipo", "a", "--payload", "{oops"], "--payload: must be a JSON object"),
@@ -106,9 +121,8 @@ def test_a_bad_submission_is_refused_before_any_server_is_asked(args: list[str],
 
 def test_a_payload_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"produto": "caf\xe9"}')
-    for payload in ("@latin.json", os.fsdecode(b'{"produto": "caf\xe9"}')):
-        told = complaint(invoke("submit", "--tipo", "a", "--payload", payload, "--url", NOWHERE))
-        assert "must be a JSON object" in told
+    told = complaint(invoke("submit", "--tipo", "a", "--payload", "@latin.json", "--url", NOWHERE))
+    assert "must be a JSON object" in told
 
 
 def test_payload_on_stdin_must_be_an_object_too() -> None:
@@ -425,6 +439,24 @@ def test_a_command_loads_only_what_it_needs(tmp_path: Path, args: list[str], hea
         [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
     )
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("command", ["version", "asyncapi"])  # one line, and more than a buffer holds
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, command: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = run(command, cwd=tmp_path, env={"PYTHONUNBUFFERED": ""}, stdout=full)
+    assert done.returncode == 2
+    assert done.stderr == "oraculo: the output cannot be written: No space left on device\n"
+
+
+def test_an_output_that_nobody_reads_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(GOOD)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as nobody:
+        done = run("pipelines", "validate", "a.yaml", cwd=tmp_path, env={"PYTHONUNBUFFERED": ""}, stdout=nobody)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_the_console_script_ends_with_the_status(tmp_path: Path) -> None:

@@ -54,6 +54,12 @@ def test_brokers_that_cannot_be_used_are_told_while_the_run_is_open() -> None:
     assert "rabbitmq" not in explain(driver.run, driver.now, {}, troubles)
 
 
+def test_a_queue_that_does_not_take_a_command_is_not_called_useless() -> None:
+    driver = fan_out("a")
+    told = explain(driver.run, driver.now, {}, {}, {"a": "2 MB are too much"})
+    assert "; queue a does not take the command (2 MB are too much); it waits until" in told
+
+
 def test_a_command_that_the_broker_did_not_take() -> None:
     assert "'a' (attempt 1 of 3, not yet confirmed by the broker on queue a)" in told(fan_out("a"))
 

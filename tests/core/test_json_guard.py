@@ -32,6 +32,16 @@ def test_nul_is_refused(body: bytes) -> None:
     assert problem(body) == "holds a NUL character (\\u0000); remove it"
 
 
+@pytest.mark.parametrize("body", [rb'"\ud800"', rb'"\uDC00"', rb'{"\ud83dx": 1}', rb'"\ud83d\ud83d\ude00"'])
+def test_half_a_surrogate_pair_is_refused(body: bytes) -> None:
+    assert problem(body) == "not valid JSON: a text holds half a surrogate pair (\\ud800 to \\udfff)"
+
+
+@pytest.mark.parametrize("body", [rb'"\ud83d\ude00\uD83D\uDE00"', rb'"\\ud800"', rb'"\ud7ff \ue000"'])
+def test_whole_pairs_and_what_only_looks_like_half_a_pair_pass(body: bytes) -> None:
+    check_json_text(body)
+
+
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
 def test_nesting_is_bounded(opening: bytes, closing: bytes) -> None:
     check_json_text(opening * MAX_DEPTH + b"1" + closing * MAX_DEPTH)

@@ -258,7 +258,8 @@ def test_an_unknown_key_of_the_pipeline_and_of_retry() -> None:
     [
         ("texto", "steps[0]: a step is an object with `type`; got 'texto'"),
         ({}, "steps[0].type: is required: a job type or the name of a queue"),
-        ({"type": 3}, "steps[0].type: is required: a job type or the name of a queue"),
+        ({"type": 3}, "steps[0].type: must be a text: a job type or the name of a queue; got 3, which must be"),
+        ({"type": False}, "steps[0].type: must be a text: a job type or the name of a queue; got False, which must be"),
         ({"type": "a", "id": 3}, "steps[0].id: must be a string; got 3"),
         ({"type": "a", "id": ""}, "steps[0] ().id: must have 1 to 128 characters; got 0"),
         ({"type": "a", "id": "x" * 129}, f"steps[0] ({'x' * 129}).id: must have 1 to 128 characters; got 129"),
@@ -304,7 +305,7 @@ def test_an_unknown_key_of_the_pipeline_and_of_retry() -> None:
         ({"type": "a", "queue": 2**20_000}, "steps[0] (a).queue: must be a string"),
         ({"queue": 5}, "steps[0].queue: must be a string"),
         ({"queue": "a b"}, "steps[0] (a b).queue: must be 1 to 128 letters"),
-        ({"queue": "q", "type": 3}, "steps[0].type: is required: a job type or the name of a queue"),
+        ({"queue": "q", "type": 3}, "steps[0].type: must be a text: a job type or the name of a queue; got 3, which"),
     ],
 )
 def test_a_fault_of_a_step_names_the_step(step: Any, told: str) -> None:
@@ -345,7 +346,7 @@ def test_a_config_that_holds_itself_is_a_fault() -> None:
         ({"onLate": []}, 'onLate: must be "record" or "amend"; got []'),
         ({"quorum": 2}, 'quorum: must be "all", a whole number from 1 to 1, or a percentage such as "60%"; got 2'),
         ({"name": "a b"}, "name: is required: 1 to 128 letters"),
-        ({"name": 2**20_000}, "name: is required: 1 to 128 letters"),
+        ({"name": 2**20_000}, "name: must be a text: 1 to 128 letters"),
         ({"name": None}, "name: is required: 1 to 128 letters"),
     ],
 )

@@ -144,7 +144,7 @@ def test_every_option() -> None:
     ]
 
 
-@pytest.mark.parametrize("url", ["http://h:1/", "HTTPS://h", "http://h/" + "x" * 2039])
+@pytest.mark.parametrize("url", ["http://h:1/", "HTTPS://h", "http://straße.de./é", "http://h/" + "x" * 2039])
 def test_a_webhook_may_be_any_url_of_http(url: str) -> None:
     assert run_of({"destinos": ["a"], "webhook": url}).head.deliveries[0].target == url
 
@@ -242,6 +242,9 @@ def test_several_faults_at_once_and_not_too_many() -> None:
         ("webhook", "http://h:99999/", "must be an http:// or https:// URL"),
         ("webhook", "http://h:0/", "must be an http:// or https:// URL"),
         ("webhook", "http://[::1", "must be an http:// or https:// URL"),
+        ("webhook", "http://☃☃☃..x/", "must be an http:// or https:// URL"),
+        ("webhook", "http://a..b/", "must be an http:// or https:// URL"),
+        ("webhook", f"http://{'a' * 64}.com/", "must be an http:// or https:// URL"),
         ("webhook", "http://h/a b", "must be an http:// or https:// URL"),
         ("webhook", "http://h/" + "x" * 2040, "must be an http:// or https:// URL"),
         ("responder_em", "a b", "must be 1 to 128 letters"),

@@ -62,7 +62,7 @@ async def test_a_full_queue_holds_up_no_other(name: str, limit: Limit, fleet: Fl
         assert [link.trouble for link in oraculo.broker.links()] == [None]
         explained = await oraculo.operations.explain(waiting)
         assert f"'{FULL}' (attempt 1 of 3, not yet confirmed by the broker" in explained
-        assert f"; queue {FULL} cannot be used (" in explained
+        assert f"; queue {FULL} does not take the command (" in explained
         assert f"'{IDLE}' (attempt 1 of 3, sent " in explained
 
         assert (await oraculo.next_on(FULL)).body == b"the one that it has room for"
@@ -84,7 +84,7 @@ async def test_a_queue_that_refuses_while_it_is_empty_holds_up_no_other(fleet: F
         assert (await state(oraculo, IDLE)).ready == 3
         assert [link.trouble for link in oraculo.broker.links()] == [None]
         assert (await oraculo.operations.health()).is_ready
-        assert f"queue {FULL} cannot be used (" in await oraculo.operations.explain(waiting)
+        assert f"queue {FULL} does not take the command (" in await oraculo.operations.explain(waiting)
 
 
 async def test_with_another_broker_what_such_a_queue_refuses_goes_there_and_nothing_else_does(fleet: Fleet) -> None:

@@ -228,7 +228,7 @@ async def test_a_queue_that_takes_its_time_to_refuse_holds_up_no_other_but_once(
         await broker.tried.wait()  # by the sweep
         for _ in range(3):
             assert (await oraculo.run({"destinos": ["escavador_a"], "timeout": 5}))["status"] == "concluida"
-        assert "; queue executador_x cannot be used (no answer)" in await oraculo.operations.explain(waiting)
+        assert "; queue executador_x does not take the command (no answer)" in await oraculo.operations.explain(waiting)
         broker.gate.set()
         await oraculo.operations.cancel(waiting)
 

@@ -53,16 +53,19 @@ async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("fault", "name"),
-    [(BrokerError("this name is reserved"), "queue executador_ruim"), (BrokerUnavailable("no room"), "the broker")],
+    ("fault", "told"),
+    [
+        (BrokerError("it is too large"), "queue executador_ruim does not take the command"),
+        (BrokerUnavailable("no room"), "the broker cannot be used"),
+    ],
 )
-async def test_a_run_says_why_a_command_is_not_taken(moody: Moody, fault: BrokerError, name: str) -> None:
+async def test_a_run_says_why_a_command_is_not_taken(moody: Moody, fault: BrokerError, told: str) -> None:
     moody.fault = fault
     async with Harness(settings=Settings(engine=EngineSettings(poll=0.05)), broker=moody) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_bom", "executador_ruim"], "payload": {}, "timeout": 1})
 
         async def is_told() -> bool:
-            return f"{name} cannot be used ({fault})" in await oraculo.operations.explain(run_id)
+            return f"; {told} ({fault})" in await oraculo.operations.explain(run_id)
 
         await until(is_told)
         aggregate = await oraculo.ended(run_id)

@@ -22,6 +22,11 @@ def _without_nul(value: str) -> str:
     return value
 
 
+def when_empty(default: int) -> BeforeValidator:
+    """As `WhenGiven`, for a parameter that always has a value."""
+    return BeforeValidator(lambda value: default if value == "" else value)
+
+
 WhenGiven = BeforeValidator(_none_if_empty)
 _Name = Annotated[str, StringConstraints(max_length=128), AfterValidator(_without_nul)]
 _Mark = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_without_nul)]

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from oraculo.api.bodies import JSON_KINDS, expect_kind, read_body
 from oraculo.api.context import Door, Shared
 from oraculo.api.openapi import json_body, problems, reply
-from oraculo.api.parameters import Cursor, LetterId, Queue
+from oraculo.api.parameters import Cursor, LetterId, Queue, when_empty
 from oraculo.api.paths import DEAD_LETTERS, QUEUES
 from oraculo.api.replies import json_reply
 from oraculo.core import naming
@@ -22,6 +22,8 @@ from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidJson, I
 from oraculo.ports.broker import DeadLetter, Link, QueueState
 
 router = APIRouter(tags=["filas"], default_response_class=Response)
+
+_PAGE = 100
 
 
 @router.get(
@@ -55,7 +57,10 @@ def _queue_view(name: str, state: QueueState) -> dict[str, Any]:
     responses={200: reply("A page of them.", "CartasMortas"), **problems(404, 422)},
 )
 async def list_dead_letters(
-    operations: Door, fila: Queue, limit: Annotated[int, Query(ge=1, le=500)] = 100, cursor: Cursor = None
+    operations: Door,
+    fila: Queue,
+    limit: Annotated[int, when_empty(_PAGE), Query(ge=1, le=500)] = _PAGE,
+    cursor: Cursor = None,
 ) -> Response:
     _expect_name(fila)
     letters = await _letters(operations, fila, limit + 1, cursor)
@@ -136,6 +141,11 @@ class _RedriveRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _redrive_decoder = msgspec.json.Decoder(_RedriveRequest)
+_RIGHT = {
+    "": 'must be an object, as {"ids": ["1"]}, or nothing at all',
+    "ids": "must be a list of ids",
+    "ids[]": "must be a text: the `id` of a dead letter",
+}
 
 
 @router.post(
@@ -159,7 +169,7 @@ def _ids(body: bytes) -> list[str] | None:
     try:
         return _redrive_decoder.decode(body).ids
     except msgspec.ValidationError as error:
-        raise InvalidRequest(in_our_words(fault_of(error), {"ids": "must be a list of ids"})) from None
+        raise InvalidRequest(in_our_words(fault_of(error), _RIGHT)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJson(Fault("", f"not valid JSON: {error}")) from None
 

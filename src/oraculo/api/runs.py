@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from oraculo.api.bodies import JSON_KINDS, expect_kind, read_body
 from oraculo.api.context import Door, Shared
 from oraculo.api.openapi import REQUEST_EXAMPLES, header, header_parameter, json_body, problems, reply
-from oraculo.api.parameters import Cursor, OptionalName, RunId, TaskId, WhenGiven
+from oraculo.api.parameters import Cursor, OptionalName, RunId, TaskId, WhenGiven, when_empty
 from oraculo.api.paths import RUN, RUNS
 from oraculo.api.preferences import applied, valid_traceparent, wait_of
 from oraculo.api.problems import FieldConflict
@@ -20,6 +20,7 @@ from oraculo.ports.store import RunQuery
 
 router = APIRouter(tags=["orquestracoes"], default_response_class=Response)
 
+_PAGE = 50
 _WAIT = header_parameter(
     "Prefer",
     "`wait=N` (RFC 7240): up to N seconds for the aggregate; `wait` alone means 30. N is capped; a bad N and other "
@@ -83,7 +84,7 @@ async def list_runs(
     status: Annotated[RunStatus | None, WhenGiven, Query(description="Only those in this status.")] = None,
     pipeline: Annotated[OptionalName, Query(description="Only of this pipeline or route.")] = None,
     q: Annotated[OptionalName, Query(description="Anywhere in the id or the name, any case.")] = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    limit: Annotated[int, when_empty(_PAGE), Query(ge=1, le=500)] = _PAGE,
     cursor: Cursor = None,
 ) -> Response:
     page = await operations.runs(RunQuery(status=status, name=pipeline, text=q, limit=limit, cursor=cursor))

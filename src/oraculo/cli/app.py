@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from typer.core import TyperGroup
 from oraculo import __version__
 from oraculo.cli import asyncapi, check_worker, dlq, doctor, migrate, output, pipelines, runs, server, simulate, submit
 from oraculo.cli.options import AsJson
-from oraculo.errors import OraculoError
+from oraculo.errors import InvalidInput, OraculoError
 
 # typer carries click inside itself, or depends on it, and exports of the usage errors this leaf alone.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -26,16 +27,31 @@ class OneLineErrors(TyperGroup):
 
     def main(self, args: Sequence[str] | None = None, *names: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         try:
+            _expect_text(sys.argv[1:] if args is None else args)
             code = super().main(args, *names, **{**extra, "standalone_mode": False})
+            if sys.stdout is not None:  # as it is where it was closed
+                sys.stdout.flush()
         except _UsageError as error:
             code = _tell(error)
         except OraculoError as error:
             code = output.complain(str(error))
+        except OSError as error:
+            code = output.give_up(error)
         except typer.Abort:
             code = output.INTERRUPTED
         if not standalone_mode:
             return code
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _expect_text(args: Sequence[str]) -> None:
+    """Raises InvalidInput, which does not show the value of an option: it may be a secret."""
+    for before, arg in pairwise(["oraculo", *args]):
+        try:
+            arg.encode()
+        except UnicodeEncodeError:  # Python has bytes that it cannot read as halves of surrogate pairs
+            name = (f"behind {before}" if before.startswith("-") else arg).partition("=")[0]
+            raise InvalidInput.at(f"the argument {name}", "is not UTF-8; write it in that encoding") from None
 
 
 def _tell(error: Exception) -> int:

@@ -36,6 +36,7 @@ OK, WARNING, ERROR = "ok", "aviso", "erro"
 _PATIENCE = 10.0
 _SQLITE = "sqlite:///"
 _WARNED_OF = "; "  # what stands before a warning in the words of a check
+_ENVELOPE = 4096  # bytes that a command may have around its payload
 _GIVE_RIGHTS = "give the user of ORACULO_BROKER_URL the rights that docs/brokers.md lists"
 _VARIABLES = {
     "broker": "ORACULO_BROKER_URL",
@@ -192,11 +193,22 @@ async def _broker(name: str, broker: "Broker", settings: "Settings") -> Check:
         found = await _proved(name, prove)
         if found.state != ERROR:
             await rehearse(broker, QueueNames(settings.broker.prefix), settings.broker.delivery_limit)
+            found = _compared(found, broker, settings.limits.payload_bytes)
     except Failed as failed:
         return await _not_usable(found, failed, prove)
     finally:
         await broker.close()
     return found
+
+
+def _compared(found: Check, broker: "Broker", payload: int) -> Check:
+    """A server may take less in one message than a request may ask it to."""
+    most, needed = broker.capabilities.max_message, payload + _ENVELOPE
+    if most is None or most >= needed:
+        return found
+    warning = f"commands over its max_payload of {most} bytes are never sent, and payloads of {payload} are accepted"
+    remedy = f"raise max_payload to {needed}, or lower ORACULO_LIMITS_PAYLOAD_BYTES"
+    return Check(found.name, WARNING, f"{found.detail}{_WARNED_OF}{warning}", remedy)
 
 
 async def _not_usable(found: Check, failed: "Failed", prove: Callable[[], Awaitable[str]]) -> Check:

@@ -1,6 +1,5 @@
 """JSON objects as the command line takes them."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ def read_payload(text: str) -> msgspec.Raw:
     if text == "-":
         return read_object("--payload, from stdin", sys.stdin.buffer.read())
     if not text.startswith("@"):
-        return read_object("--payload", os.fsencode(text))
+        return read_object("--payload", text.encode())
     try:
         return read_object(f"--payload {text}", Path(text[1:]).read_bytes())
     except OSError as error:

@@ -1,6 +1,8 @@
 """How the command line speaks: tables for people, JSON for programs, one line on stderr for what went wrong."""
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,6 +12,8 @@ SUCCEEDED = 0
 NOT_SUCCEEDED = 1
 BAD_USAGE = 2
 INTERRUPTED = 130
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 STATUS_STYLES = {
     "concluida": "green",
@@ -31,6 +35,17 @@ def complain(message: str) -> int:
     """Tells on stderr, and returns the exit status of bad usage."""
     print(f"oraculo: {clean(message)}", file=sys.stderr)
     return BAD_USAGE
+
+
+def give_up(error: OSError) -> int:
+    """Tells that nothing more can be written, and returns the exit status. Raises what is not about the output."""
+    if error.errno not in _UNWRITABLE or error.filename is not None:
+        raise error
+    # What is left in the buffer is written at the exit, and would fail again there.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:  # whoever read it has seen enough
+        return NOT_SUCCEEDED
+    return complain(f"the output cannot be written: {error.strerror}")
 
 
 def note(message: str) -> None:

@@ -1,7 +1,6 @@
 """`oraculo submit`: starts a run, and may wait for what comes of it."""
 
 import json
-import os
 import time
 import uuid
 from typing import Annotated, Any
@@ -81,7 +80,7 @@ def _expect_one_subject(**subjects: object) -> None:
 
 
 def _destination(text: str) -> object:
-    return read_object("--destino", os.fsencode(text)) if text.lstrip().startswith("{") else text
+    return read_object("--destino", text.encode()) if text.lstrip().startswith("{") else text
 
 
 def _send(server: Server, body: bytes, key: str | None, wait: float) -> tuple[int, Any]:

@@ -23,13 +23,25 @@ class Audience(NamedTuple):
 _UNKNOWN = Audience(None, 0)
 
 
-def explain(run: Run, now: float, audiences: Mapping[str, Audience], troubles: Mapping[str, str] = _NONE) -> str:
+def explain(
+    run: Run,
+    now: float,
+    audiences: Mapping[str, Audience],
+    troubles: Mapping[str, str] = _NONE,
+    refusals: Mapping[str, str] = _NONE,
+) -> str:
     """`audiences`: of the queues of which it is known. `troubles`: the brokers and queues that cannot be used now, and
-    why."""
-    return _why_open(run, now, audiences, troubles) if run.is_open else _why_ended(run)
+    why. `refusals`: the queues that did not take the run's commands, and why: it may be the command that is wrong."""
+    return _why_open(run, now, audiences, troubles, refusals) if run.is_open else _why_ended(run)
 
 
-def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], troubles: Mapping[str, str]) -> str:
+def _why_open(
+    run: Run,
+    now: float,
+    audiences: Mapping[str, Audience],
+    troubles: Mapping[str, str],
+    refusals: Mapping[str, str],
+) -> str:
     open_tasks = [task for task in run.tasks if task.is_open]
     active = [task for task in open_tasks if not task.missing]
     told = [_task_state(run, task, now, audiences) for task in active[:_NAMED]]
@@ -42,6 +54,7 @@ def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], troubles:
         else ""
     )
     away = "".join(f"; {name} cannot be used ({_line(why)})" for name, why in troubles.items())
+    away += "".join(f"; queue {name} does not take the command ({_line(why)})" for name, why in refusals.items())
     return (
         f"Run {run.id} has {len(open_tasks)} of {_count(run.head.total, 'task')} open and waits for "
         f"{_join(told)}{behind}{away}; {_what_then(run, now)}."

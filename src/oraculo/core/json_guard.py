@@ -2,9 +2,11 @@
 
 msgspec decodes fast and leaves payloads unparsed (`msgspec.Raw`), so three things slip past it that a worker in another
 language would choke on: bytes that are not UTF-8 inside an unparsed value, the NUL character (which PostgreSQL and C
-programs cannot hold) and nesting so deep that a recursive parser overflows.
+programs cannot hold) and nesting so deep that a recursive parser overflows. Half a surrogate pair does not, but msgspec
+may say of it that the text is truncated.
 """
 
+import re
 from collections.abc import Iterator
 from itertools import accumulate
 from operator import add
@@ -13,6 +15,8 @@ from oraculo.errors import Fault, InvalidJson
 
 MAX_DEPTH = 128
 
+_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _SLICE = 256 * 1024
 _DROPPED = bytes(set(range(256)) - set(b'[]{}"'))
 _BITS = bytes(ord("1") if sign in b"[{" else ord("0") for sign in range(256))
@@ -24,7 +28,7 @@ _PEAK = bytes(max(0, *accumulate(steps)) for steps in _STEPS)
 
 
 def check_json_text(body: bytes) -> None:
-    """Raises InvalidJson when `body` is not UTF-8, holds a NUL or nests deeper than MAX_DEPTH."""
+    """Raises InvalidJson when `body` is not UTF-8, has a NUL or half a surrogate pair, or is too deep."""
     if not body.isascii():
         try:
             body.decode()
@@ -33,6 +37,8 @@ def check_json_text(body: bytes) -> None:
     bare = _bare(body)
     if b"\0" in bare or b"\\u0000" in bare:
         raise InvalidJson(Fault("", "holds a NUL character (\\u0000); remove it"))
+    if _HALF.search(bare) and _HALF.search(_PAIR.sub(b" ", bare)):
+        raise InvalidJson(Fault("", "not valid JSON: a text holds half a surrogate pair (\\ud800 to \\udfff)"))
     if _is_too_deep(bare):
         raise InvalidJson(Fault("", f"nested deeper than {MAX_DEPTH} levels"))
 

@@ -182,7 +182,7 @@ class _PipelineReader:
                 f"is {naming.shown(name)} but the pipeline is addressed as '{given}'; make them the same",
             )
         elif not isinstance(name, str) or not naming.is_name(name):
-            self._fault("name", "is required: 1 to 128 letters, digits, '_', '-' or '.'")
+            self._fault("name", _missing(name, "1 to 128 letters, digits, '_', '-' or '.'"))
         return name if isinstance(name, str) else ""
 
     def _on_late(self, source: dict[str, Any]) -> OnLate:
@@ -285,7 +285,7 @@ class _PipelineReader:
         if isinstance(value, str) and value:
             return value
         if "type" in item or "queue" not in item:  # else the queue's own fault says it
-            self._fault(f"{at}.type", "is required: a job type or the name of a queue")
+            self._fault(f"{at}.type", _missing(value, "a job type or the name of a queue"))
         return ""
 
     def _target(self, item: dict[str, Any]) -> object:
@@ -405,6 +405,13 @@ def text_fault(value: str, limit: int = 128) -> str | None:
     if not value.isprintable():
         return "must not hold control characters"
     return None
+
+
+def _missing(value: object, right: str) -> str:
+    """Of a text. YAML takes NO and 1 for something else."""
+    if value is None or isinstance(value, str):
+        return f"is required: {right}"
+    return f"must be a text: {right}; got {naming.shown(value)}, which must be in quotes to be one"
 
 
 def find_cycle(depends_on: Mapping[str, tuple[str, ...]]) -> list[str] | None:

@@ -203,6 +203,7 @@ def webhook_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")  # as it is done to look for its address
     except ValueError:
         fits = False
     return None if fits and url.isprintable() and " " not in url and len(url) <= 2048 else right

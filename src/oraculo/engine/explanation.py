@@ -18,10 +18,11 @@ class Explanation:
 
     async def of(self, run: Run) -> str:
         active = [task for task in run.tasks if task.is_open and not task.missing]
-        stuck = self._stuck_queues(run, active)
+        refusals = self._refusals(run, active)
+        stuck = {queue: why for queue, why in self._stuck_queues(run, active).items() if queue not in refusals}
         knows = stuck.keys().isdisjoint(_OWN_QUEUES)  # who fails them does not know who listens elsewhere
         audiences = await self._audiences(_queues_of(run, active)) if active and knows else {}
-        return explain(run, self._engine.clock.now(), audiences, self._troubles(run, active, stuck))
+        return explain(run, self._engine.clock.now(), audiences, self._troubles(run, active, stuck), refusals)
 
     def _troubles(self, run: Run, active: Sequence[Task], stuck: Mapping[str, str]) -> dict[str, str]:
         links = self._engine.broker.links()
@@ -34,14 +35,16 @@ class Explanation:
         return troubles | self._bridge_troubles(_queues_of(run, active))
 
     def _stuck_queues(self, run: Run, active: Sequence[Task]) -> dict[str, str]:
-        """Of those that a run depends on, and why each does not work or takes no command."""
+        """Of those that a run depends on, and why each does not work."""
         logical, concerned = self._engine.names.logical, {*_queues_of(run, active), *_OWN_QUEUES}
-        unsent = _queues_of(run, [task for task in active if task.unsent])
         found = {logical(queue): why for link in self._engine.broker.links() for queue, why in link.stuck}
+        return {queue: why for queue, why in found.items() if queue in concerned}
+
+    def _refusals(self, run: Run, active: Sequence[Task]) -> dict[str, str]:
+        """Why the queues of unsent commands do not take them."""
+        logical, unsent = self._engine.names.logical, _queues_of(run, [task for task in active if task.unsent])
         refusing = {logical(queue): why for queue, why in self._engine.refusing_queues.items()}
-        return {queue: why for queue, why in found.items() if queue in concerned} | {
-            queue: why for queue, why in refusing.items() if queue in unsent
-        }
+        return {queue: why for queue, why in refusing.items() if queue in unsent}
 
     def _unread_answers(self) -> dict[str, str]:
         """Why they cannot be read, and on which of several brokers: the worker is not to blame then."""

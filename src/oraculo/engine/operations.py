@@ -17,6 +17,7 @@ from oraculo.engine.explanation import Explanation
 from oraculo.engine.health import Health
 from oraculo.engine.inputs import Submission, Wish, patiently
 from oraculo.engine.quarantine import Quarantine, Redrive
+from oraculo.engine.requests import fingerprint_of
 from oraculo.engine.service import Engine
 from oraculo.engine.watchers import Watch
 from oraculo.errors import (
@@ -24,8 +25,10 @@ from oraculo.errors import (
     Conflict,
     Fault,
     IdempotencyKeyReused,
+    InvalidInput,
     InvalidRequest,
     NotFound,
+    PayloadTooLarge,
     StoreUnavailable,
     UnknownPipeline,
 )
@@ -67,13 +70,25 @@ class Operations:
         aggregate. Raises InvalidInput, PayloadTooLarge, Conflict or IdempotencyKeyReused."""
         if idempotency_key is not None and (fault := text_fault(idempotency_key, MAX_KEY)):
             raise InvalidRequest(Fault("Idempotency-Key", fault))
-        submission = await self._submission(body, traceparent)
+        try:
+            submission = await self._submission(body, traceparent)
+        except (InvalidInput, PayloadTooLarge):
+            if (run_id := await self._created_before(body, idempotency_key)) is None:
+                raise
+            return await self._submitted_before(run_id, wait)
         submission.idempotency_key = idempotency_key
         with self._engine.watchers.watching(submission.changes.run.id) as watch:
             created = await self._create(submission)
             if created.outcome is Outcome.CREATED:
                 return await self._outcome(watch, wait)
-        return await self._submitted_before(created, wait)
+        return await self._submitted_before(created.run_id, wait)
+
+    async def _created_before(self, body: bytes, key: str | None) -> str | None:
+        """What was accepted once stays accepted under its key, though its pipeline is gone or a limit lower."""
+        if key is None:
+            return None
+        self._expect_accepting()
+        return await self._engine.store.created_with(key, fingerprint_of(body))
 
     async def _submission(self, body: bytes, traceparent: str | None) -> Submission:
         try:
@@ -122,10 +137,10 @@ class Operations:
             aggregate = None
         return Submitted(watch.run_id, RunStatus.RUNNING, aggregate)
 
-    async def _submitted_before(self, created: Created, wait: float) -> Submitted:
-        aggregate = await self.wait(created.run_id, wait) if wait > 0 else None
-        run = await self.run(created.run_id)
-        return Submitted(created.run_id, run.head.status, aggregate)
+    async def _submitted_before(self, run_id: str, wait: float) -> Submitted:
+        aggregate = await self.wait(run_id, wait) if wait > 0 else None
+        run = await self.run(run_id)
+        return Submitted(run_id, run.head.status, aggregate)
 
     async def wait(self, run_id: str, seconds: float) -> bytes | None:
         """The aggregate, if the run has ended or ends within `seconds`."""

@@ -11,6 +11,11 @@ from oraculo.engine.inputs import Submission
 from oraculo.ports.clock import Clock, Entropy
 
 
+def fingerprint_of(body: bytes) -> str:
+    """Of the body alone: what a pipeline or a setting makes of it may change."""
+    return hashlib.sha256(body).hexdigest()
+
+
 class RunMaker:
     def __init__(
         self,
@@ -55,4 +60,4 @@ class RunMaker:
             plans=self._plans,
             traceparent=traceparent,
         )
-        return Submission(machine.start(run, run.head.created_at), fingerprint=hashlib.sha256(body).hexdigest())
+        return Submission(machine.start(run, run.head.created_at), fingerprint=fingerprint_of(body))

@@ -24,6 +24,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     priorities: bool  # a message of a higher priority overtakes
     counts_consumers: bool  # QueueState.consumers is known
     drops_repeats: bool = False  # of a message with a key, for a while
+    max_message: int | None = None  # bytes, as its server is set up; None: not known, or more than anybody sends
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):

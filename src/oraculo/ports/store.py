@@ -102,6 +102,10 @@ class Store(Protocol):
         """
         ...
 
+    async def created_with(self, idempotency_key: str, fingerprint: str) -> str | None:
+        """The id of the run that was created with both; None: there is none."""
+        ...
+
     async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
         """The runs that exist, by id."""
         ...

@@ -78,7 +78,7 @@ def _chosen_file(environ: Mapping[str, str], file: Path | None) -> Path | None:
 
 def _read(path: Path, faults: list[Fault]) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         faults.append(Fault(str(path), "there is no such file"))
     except OSError as error:
@@ -181,12 +181,15 @@ def _checked(place: Place, item: Given) -> Any:
 
 
 def _parsed(item: Given, kind: Any) -> object:
-    """`INFO` means `info`, and a list in the environment is text with commas; numbers are left to msgspec."""
+    """`INFO` means `info`, and a list in the environment is text with commas; numbers are left to msgspec. Raises
+    ValueError with the fault."""
     plain = get_args(kind)[0]
     if isinstance(item.value, str) and get_origin(plain) is Literal:
         return item.value.lower()
     if item.is_text and get_origin(plain) is tuple:
-        return split_list(str(item.value))
+        if not (parts := split_list(str(item.value))):  # as "$A,$B" is when neither is set
+            raise ValueError("has commas and nothing between them: write one or more, as a,b, or leave it unset")
+        return parts
     return item.value
 
 

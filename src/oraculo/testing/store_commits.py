@@ -192,6 +192,13 @@ class StoreCommits:
             assert [(c.outcome, c.run_id) for c in created] == [(Outcome.SAME, "a"), (Outcome.KEY_REUSED, "a")]
             assert set(await store.load(["a", "b", "c"])) == {"a"}
 
+    async def test_a_run_is_found_by_its_key_and_fingerprint(self) -> None:
+        async with self.opened() as store:
+            await store.commit([creation(make_run("a"), key="k"), creation(make_run("k"))], [])
+            assert await store.created_with("k", "same") == "a"
+            assert await store.created_with("k", "other") is None
+            assert await store.created_with("a", "same") is None
+
     async def test_the_key_counts_before_the_id(self) -> None:
         async with self.opened() as store:
             await store.commit([creation(make_run("a"), key="k"), creation(make_run("b"))], [])

@@ -109,7 +109,14 @@ class NatsBroker:
     @property
     def capabilities(self) -> Capabilities:
         """JetStream counts pulls that wait, which are not the consumers: one may have many, or none while it works."""
-        return Capabilities(durable=True, shared=True, priorities=False, counts_consumers=False, drops_repeats=True)
+        return Capabilities(
+            durable=True,
+            shared=True,
+            priorities=False,
+            counts_consumers=False,
+            drops_repeats=True,
+            max_message=self._connection.max_payload if self._connection is not None else None,
+        )
 
     def links(self) -> Sequence[Link]:
         stuck = self._connection.stuck() if self._connection is not None else {}

@@ -22,6 +22,7 @@ WINDOW = 1000  # messages that wait for their confirm at a time; JetStream refus
 WINDOW_BYTES = 4 * 1024 * 1024
 _MOST_TOLD = 5  # reasons, of the messages of one call
 _KEPT_OUT_PAUSE = 0.02
+_REMEDY = "raise that or, if it is a command, lower ORACULO_LIMITS_PAYLOAD_BYTES"
 
 _log = structlog.get_logger("oraculo.brokers.nats")
 
@@ -65,8 +66,8 @@ def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | No
         refusals.for_good[fault] = None
         return None
     if room < 0:
-        told = f"{queue}: a message of {len(body)} bytes is over the server's max_payload of {most} bytes"
-        refusals.for_good[told] = None
+        told = f"a message of {len(body)} bytes for {queue} is over the server's max_payload of {most} bytes"
+        refusals.for_good[f"{told}; {_REMEDY}"] = None
         return None
     if message.reason is not None:
         return Request(quarantine_of(queue), body, letter_headers(message.reason or NO_REASON, 0, room))

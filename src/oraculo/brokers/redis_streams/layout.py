@@ -9,6 +9,7 @@ from oraculo.core.naming import DLQ_SUFFIX, dlq_of
 from oraculo.ports.broker import NO_REASON, DeadLetter
 
 _DELAYED_SUFFIX = ":delayed"  # with a sign that no queue's name has: it is never the stream of another queue
+_OURS = (b"reason", b"at", b"redeliveries")  # of a dead letter
 _ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _SECONDS = re.compile(rb"[0-9]{1,12}(\.[0-9]{1,9})?")
 
@@ -51,7 +52,14 @@ def letter(queue: str, entry: bytes, fields: list[bytes]) -> DeadLetter:
     reason = named.get(b"reason", b"").decode(errors="replace") or NO_REASON
     at = _seconds(named.get(b"at")) or order(entry)[0] / 1000
     count = _count(named.get(b"redeliveries"))
-    return DeadLetter(entry.decode(), queue, named.get(b"body", b""), reason, at, count)
+    return DeadLetter(entry.decode(), queue, _shown_body(named), reason, at, count)
+
+
+def _shown_body(named: dict[bytes, bytes]) -> bytes:
+    """Of one that has its JSON elsewhere, all that it has, as text."""
+    if b"body" in named:
+        return named[b"body"]
+    return b"\n".join(b"%s: %s" % field for field in named.items() if field[0] not in _OURS)
 
 
 def table(reply: list[Any]) -> dict[bytes, Any]:

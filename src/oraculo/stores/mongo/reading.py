@@ -124,6 +124,12 @@ async def heads(server: Server, run_ids: Sequence[str]) -> dict[str, RunHead]:
     return {run["correlation_id"]: head_of(run) async for run in found}
 
 
+async def created_with(server: Server, key: str, fingerprint: str) -> str | None:
+    wanted = {"chave_idempotencia": key, "origem.fingerprint": fingerprint}
+    found = await server.runs.find_one(wanted, {"correlation_id": 1})
+    return None if found is None else str(found["correlation_id"])
+
+
 # -- timers ---------------------------------------------------------------------------------------------------------
 
 

@@ -142,6 +142,11 @@ class MongoStore:
 
     # -- what the engine reads ----------------------------------------------------------------------------------
 
+    async def created_with(self, idempotency_key: str, fingerprint: str) -> str | None:
+        server = self._opened
+        with server.limit():
+            return await reading.created_with(server, idempotency_key, fingerprint)
+
     async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
         server = self._opened
         with translated(self._place):

@@ -113,6 +113,10 @@ class PostgresStore:
 
     # -- what the engine reads ----------------------------------------------------------------------------------
 
+    async def created_with(self, idempotency_key: str, fingerprint: str) -> str | None:
+        found = await self._ask(self._reader, "created_with", idempotency_key, fingerprint)
+        return found[0][0] if found else None
+
     async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
         return snapshots_of(await self._ask(self._reader, "load", list(run_ids)))
 

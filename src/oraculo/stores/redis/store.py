@@ -28,7 +28,7 @@ from oraculo.stores.redis.belief import Belief
 from oraculo.stores.redis.layout import DEFAULT_NAMESPACE, SLOT, Layout, broker_of, member, run_and_task, slot_name
 from oraculo.stores.redis.listing import list_runs
 from oraculo.stores.redis.server import Server
-from oraculo.stores.redis.values import Write, attempt_of, birth, entries_of, head_of, snapshot_of, update
+from oraculo.stores.redis.values import Write, attempt_of, birth, entries_of, head_of, key_field, snapshot_of, update
 
 PORT = 6379
 SETTING = "ORACULO_STORE_URL"
@@ -167,6 +167,16 @@ class RedisStore:
         found = {run_id: snapshot_of(reply) for run_id, reply in replies.items() if reply}
         self._believe((snapshot.head for snapshot in found.values()), connection)
         return found
+
+    async def created_with(self, idempotency_key: str, fingerprint: str) -> str | None:
+        server = self._opened()
+        with server.translating():
+            key = key_field(idempotency_key)
+        if (found := await server.ask("HGET", self._layout.key("keys"), key)) is None:
+            return None
+        run_id = str(found.decode())
+        stored = await server.ask("HGET", self._layout.run(run_id), "fingerprint")
+        return run_id if stored == fingerprint.encode() else None
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         replies = await self._of_each(run_ids, "HGET", "head")

@@ -52,12 +52,17 @@ def birth(creation: Creation, script: Script) -> Write:
         1,
         script,
         head.id.encode(),
-        b"" if key is None else f"={key}".encode(),
+        key_field(key),
         creation.fingerprint.encode(),
         head.name.encode(),
         _state(head),
         *_sections(changes, 1, b"definition", run.definition, b"payload", run.payload),
     )
+
+
+def key_field(key: str | None) -> bytes:
+    """An idempotency key among the others; empty for none."""
+    return b"" if key is None else f"={key}".encode()
 
 
 def update(changes: Changes, script: Script) -> Write:

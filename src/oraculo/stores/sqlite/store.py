@@ -139,6 +139,10 @@ class SqliteStore:
 
     # -- what the engine reads ----------------------------------------------------------------------------------
 
+    async def created_with(self, idempotency_key: str, fingerprint: str) -> str | None:
+        found = await self._read("created_with", {"key": idempotency_key, "fingerprint": fingerprint})
+        return found[0][0] if found else None
+
     async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
         return await self._reader.run(partial(_load, tuple(run_ids)))
 

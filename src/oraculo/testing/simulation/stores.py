@@ -59,6 +59,10 @@ class HostStore:
             raise
         return await reading
 
+    async def created_with(self, idempotency_key: str, fingerprint: str) -> str | None:
+        found: str | None = await self._read(self._disk.created_with(idempotency_key, fingerprint))
+        return found
+
     async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
         found: dict[str, Snapshot] = await self._read(self._disk.load(run_ids))
         return found

@@ -106,6 +106,9 @@ SELECT id, idempotency_key, fingerprint FROM oraculo_runs WHERE idempotency_key 
 
 -- -- what the engine reads ------------------------------------------------------------------------------------------
 
+-- name: created_with
+SELECT id FROM oraculo_runs WHERE idempotency_key = $1 AND fingerprint = $2;
+
 -- One statement, so that a run and its tasks are of one moment; the run comes with its first task.
 -- name: load
 SELECT

@@ -95,6 +95,9 @@ ON CONFLICT (n, number) DO UPDATE SET
 INSERT INTO history (n, seq, at, what, task, attempt, detail)
 VALUES /* rows */;
 
+-- name: created_with
+SELECT id FROM runs WHERE idempotency_key = :key AND fingerprint = :fingerprint;
+
 -- name: load_runs
 SELECT
     runs.n, definition, payload,
