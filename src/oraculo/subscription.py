@@ -8,6 +8,7 @@ from oraculo.ports.broker import Broker, Consumer, Delivery
 from oraculo.ports.clock import Entropy
 
 LONGEST_PAUSE = 5.0  # seconds; with its jitter a thousand workers ask 400 times a second for a broker that is away
+LONGEST_HELD = 2.0  # while messages are held whose leases are renewed between two attempts
 
 # Hears of a trouble that is seen to: on which queue, what it is, and what raised it. Must not raise.
 Tell = Callable[[str, str, Exception], None]
@@ -16,9 +17,8 @@ Tell = Callable[[str, str, Exception], None]
 class Backoff:
     """Longer and longer pauses while something fails; short ones again once it works."""
 
-    _policy = RetryPolicy(backoff=0.1, max_backoff=LONGEST_PAUSE)
-
-    def __init__(self, entropy: Entropy) -> None:
+    def __init__(self, entropy: Entropy, longest: float = LONGEST_PAUSE) -> None:
+        self._policy = RetryPolicy(backoff=0.1, max_backoff=longest)
         self._entropy = entropy
         self._failures = 0
 
@@ -75,15 +75,17 @@ class Subscription:
             self._held.pop(delivery.token, None)
         return True
 
-    async def extend(self, deliveries: Sequence[Delivery] | None = None) -> None:
-        """Renews the lease of some deliveries, or of all that are held."""
+    async def extend(self, deliveries: Sequence[Delivery] | None = None) -> bool:
+        """Renews the lease of some deliveries, or of all that are held. False: they may be another's by now."""
         wanted = list(self._held.values()) if deliveries is None else deliveries
         if self.closed or not wanted:
-            return
+            return not self.closed
         try:
             await self._consumer.extend(wanted)
         except Exception as error:  # noqa: BLE001 - a lease that runs out costs a repeat, which is told from its identity
             self._tell(self._queue, "leases could not be renewed", error)
+            return False
+        return True
 
     async def close(self) -> None:
         if self.closed:

@@ -420,6 +420,28 @@ async def test_what_was_sent_is_acked_though_the_next_command_cannot_be_set_apar
     assert handed_over == [*bodies, bodies[1]]
 
 
+async def test_commands_whose_lease_is_lost_while_celery_is_away_are_not_sent_from_here(
+    stage: Bridged, celery: CelerySide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another bridge may have them by then. What is taken anew is this one's again."""
+    handover, deliveries_before = stage.bridge._handover._hand_over, list[int]()
+
+    async def celery_is_away_at_first(batch: Any, delivery: Any) -> None:
+        deliveries_before.append(delivery.redeliveries)
+        if len(deliveries_before) == 1:
+            raise CeleryAway("not now")
+        await handover(batch, delivery)
+
+    async def lost(*given: Any) -> None:
+        raise BrokerUnavailable("the connection broke")
+
+    monkeypatch.setattr(stage.bridge._handover, "_hand_over", celery_is_away_at_first)
+    monkeypatch.setattr(MemoryConsumer, "extend", lost)
+    await stage.submit({"destinos": [destination()], "timeout": 30})
+    await until(celery.task, saying="the task")
+    assert deliveries_before == [0, 1]
+
+
 async def test_a_redis_key_of_another_type_fails_its_step_and_holds_up_no_other(fleet: Fleet) -> None:
     celery = CelerySide(fleet.url("redis"))
     celery.channel.client.set("loja-torta", "no list")

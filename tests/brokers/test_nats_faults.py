@@ -6,10 +6,12 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
+import uvloop
 
 from oraculo.brokers.nats import NatsBroker
 from oraculo.brokers.nats.connection import Connection
@@ -396,6 +398,30 @@ async def test_a_publish_that_is_cut_off_says_so_and_the_next_one_works(url: str
             proxy.swallows = False
             await assert_fails_soon(publishing, 2.0)
             await broker.publish([Outgoing(queue, b"after")])
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_what_is_sent_before_a_break_was_heard_of_finds_the_broker_unavailable(
+    url: str, queue: str, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def check() -> None:
+        async with running(url) as broker:
+            uses: list[Callable[[], Awaitable[object]]] = [
+                lambda: broker.publish(numbered(queue, 1)),
+                lambda: broker.consume(queue, prefetch=1),
+                broker.queues,
+            ]
+            for use in uses:
+                await broker.declare([queue])
+                assert broker._connection is not None
+                for writer in broker._connection._client._writers():
+                    writer.transport.abort()
+                await asyncio.sleep(0)  # the socket is closed now, and its reader comes next
+                with pytest.raises(BrokerUnavailable, match="was lost: it was closed"):
+                    await use()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(check())
 
 
 async def test_everything_unsettled_survives_a_kill_of_the_server(fleet: Fleet, queue: str) -> None:

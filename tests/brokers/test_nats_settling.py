@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from oraculo.brokers.nats.layout import quarantine_of, stream_of
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
@@ -138,6 +139,22 @@ async def test_a_message_whose_quarantine_is_full_makes_no_queue_deaf(
         await broker.publish([Outgoing(queue, b"good")])
         consumer = await broker.consume(queue, prefetch=10)
         assert bodies(await take(consumer, 1)) == [b"good"]
+
+
+async def test_one_that_its_quarantine_refuses_holds_up_no_other_that_is_buried_with_it(url: str, queue: str) -> None:
+    async with running(url) as broker, plain_client(url) as client:
+        await broker.declare([queue])
+        stream = stream_of(quarantine_of(queue))
+        config = (await api(client, f"STREAM.INFO.{stream}"))["config"]
+        assert "error" not in await api(client, f"STREAM.UPDATE.{stream}", {**config, "max_msg_size": 1000})
+        await broker.publish([Outgoing(queue, body) for body in (b"0", bytes(2000), b"2")])
+        consumer = await broker.consume(queue, prefetch=3)
+        taken = await take(consumer, 3)
+        with pytest.raises(BrokerError, match="message size exceeds maximum allowed"):
+            await consumer.dead_letter_all([(delivery, "bad") for delivery in taken])
+        assert [letter.body for letter in await broker.dead_letters(queue, limit=4)] == [b"0", b"2"]
+        await consumer.ack([taken[1]])
+        assert await eventually(lambda: is_empty(broker, queue))
 
 
 async def test_a_delivery_that_is_being_moved_keeps_its_place(

@@ -59,6 +59,8 @@ class TestBreaking:
                 with pytest.raises(BrokerUnavailable, match="lost"):
                     await take(consumer, 100)
                 assert "the connection broke" in trouble(broker)
+                with pytest.raises(BrokerUnavailable, match="lost"):
+                    await consumer.extend(held)
                 await consumer.ack(held)
                 await consumer.dead_letter(held[0], "too late")
                 heir = await subscribed(broker, queue)

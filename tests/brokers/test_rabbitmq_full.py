@@ -126,6 +126,23 @@ class TestFull:
         assert (letter.body, letter.reason, letter.redeliveries) == (b"0", "broken", 0)
         await eventually(lambda: state(broker, queue), lambda now: now.ready + now.unacked == 0)
 
+    async def test_of_several_that_are_buried_together_only_those_wait_that_the_quarantine_has_no_room_for(
+        self, broker: RabbitMQBroker, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.broker.FAILED_MOVE_PAUSE", 0.01)
+        with plain_channel(url) as channel:
+            arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
+            channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
+        await broker.publish(messages(queue, 4))
+        consumer = await broker.consume(queue, prefetch=4)
+        await consumer.dead_letter_all([(delivery, "broken") for delivery in await take(consumer, 4)])
+        first = await letters(broker, queue, 2)
+        assert await broker.discard(queue, [letter.id for letter in first]) == 2
+        second = await letters(broker, queue, 2)
+        found = [(letter.body, letter.reason) for letter in (*first, *second)]
+        assert found == [(b"0", "broken"), (b"1", "broken"), (b"2", "broken"), (b"3", "broken")]
+        await eventually(lambda: state(broker, queue), lambda now: now.ready + now.unacked == 0)
+
     async def test_a_redrive_into_a_full_queue_moves_what_it_takes(
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:

@@ -1,12 +1,15 @@
 """RabbitMQ: what is published, settled and counted, one by one and by the thousand."""
 
 import asyncio
+from typing import Any
 
 import pika
 import pytest
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
+from oraculo.brokers.rabbitmq.connection import Channel
 from oraculo.brokers.rabbitmq.publisher import _Batch
+from oraculo.brokers.rabbitmq.queues import LOOKS_TOGETHER
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, DeadLetter, Outgoing
@@ -226,6 +229,25 @@ class TestMuch:
         now = await eventually(lambda: state(broker, queue), lambda found: found.ready == 1190)
         assert now.dead_letters == 0
 
+    async def test_reading_many_letters_that_have_come_lets_others_run(
+        self, broker: RabbitMQBroker, queue: str
+    ) -> None:
+        await broker.publish([Outgoing(queue, b"%d" % n, reason="r") for n in range(500)])
+        async with broker._quarantine._visit(queue) as found:
+            await until(lambda: len(found._arrived) == 500, saying="all letters to be here")
+            turns = 0
+
+            async def take_turns() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            others = asyncio.create_task(take_turns())
+            assert len([letter async for letter in found]) == 500
+            others.cancel()
+        assert turns >= 5
+
     async def test_what_no_letter_can_be_named_is_refused(self, broker: RabbitMQBroker, queue: str) -> None:
         await broker.publish([Outgoing(queue, b"", reason="r" * 100_000)])
         with pytest.raises(BrokerError, match="after"):
@@ -236,6 +258,27 @@ class TestMuch:
 
 
 class TestTables:
+    async def test_many_queues_are_looked_at_several_at_a_time(
+        self, broker: RabbitMQBroker, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = [fresh_name() for _ in range(8)]
+        await broker.declare(names)
+        call, asked, most = Channel.call, 0, 0
+
+        async def counted(channel: Channel, method: str, **arguments: Any) -> Any:
+            nonlocal asked, most
+            asked += 1
+            most = max(most, asked)
+            try:
+                return await call(channel, method, **arguments)
+            finally:
+                asked -= 1
+
+        monkeypatch.setattr(Channel, "call", counted)
+        assert [found.queue for found in await broker.queues([*names, fresh_name()])] == names
+        assert most == LOOKS_TOGETHER
+        forget(url, names)
+
     async def test_names_of_queues_do_not_fill_the_memory(
         self, broker: RabbitMQBroker, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -216,11 +216,16 @@ def test_a_processor_is_known_by_its_name_without_its_role(queue: str) -> None:
     assert task_of(driver, {"destino": "pdf"}, "resultado_execucao") == queue
 
 
-def test_a_name_that_two_queues_share_is_that_of_the_one_that_is_open() -> None:
-    driver = fan_out("escavador_yt", "escavador-yt", "escavador_blog").sent()
-    assert "the message does not tell which" in str(read(driver, {"fonte": "yt"}))
-    driver.ok("escavador_yt")
-    assert task_of(driver, {"fonte": "yt"}) == "escavador-yt"
+@pytest.mark.parametrize("queues", [("escavador_yt", "escavador-yt"), ("escavador-yt", "escavador_yt")])
+def test_of_two_spellings_the_one_that_the_contract_writes_is_meant(queues: tuple[str, str]) -> None:
+    assert task_of(fan_out(*queues).sent(), {"fonte": "yt"}) == "escavador_yt"
+
+
+def test_a_source_that_is_echoed_is_no_processor_of_the_same_name() -> None:
+    driver = fan_out("escavador_yt", "executador_yt", "executador_relatorio").sent()
+    assert isinstance(read(driver, {"fonte": "yt"}, "resultado_execucao"), str)
+    driver.ok("executador_yt")
+    assert task_of(driver, {"fonte": "yt"}, "resultado_execucao") == "executador_relatorio"
 
 
 def test_an_id_of_the_other_kind_hides_no_queue() -> None:
@@ -234,6 +239,14 @@ def test_a_worker_may_name_its_queue_with_the_prefix_of_the_installation() -> No
         event = read_answer(driver.run, message(payload, "resultado_coleta"), 0.0, prefix="loja.")
         assert isinstance(event, Answered), event
         assert event.task == 0
+
+
+def test_the_prefix_does_not_change_which_name_counts_first() -> None:
+    driver = fan_out("escavador_a", "escavador_b").sent()
+    payload = {"destino": "loja.escavador_a", "fonte": "b"}
+    event = read_answer(driver.run, message(payload, "resultado_coleta"), 0.0, prefix="loja.")
+    assert isinstance(event, Answered)
+    assert event.task == 0
 
 
 def test_a_name_in_the_payload_that_nothing_has_is_told() -> None:

@@ -3,7 +3,7 @@ start."""
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from oraculo.engine.inputs import Wish
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.publishing import Key
 from oraculo.errors import BrokerError, BrokerUnavailable, NotFound, StoreUnavailable
-from oraculo.ports.broker import Capabilities, Consumer, Delivery, Link, Outgoing
+from oraculo.ports.broker import Capabilities, Consumer, DeadLetter, Delivery, Link, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack, LoopFailed, Record
 from oraculo.settings import BrokerSettings, EngineSettings, RunSettings, Settings
@@ -325,6 +325,95 @@ async def test_messages_that_wait_for_the_store_keep_their_lease() -> None:
         assert (state.ready, state.dead_letters) == (0, 0)
         history = [entry.what.value for entry in await oraculo.operations.history(run_id)]
         assert "resposta_repetida" not in history
+
+
+class Burying(MemoryBroker):
+    """Its consumers tell how many they bury at once, and may be made to wait with it."""
+
+    def __init__(self, lease: float | None = None) -> None:
+        super().__init__(SystemClock(), lease=lease)
+        self.buried: list[int] = []
+        self.extended: list[Delivery] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def consume(self, queue: str, *, prefetch: int) -> Consumer:  # type: ignore[override]
+        consumer = await super().consume(queue, prefetch=prefetch)
+        bury, extend = consumer.dead_letter, consumer.extend
+
+        async def dead_letter_all(letters: Sequence[tuple[Delivery, str]]) -> None:
+            self.buried.append(len(letters))
+            await self.gate.wait()
+            for delivery, reason in letters:
+                await bury(delivery, reason)
+
+        async def noted(deliveries: Sequence[Delivery]) -> None:
+            self.extended += deliveries
+            await extend(deliveries)
+
+        consumer.dead_letter = lambda delivery, reason: dead_letter_all([(delivery, reason)])  # type: ignore[method-assign]
+        consumer.dead_letter_all = dead_letter_all  # type: ignore[method-assign]
+        consumer.extend = noted  # type: ignore[method-assign]
+        return consumer
+
+
+async def test_bad_answers_are_quarantined_together_so_that_good_ones_do_not_wait_behind_them() -> None:
+    broker = Burying()
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        await broker.publish([Outgoing("resultados", b"{bad %d" % n) for n in range(300)])
+        await until(lambda: sum(broker.buried) == 300, saying="all to be quarantined")
+        assert len(await oraculo.operations.dead_letters("resultados", limit=400)) == 300
+    assert len(broker.buried) < 10
+
+
+async def test_messages_that_wait_to_be_quarantined_keep_their_lease() -> None:
+    settings = Settings(engine=QUICK.engine, broker=BrokerSettings(lease=0.15))
+    broker = Burying(lease=0.15)
+    async with Harness(settings=settings, broker=broker) as oraculo:
+        broker.gate.clear()
+        await oraculo.publish("resultados", b"{bad")
+        await until(lambda: len(broker.extended) > 8, saying="its lease to be renewed for longer than two")
+        broker.gate.set()
+        (letter,) = await until(lambda: oraculo.operations.dead_letters("resultados"))
+    assert (letter.body, letter.redeliveries, broker.buried) == (b"{bad", 0, [1])
+
+
+class Reading(MemoryBroker):
+    """As RabbitMQ, which reads all dead letters whenever it is asked for some."""
+
+    reads = 0
+
+    async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
+        self.reads += 1
+        return await super().dead_letters(queue, limit=limit, after=after)
+
+    async def look_through(
+        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
+    ) -> None:
+        self.reads += 1
+        await super().look_through(queue, see, ids)
+
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
+        self.reads += 1
+        return await super().redrive(queue, ids)
+
+    async def discard(self, queue: str, ids: Sequence[str]) -> int:
+        self.reads += 1
+        return await super().discard(queue, ids)
+
+
+async def test_to_discard_one_dead_letter_or_redrive_all_they_are_read_a_few_times_however_many_they_are() -> None:
+    broker = Reading(SystemClock())
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        await broker.publish([Outgoing("executador_a", b"%d" % n, reason="failed") for n in range(1000)])
+        (letter,) = await oraculo.operations.dead_letters("executador_a", limit=1)
+        broker.reads = 0
+        await oraculo.operations.discard("executador_a", letter.id)
+        assert broker.reads == 2
+        assert (await oraculo.operations.redrive("executador_a")).moved == 999
+        assert broker.reads == 5
+        with pytest.raises(NotFound, match=f"no dead letter with the id {letter.id}"):
+            await oraculo.operations.discard("executador_a", letter.id)
 
 
 class Unsettled(MemoryBroker):

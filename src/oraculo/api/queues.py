@@ -14,7 +14,7 @@ from oraculo.api.parameters import Cursor, LetterId, Queue, when_empty
 from oraculo.api.paths import DEAD_LETTERS, QUEUES
 from oraculo.api.replies import json_reply
 from oraculo.core import naming
-from oraculo.core.json_guard import is_too_deep
+from oraculo.core.json_guard import is_too_deep, json_fault
 from oraculo.core.message import fault_of, in_our_words
 from oraculo.core.timestamps import to_iso
 from oraculo.engine.operations import Operations
@@ -171,7 +171,7 @@ def _ids(body: bytes) -> list[str] | None:
     except msgspec.ValidationError as error:
         raise InvalidRequest(in_our_words(fault_of(error), _RIGHT)) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidJson(Fault("", f"not valid JSON: {error}")) from None
+        raise InvalidJson(json_fault(body, error)) from None
 
 
 @router.delete(

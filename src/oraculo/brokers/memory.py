@@ -9,7 +9,7 @@ One event loop, no threads, no chance: on a virtual-time loop every run is the s
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import takewhile
 from math import inf
 
@@ -300,6 +300,10 @@ class MemoryConsumer:
         finally:
             self._queue.wake()
 
+    async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
+        for delivery, reason in letters:
+            await self.dead_letter(delivery, reason)
+
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         if self._lease is None:
             return
@@ -445,6 +449,13 @@ class MemoryBroker:
         letters, source = self._open().letters(queue), _source_name(queue)
         found = letters.peek(limit, _number(after or "")) if letters else ()
         return [_shown_letter(source, letter) for letter in found]
+
+    async def look_through(
+        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
+    ) -> None:
+        letters, source = self._open().letters(queue), _source_name(queue)
+        for letter in letters.find(None if ids is None else sorted(map(_number, ids))) if letters else ():
+            see(_shown_letter(source, letter))
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         """All or nothing. Raises BrokerUnavailable when they would pass `max_bytes`."""

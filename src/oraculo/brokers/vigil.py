@@ -10,7 +10,7 @@ a few such rounds the consumer is made again without alarm: that costs little.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from oraculo.errors import BrokerUnavailable
@@ -84,6 +84,11 @@ class VigilantBroker:
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         return await self._broker.dead_letters(queue, limit=limit, after=after)
+
+    async def look_through(
+        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
+    ) -> None:
+        await self._broker.look_through(queue, see, ids)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         return await self._broker.redrive(queue, ids)
@@ -204,6 +209,10 @@ class VigilantConsumer:
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
         self._out = max(0, self._out - 1)
         await self._inner.dead_letter(delivery, reason)
+
+    async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
+        self._out = max(0, self._out - len(letters))
+        await self._inner.dead_letter_all(letters)
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         await self._inner.extend(deliveries)

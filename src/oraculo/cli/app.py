@@ -45,11 +45,13 @@ class OneLineErrors(TyperGroup):
 
 
 def _expect_text(args: Sequence[str]) -> None:
-    """Raises InvalidInput, which does not show the value of an option: it may be a secret."""
+    """Raises InvalidInput, which does not show the value of an option: it may be a secret. A file may have any name."""
     for before, arg in pairwise(["oraculo", *args]):
         try:
             arg.encode()
         except UnicodeEncodeError:  # Python has bytes that it cannot read as halves of surrogate pairs
+            if os.path.lexists(arg.removeprefix("@")):
+                continue
             name = (f"behind {before}" if before.startswith("-") else arg).partition("=")[0]
             raise InvalidInput.at(f"the argument {name}", "is not UTF-8; write it in that encoding") from None
 

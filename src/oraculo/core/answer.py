@@ -131,8 +131,8 @@ def _counted_for(run: Run, mark: int) -> int | None:
 
 
 def _names(reply: _Reply, prefix: str) -> list[str]:
-    names = [name for name in (reply.tarefa, reply.destino, reply.fonte) if isinstance(name, str)]
-    return [*names, *(name.removeprefix(prefix) for name in names if prefix and name.startswith(prefix))]
+    names = (name for name in (reply.tarefa, reply.destino, reply.fonte) if isinstance(name, str))
+    return list(dict.fromkeys(spelling for name in names for spelling in (name, name.removeprefix(prefix))))
 
 
 def _named(run: Run, name: str, event: str) -> Sequence[int]:
@@ -142,13 +142,10 @@ def _named(run: Run, name: str, event: str) -> Sequence[int]:
 
 
 def _one_of(run: Run, numbers: Sequence[int]) -> int | None:
-    """Of the tasks that one name means, the only one, or the only one that awaits an answer."""
+    """Of the tasks of one destination, its only one, or the only one that awaits an answer."""
     if len(numbers) == 1:
         return numbers[0]
-    queue = run.plan.steps[numbers[0]].queue
-    if len(numbers) == len(run.plan.by_queue[queue]):
-        return _only(run.awaited_on.get(queue, set()))
-    return _only(run.awaited[run.plan.is_collector[numbers[0]]].intersection(numbers))  # a short name of two queues
+    return _only(run.awaited_on.get(run.plan.steps[numbers[0]].queue, set()))
 
 
 def _only(numbers: set[int]) -> int | None:

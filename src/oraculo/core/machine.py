@@ -365,15 +365,12 @@ def _may_succeed(task: Task) -> bool:
 
 def _reopen(run: Run, tasks: list[Task], now: float, changes: Changes) -> None:
     head = run.head
-    deadline = now + head.timeout
-    if run.is_open:
-        deadline = max(deadline, head.deadline)  # a clock may have been set back
-    else:
+    if not run.is_open:  # else it keeps its deadline, which workers have as the `prazo` of their commands
         move_run(run, RunTrigger.REOPEN, RunStatus.RUNNING)
         changes.tell(now, Happened.RUN_REOPENED)
         head.ended_at, head.cancelled = None, False
         changes.ended, changes.deliver = False, ()
-    head.deadline = head.due_at = deadline
+        head.deadline = head.due_at = now + head.timeout
     for task in tasks:
         move(run, task, Trigger.REOPEN)
         # The attempts go on counting, so that a worker never takes a repeat for a command it has answered.

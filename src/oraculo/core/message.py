@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from oraculo.core.json_guard import check_json_text
+from oraculo.core.json_guard import check_json_text, json_fault
 from oraculo.core.timestamps import from_iso
 from oraculo.errors import Fault, InvalidJson, InvalidMessage
 
@@ -86,7 +86,7 @@ def decode_message(body: bytes) -> Message:
     except msgspec.ValidationError as error:
         raise InvalidMessage(in_our_words(fault_of(error), _RIGHT)) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidJson(Fault("", f"not valid JSON: {error}")) from None
+        raise InvalidJson(json_fault(body, error)) from None
     if not bytes(message.payload).startswith(b"{"):
         raise InvalidMessage(Fault("payload", "must be an object"))
     if from_iso(message.timestamp) is None:

@@ -1,6 +1,6 @@
 """A definition compiled once for all its runs: numbers instead of names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from oraculo.core import naming
 from oraculo.core.pipeline import Definition, Kind, OnLate, Step, quorum_needed
@@ -39,7 +39,7 @@ class Plan:
             self.dependencies.append(before)
             for dependency in before:
                 self.dependents[dependency].append(number)
-        self.by_short_name = _by_short_name(self.by_queue)  # with whether they are collectors
+        self.by_short_name = _by_short_name(self.by_queue)
         self.needed = quorum_needed(definition.quorum, len(steps))
         self.on_late = definition.on_late
         self.only_of_kind: dict[bool, int | None] = {kind: _only(self.is_collector, kind) for kind in (True, False)}
@@ -59,19 +59,24 @@ class Plan:
         """The tasks that a worker means by `name`: a task's id, a queue, or a queue without its role's prefix.
         `collects`: only collectors, or only processors."""
         number = self.by_id.get(name)
-        meant = (
-            () if number is None else (number,),
-            self.by_queue.get(name, ()),
-            self.by_short_name.get((name, True), ()),
-            self.by_short_name.get((name, False), ()),
-        )
+        meant = (() if number is None else (number,), self.by_queue.get(name, ()), self._shortened(name))
         return next((found for found in meant if found and collects in (None, self.is_collector[found[0]])), ())
 
+    def _shortened(self, name: str) -> Sequence[int]:
+        """Of a collector if there is one: a processor only echoes the `fonte` that it was given."""
+        queue = self.by_short_name.get((name, True)) or self.by_short_name.get((name, False))
+        return () if queue is None else self.by_queue[queue]
 
-def _by_short_name(by_queue: Mapping[str, list[int]]) -> dict[tuple[str, bool], list[int]]:
-    found: dict[tuple[str, bool], list[int]] = {}
-    for queue, numbers in by_queue.items():
-        found.setdefault((naming.short_name(queue), naming.is_collector(queue)), []).extend(numbers)
+
+def _by_short_name(queues: Iterable[str]) -> dict[tuple[str, bool], str]:
+    """With whether they are collectors. Of two spellings the one with `_` is meant, else the first."""
+    found: dict[tuple[str, bool], str] = {}
+    for queue in queues:
+        short = naming.short_name(queue)
+        if queue.endswith(f"_{short}"):
+            found[short, naming.is_collector(queue)] = queue
+        else:
+            found.setdefault((short, naming.is_collector(queue)), queue)
     return found
 
 

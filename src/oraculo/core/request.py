@@ -8,7 +8,7 @@ import msgspec
 
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
-from oraculo.core.json_guard import check_json_text
+from oraculo.core.json_guard import check_json_text, json_fault
 from oraculo.core.message import fault_of, in_our_words
 from oraculo.core.pipeline import (
     MAX_STEPS,
@@ -113,7 +113,7 @@ def read_request(body: bytes, limits: Limits) -> RunRequest:
     except msgspec.ValidationError as error:
         raise InvalidRequest(_known_field_fault(in_our_words(fault_of(error), _RIGHT))) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidJson(Fault("", f"not valid JSON: {error}")) from None
+        raise InvalidJson(json_fault(body, error)) from None
     faults = [*_subject_faults(request), *_option_faults(request)]
     if faults:
         raise InvalidRequest(faults)

@@ -20,6 +20,7 @@ from oraculo.core.machine import Verdict
 from oraculo.core.message import Message, decode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import Changes, Run
+from oraculo.core.slices import slices
 from oraculo.engine.cache import HotRuns, Plans
 from oraculo.engine.inputs import Answer, Arrived, Inbox, Input, Note, OfRun, Resend, Submission, is_withdrawn
 from oraculo.engine.offload import Offload
@@ -41,6 +42,8 @@ from oraculo.ports.telemetry import AnswerTaken, BatchCommitted, DeadLettered, L
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _FAILURES_BEFORE_LESS = 2  # of a batch, that may be its own fault, while the store works otherwise
 _MOST_SETTLING = 16  # batches that are being settled at the same time
+_BURIED_BYTES = 1024 * 1024  # of refused messages that become dead letters together: a line may be slow
+_LEAST_BYTES = 8 * 1024  # that each of them counts for: so they are not too many either
 
 
 class Aftermath(Protocol):
@@ -73,6 +76,11 @@ class Batch:
     refused: list[tuple[Arrived, str]] = field(default_factory=list)
     large: list[Answer] = field(default_factory=list)  # which may rest in the object store instead
     unknown: list[Arrived] = field(default_factory=list)  # requests for pipelines that are not known here, or not yet
+
+    @property
+    def arrived(self) -> list[Arrived]:
+        """What is to be settled."""
+        return [*self.handled, *(arrived for arrived, _ in self.refused)]
 
     def of_run(self, run_id: str, item: OfRun) -> None:
         self.by_run.setdefault(run_id, []).append(item)
@@ -112,7 +120,7 @@ class Intake:
         self._idle = asyncio.Event()
         self._stopping = False
         self._at_work: Sequence[Input] = ()
-        self._settling: set[asyncio.Task[None]] = set()
+        self._settling: dict[asyncio.Task[None], Batch] = {}
         self.stopped = False
         self.trouble: str | None = None  # why nothing is decided now
 
@@ -139,7 +147,8 @@ class Intake:
     async def renew_leases(self) -> None:
         """For messages that wait here for long, as when the store is away: they are not to be delivered again."""
         held: dict[Consumer, list[Delivery]] = {}
-        for one in (*self._at_work, *self._inbox.arrived):
+        settling = [one for batch in self._settling.values() for one in batch.arrived]
+        for one in (*self._at_work, *self._inbox.arrived, *settling):
             if isinstance(one, Arrived):
                 held.setdefault(one.consumer, []).append(one.delivery)
         for consumer, deliveries in held.items():
@@ -438,8 +447,8 @@ class Intake:
         if not batch.handled and not batch.refused:
             return
         task = asyncio.create_task(self._settle(batch), name="settle")
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        self._settling[task] = batch
+        task.add_done_callback(self._settling.pop)
         if len(self._settling) > _MOST_SETTLING:
             await asyncio.wait(self._settling, return_when=asyncio.FIRST_COMPLETED)
 
@@ -450,9 +459,15 @@ class Intake:
             by_consumer.setdefault(arrived.consumer, []).append(arrived.delivery)
         for consumer, deliveries in by_consumer.items():
             await self._is_settled(consumer, consumer.ack(deliveries))
+        refused: dict[Consumer, list[tuple[Delivery, str]]] = {}
         for arrived, why in batch.refused:
-            if await self._is_settled(arrived.consumer, arrived.consumer.dead_letter(arrived.delivery, why)):
-                self._telemetry.emit(DeadLettered(self._names.logical(arrived.delivery.queue), why))
+            refused.setdefault(arrived.consumer, []).append((arrived.delivery, why))
+        for consumer, letters in refused.items():
+            for some in slices(letters, _weight, _BURIED_BYTES):
+                if not await self._is_settled(consumer, consumer.dead_letter_all(some)):
+                    break  # the rest was given back
+                for delivery, why in some:
+                    self._telemetry.emit(DeadLettered(self._names.logical(delivery.queue), why))
 
     async def _is_settled(self, consumer: Consumer, settling: Awaitable[None]) -> bool:
         """What a consumer cannot settle would fill its prefetch for ever: then it gives everything back, and whoever
@@ -473,6 +488,10 @@ def _expect_event(message: Message, known: Iterable[str]) -> None:
         raise InvalidMessage.at(
             "tipo_evento", f"must be one of {right} on this queue; got {naming.shown(message.tipo_evento)}"
         )
+
+
+def _weight(letter: tuple[Delivery, str]) -> int:
+    return max(len(letter[0].body), _LEAST_BYTES)
 
 
 def _parts(inputs: Sequence[Input], notes: Sequence[Note]) -> Iterable[tuple[Sequence[Input], Sequence[Note]]]:

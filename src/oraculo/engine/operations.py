@@ -84,7 +84,7 @@ class Operations:
         return await self._submitted_before(created.run_id, wait)
 
     async def _created_before(self, body: bytes, key: str | None) -> str | None:
-        """What was accepted once stays accepted under its key, though its pipeline is gone or a limit lower."""
+        """What was accepted once stays accepted under its key, though its pipeline is gone or payloads may be smaller."""
         if key is None:
             return None
         self._expect_accepting()

@@ -5,12 +5,13 @@ the engine sends the command again under the next attempt, so that the answer co
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from oraculo.core.events import DeadLetterDiscarded, Event, Redriven
 from oraculo.core.machine import Verdict
-from oraculo.core.message import Message, decode_message
+from oraculo.core.message import decode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import Run, Task, TaskStatus
 from oraculo.engine.cache import Plans
@@ -19,7 +20,7 @@ from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound
 from oraculo.ports.broker import LETTER_SEPARATOR, Broker, DeadLetter
 from oraculo.ports.store import Store
 
-_PAGE = 200
+_PAGE = 200  # letters whose runs are looked at, and opened, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,21 @@ class Redrive:
     moved: int  # put back on their queue
     reopened: int  # tasks that were opened again
     obsolete: int  # deleted: their task has succeeded or was tried again since
+
+
+class _Command(NamedTuple):
+    """Which task a dead letter is the command of."""
+
+    run_id: str
+    task: str
+    attempt: int | None
+
+
+class _Letter(NamedTuple):
+    """What is kept of a dead letter: there may be many, and large ones."""
+
+    id: str
+    command: _Command | None
 
 
 @dataclass(slots=True)
@@ -50,44 +66,41 @@ class Quarantine:
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> Redrive:
         """Raises NotFound when an id is not there, or BrokerUnavailable when its broker is away; then nothing is
-        moved."""
-        letters = await self._named(queue, ids)
-        totals = Redrive(0, 0, 0)
+        moved.
+
+        The broker is asked as seldom as can be: on RabbitMQ each time all letters are read. Should it end before the
+        letters of opened tasks are gone, the next redrive deletes these as obsolete."""
+        letters, physical = await self._named(queue, ids), self._names.physical(queue)
+        move, reopened, obsolete = list[str](), list[str](), list[str]()
         for start in range(0, len(letters), _PAGE):
-            done = await self._redrive_page(self._names.physical(queue), letters[start : start + _PAGE])
-            totals = Redrive(
-                totals.moved + done.moved, totals.reopened + done.reopened, totals.obsolete + done.obsolete
-            )
-        return totals
+            found = await self._sort(letters[start : start + _PAGE])
+            reopened += await self._reopen(found)
+            move += found.move
+            obsolete += found.obsolete
+        await self._broker.discard(physical, [*reopened, *obsolete])
+        moved = await self._broker.redrive(physical, move) if move else 0
+        return Redrive(moved, len(reopened), len(obsolete))
 
     async def discard(self, queue: str, letter_id: str) -> None:
-        (letter,) = await self._named(queue, [letter_id])
+        letter, *_ = await self._named(queue, [letter_id])
         await self._broker.discard(self._names.physical(queue), [letter_id])
-        message = _command(letter)
-        if message is None:
+        command = letter.command
+        if command is None:
             return
-        runs = await self._runs([message])
-        if (run := runs.get(message.correlation_id)) and (task := _task_of(run, message)) and _is_last(task, message):
+        run = (await self._runs([command])).get(command.run_id)
+        if run and (task := _task_of(run, command)) and _is_last(task, command):
             await self._wish(run.id, DeadLetterDiscarded(task.number))
 
-    async def _redrive_page(self, queue: str, letters: Sequence[DeadLetter]) -> Redrive:
-        sorted_letters = await self._sort(letters)
-        reopened = await self._reopen(sorted_letters)
-        moved = await self._broker.redrive(queue, sorted_letters.move) if sorted_letters.move else 0
-        await self._broker.discard(queue, [*reopened, *sorted_letters.obsolete])
-        return Redrive(moved, len(reopened), len(sorted_letters.obsolete))
-
-    async def _sort(self, letters: Sequence[DeadLetter]) -> _Sorted:
+    async def _sort(self, letters: Sequence[_Letter]) -> _Sorted:
         found = _Sorted([], [], [])
-        commands = {letter.id: message for letter in letters if (message := _command(letter))}
-        runs = await self._runs(commands.values())
+        runs = await self._runs([letter.command for letter in letters if letter.command])
         for letter in letters:
-            message = commands.get(letter.id)
-            run = runs.get(message.correlation_id) if message else None
-            task = _task_of(run, message) if run and message else None
-            if run is None or message is None or task is None:
+            command = letter.command
+            run = runs.get(command.run_id) if command else None
+            task = _task_of(run, command) if run and command else None
+            if run is None or command is None or task is None:
                 found.move.append(letter.id)
-            elif task.status is TaskStatus.SUCCEEDED or not _is_last(task, message):
+            elif task.status is TaskStatus.SUCCEEDED or not _is_last(task, command):
                 found.obsolete.append(letter.id)
             elif task.is_open:
                 found.move.append(letter.id)
@@ -106,26 +119,20 @@ class Quarantine:
         self._inbox.put([wish])
         return await patiently(wish.done)
 
-    async def _runs(self, messages: Iterable[Message]) -> dict[str, Run]:
-        snapshots = await self._store.load(list({message.correlation_id for message in messages}))
+    async def _runs(self, commands: Iterable[_Command]) -> dict[str, Run]:
+        snapshots = await self._store.load(list({command.run_id for command in commands}))
         return {run_id: self._plans.restore(snapshot) for run_id, snapshot in snapshots.items()}
 
-    async def _named(self, queue: str, ids: Sequence[str] | None) -> list[DeadLetter]:
+    async def _named(self, queue: str, ids: Sequence[str] | None) -> list[_Letter]:
         self._expect_brokers_of(ids or ())
         await self._expect_queue(queue)
-        wanted = None if ids is None else set(ids)
-        letters = [letter async for letter in self._all(queue) if wanted is None or letter.id in wanted]
-        if wanted is not None and (missing := wanted - {letter.id for letter in letters}):
+        letters: list[_Letter] = []
+        await self._broker.look_through(
+            self._names.physical(queue), lambda letter: letters.append(_Letter(letter.id, _command(letter))), ids
+        )
+        if missing := set(ids or ()).difference(letter.id for letter in letters):
             raise NotFound(f"queue '{queue}' has no dead letter with the id {', '.join(sorted(missing))}")
         return letters
-
-    async def _all(self, queue: str) -> AsyncIterator[DeadLetter]:
-        after: str | None = None
-        physical = self._names.physical(queue)
-        while page := await self._broker.dead_letters(physical, limit=_PAGE, after=after):
-            after = page[-1].id
-            for letter in page:
-                yield letter
 
     def _expect_brokers_of(self, ids: Sequence[str]) -> None:
         """One that is away cannot be asked whether it has the letter, nor the queue."""
@@ -138,18 +145,20 @@ class Quarantine:
             raise NotFound(f"there is no queue '{queue}'")
 
 
-def _command(letter: DeadLetter) -> Message | None:
+def _command(letter: DeadLetter) -> _Command | None:
     try:
         message = decode_message(letter.body)
     except InvalidInput:
         return None
-    return message if message.tarefa and message.tipo_evento.startswith("iniciar_") else None
+    if not message.tarefa or not message.tipo_evento.startswith("iniciar_"):
+        return None
+    return _Command(message.correlation_id, message.tarefa, message.tentativa)
 
 
-def _task_of(run: Run, message: Message) -> Task | None:
-    number = run.plan.by_id.get(message.tarefa or "")
+def _task_of(run: Run, command: _Command) -> Task | None:
+    number = run.plan.by_id.get(command.task)
     return None if number is None else run.tasks[number]
 
 
-def _is_last(task: Task, message: Message) -> bool:
-    return message.tentativa is None or message.tentativa >= task.attempt
+def _is_last(task: Task, command: _Command) -> bool:
+    return command.attempt is None or command.attempt >= task.attempt

@@ -5,7 +5,7 @@ Queue names are physical: any prefix is in them already. `<queue>.dlq` is the qu
 Every call may raise BrokerUnavailable (cannot be reached now: try again) or BrokerError (refused).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -128,6 +128,10 @@ class Consumer(Protocol):
         """Move it to `<queue>.dlq`. It leaves the queue only once it is there."""
         ...
 
+    async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
+        """Each with its reason, as `dead_letter` does one. Raises when some of them could not be moved."""
+        ...
+
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         """They are still being worked on: do not deliver them to anyone else yet."""
         ...
@@ -177,6 +181,14 @@ class Broker(Protocol):
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         """Looks at the quarantine of `queue`, oldest first, starting behind id `after`. Takes nothing out.
         Raises BrokerError when `after` cannot be an id."""
+        ...
+
+    async def look_through(
+        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
+    ) -> None:
+        """Shows to `see` each dead letter of `queue` (all, or those named), a few in memory at a time. Takes nothing
+        out; unknown ids are passed over. Where one can be found only by reading all, they are read once, and not once
+        for each page."""
         ...
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:

@@ -5,6 +5,10 @@ from oraculo.ports.broker import DeadLetter, Outgoing
 from oraculo.testing.broker_stage import BrokerStage
 
 
+def _body(letter: DeadLetter) -> bytes:
+    return letter.body
+
+
 class BrokerLetters(BrokerStage):
     async def test_a_dead_letter_has_its_reason_and_its_time(self) -> None:
         async with self.running() as (broker, queue):
@@ -56,6 +60,40 @@ class BrokerLetters(BrokerStage):
                 assert len(page) <= 3
                 pages += page
             assert pages == everything
+
+    async def test_looking_through_all_shows_each_once_and_takes_nothing_out(self) -> None:
+        async with self.running() as (broker, queue):
+            everything = await self.bury(broker, queue, 5)
+            for _ in range(2):
+                seen: list[DeadLetter] = []
+                await broker.look_through(queue, seen.append)
+                assert sorted(seen, key=_body) == list(everything)
+            assert await self.letters(broker, queue, 5) == everything
+
+    async def test_letters_are_looked_up_by_their_ids(self) -> None:
+        async with self.running() as (broker, queue):
+            first, second, third = await self.bury(broker, queue, 3)
+            assert await broker.discard(queue, [second.id]) == 1
+            seen: list[DeadLetter] = []
+            await broker.look_through(queue, seen.append, [third.id, second.id, "", "no such id", first.id])
+            assert sorted(seen, key=_body) == [first, third]
+            await broker.look_through(queue, seen.append, [])
+            await broker.look_through(self.fresh_name(), seen.append)
+            assert len(seen) == 2
+
+    async def test_several_become_dead_letters_together_each_with_its_reason(self) -> None:
+        async with self.running() as (broker, queue):
+            await broker.publish([Outgoing(queue, f"message {n}".encode()) for n in range(5)])
+            consumer = await broker.consume(queue, prefetch=5)
+            zero, one, two, three, four = await self.take(consumer, 5)
+            await consumer.ack([one])
+            together = [(one, "too late"), (zero, "reason 0"), (three, "reason 3"), (four, "reason 4")]
+            await consumer.dead_letter_all(together)
+            await consumer.dead_letter_all(together)
+            found = {letter.body: letter.reason for letter in await self.letters(broker, queue, 3)}
+            assert found == {b"message 0": "reason 0", b"message 3": "reason 3", b"message 4": "reason 4"}
+            await consumer.ack([two])
+            await self.assert_empty(broker, queue)
 
     async def test_dead_letters_belong_to_one_queue(self) -> None:
         async with self.running() as (broker, queue):

@@ -151,9 +151,10 @@ class WorkerCheck:
         message = self._usual_answer.message
         if message.tarefa == self._queue:
             return State.PASSED, "echoed"
-        if not isinstance(read_answer(_run_of(self._queue, f"{self._queue}-2"), message, 0.0), str):
+        prefix = self._names.prefix
+        if not isinstance(read_answer(_run_of(self._queue, f"{self._queue}-2"), message, 0.0, prefix=prefix), str):
             return State.PASSED, "not echoed, and found by a name in the payload"
-        why = read_answer(_run_of(self._queue), message, 0.0)
+        why = read_answer(_run_of(self._queue), message, 0.0, prefix=prefix)
         if isinstance(why, str):
             raise _Failed(f"the orchestrator would not know which task was answered: {why}; echo the command's tarefa")
         known = "the answer is known by its correlation_id alone"

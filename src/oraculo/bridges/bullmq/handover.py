@@ -19,7 +19,7 @@ from oraculo.errors import InvalidInput, InvalidMessage
 from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeadLettered, Telemetry
-from oraculo.subscription import Backoff, Subscription
+from oraculo.subscription import LONGEST_HELD, Backoff, Subscription
 
 _DEFAULT_NAME = "oraculo"  # of a job whose command names no task
 
@@ -93,7 +93,7 @@ class Handover:
     async def _hand_over_surely(
         self, subscription: Subscription, deliveries: Sequence[Delivery], jobs: Sequence[NewJob]
     ) -> None:
-        backoff = Backoff(self._entropy)
+        backoff = Backoff(self._entropy, LONGEST_HELD)
         while jobs:
             try:
                 await self._hand_over(jobs)

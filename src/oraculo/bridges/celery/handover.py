@@ -22,7 +22,7 @@ from oraculo.ports.broker import Broker, Delivery
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
 from oraculo.settings import CelerySettings
-from oraculo.subscription import Backoff, QueueIntake, Subscription
+from oraculo.subscription import LONGEST_HELD, Backoff, QueueIntake, Subscription
 
 PREFETCH = 100  # commands held, and reports held
 STOP_GRACE = 5.0
@@ -102,7 +102,7 @@ class TaskHandover:
 
     async def _hand_over_all(self, batch: _Batch) -> None:
         """What waits for its queue lets the others pass."""
-        backoff, passed_over = Backoff(self._entropy), 0
+        backoff, passed_over = Backoff(self._entropy, LONGEST_HELD), 0
         while batch.waiting and not batch.subscription.closed:
             try:
                 async with self._sending:
@@ -117,7 +117,8 @@ class TaskHandover:
                 passed_over = 0
                 # What was sent must not be sent again, nor what waits be given to another who cannot send it either.
                 await batch.settle()
-                await batch.subscription.extend(list(batch.waiting))
+                if not await batch.subscription.extend(list(batch.waiting)):
+                    await batch.subscription.close()
                 await backoff.pause()
             else:
                 batch.first_is_done()

@@ -1,8 +1,9 @@
 """Several brokers behind the port of one."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 from weakref import WeakSet
 
@@ -214,6 +215,15 @@ class FailoverBroker:
             place = None
         return letters
 
+    async def look_through(
+        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
+    ) -> None:
+        for branch in self._branches:
+            own = None if ids is None else _own_ids(branch, ids)
+            if own or (own is None and branch.is_up):
+                show = partial(_show, see, branch.name)
+                await branch.attempt(branch.broker.look_through(queue, show, own))
+
     def _place(self, after: str | None) -> tuple[int, str | None]:
         if after is None:
             return 0, None
@@ -240,9 +250,7 @@ class FailoverBroker:
     async def _for_owners(self, ids: Sequence[str], call: Callable[[Broker, list[str]], Awaitable[int]]) -> int:
         count = 0
         for branch in self._branches:
-            mine = branch.name + LETTER_SEPARATOR
-            own = [letter_id.removeprefix(mine) for letter_id in ids if letter_id.startswith(mine)]
-            if own:
+            if own := _own_ids(branch, ids):
                 count += await branch.attempt(call(branch.broker, own))
         return count
 
@@ -281,6 +289,15 @@ def _sum(one: QueueState, other: QueueState) -> QueueState:
         max((count for count in (one.consumers, other.consumers) if count is not None), default=None),
         one.delayed + other.delayed,
     )
+
+
+def _own_ids(branch: Branch, ids: Iterable[str]) -> list[str]:
+    mine = branch.name + LETTER_SEPARATOR
+    return [letter_id.removeprefix(mine) for letter_id in ids if letter_id.startswith(mine)]
+
+
+def _show(see: Callable[[DeadLetter], None], broker: str, letter: DeadLetter) -> None:
+    see(_renamed(letter, broker))
 
 
 def _renamed(letter: DeadLetter, broker: str) -> DeadLetter:

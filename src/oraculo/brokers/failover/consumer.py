@@ -134,6 +134,14 @@ class FailoverConsumer:
             await self._settle_with(owned[0], owned[0].dead_letter(owned[1], reason))
         await self._made_room()
 
+    async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
+        owned = [(self._settle(delivery), reason) for delivery, reason in letters]
+        reasons = {id(one[1]): reason for one, reason in owned if one is not None}
+        for consumer, own in _by_owner(one for one, _ in owned):
+            named = [(delivery, reasons[id(delivery)]) for delivery in own]
+            await self._settle_with(consumer, consumer.dead_letter_all(named))
+        await self._made_room()
+
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         """And what waits here, which nobody else knows of."""
         held = dict.fromkeys(delivery.token for delivery in (*deliveries, *self._waiting))

@@ -12,7 +12,7 @@ other: what was confirmed of a call is told, and a queue that said nothing is le
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any
@@ -413,6 +413,11 @@ class NatsBroker:
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         return await self._quarantine.peek(queue, limit=limit, after=after)
+
+    async def look_through(
+        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
+    ) -> None:
+        await self._quarantine.look_through(queue, see, ids)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         return await self._quarantine.redrive(queue, ids)

@@ -56,6 +56,12 @@ class OneLifeClient(Client):
         for _ in range(3):
             await asyncio.sleep(0)
 
+    @property
+    def is_closing(self) -> bool:
+        """Its socket is, which its reader hears of a turn later: what is written now is lost, and uvloop raises an
+        error of its own."""
+        return any(writer.transport.is_closing() for writer in self._writers())
+
     def write(self, data: bytes) -> None:
         """Past nats-py's buffer and the task that empties it. All that is sent here goes this way, in order."""
         assert self._transport is not None

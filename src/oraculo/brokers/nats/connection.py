@@ -85,6 +85,7 @@ class Connection:
             if not self._client.is_connected:
                 raise BrokerUnavailable(f"{self.place} hung up while connecting")
             self._inbox = self._client.new_inbox().encode() + b"."
+            self._require_alive()
             self._client.listen(f"{self._inbox.decode()}*", self._replied)
             await self._require_jetstream()
             is_open = True
@@ -214,6 +215,8 @@ class Connection:
                 self._awaiting.pop(token, None)
 
     def _require_alive(self) -> None:
+        if self._client.is_closing:
+            self._client.fail("it was closed")
         if self.lost:
             raise BrokerUnavailable(self.lost)
 
@@ -267,8 +270,8 @@ class Connection:
 
     def stop_deliveries(self, number: int) -> None:
         """The server stops sending; what is on its way is still received."""
-        if not self.lost:
-            self._client.stop_deliveries(number)
+        self._require_alive()
+        self._client.stop_deliveries(number)
 
     def forget(self, number: int) -> None:
         self._client.forget(number)

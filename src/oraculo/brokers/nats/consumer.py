@@ -184,7 +184,7 @@ class NatsConsumer:
         try:
             await self._home.bury(letters)
         except BrokerError as error:
-            if isinstance(error, BrokerUnavailable) and not isinstance(error, NotTaken):
+            if _is_away(error):
                 self._condemn_again(condemned)
                 raise
             _log.warning("dead letters are refused; they wait in their queue", queue=self.queue, reason=str(error))
@@ -214,15 +214,45 @@ class NatsConsumer:
             self._home.note_given_back(self.queue, origin.sequence, max(delay, 0.0))
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        await self.dead_letter_all([(delivery, reason)])
+
+    async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
         """A delivery that cannot be moved now stays this consumer's."""
-        for token in self._held([delivery]):
-            origin = self._out[token]
-            self._moving.add(token)  # whoever settles it meanwhile does nothing
+        try:
+            await self._move(letters)
+        except BrokerError as error:
+            if len(letters) == 1 or _is_away(error):
+                raise
+            await self._move_singly(letters)
+
+    async def _move_singly(self, letters: Sequence[tuple[Delivery, str]]) -> None:
+        """Some of them are refused: they hold up no other, and it is told why the first of them is."""
+        refusal: BrokerError | None = None
+        for letter in letters:
             try:
-                await self._home.bury([Letter(self.queue, delivery.body, reason, origin.delivered - 1, origin.id)])
-            finally:
-                self._moving.discard(token)
-            self._settle_all([token], _ACK)
+                await self._move([letter])
+            except BrokerError as error:
+                if _is_away(error):
+                    raise
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
+
+    async def _move(self, letters: Sequence[tuple[Delivery, str]]) -> None:
+        given = {str(delivery.token): (delivery.body, reason) for delivery, reason in letters}
+        tokens = self._held([delivery for delivery, _ in letters])
+        if not tokens:
+            return
+        self._moving.update(tokens)  # whoever settles one meanwhile does nothing
+        try:
+            await self._home.bury([self._letter(token, *given[token]) for token in tokens])
+        finally:
+            self._moving.difference_update(tokens)
+        self._settle_all(tokens, _ACK)
+
+    def _letter(self, token: str, body: bytes, reason: str) -> Letter:
+        origin = self._out[token]
+        return Letter(self.queue, body, reason, origin.delivered - 1, origin.id)
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         self._renew(self._held(deliveries))
@@ -409,6 +439,11 @@ def _settled_at(subject: str) -> tuple[str, ...]:
         return ()
     place = 2 if len(words) == _WORDS_OF_ACK else 4
     return tuple(words[place : place + 2])
+
+
+def _is_away(error: BrokerError) -> bool:
+    """The server, so that nothing is known of a message."""
+    return isinstance(error, BrokerUnavailable) and not isinstance(error, NotTaken)
 
 
 def _nak(delay: float) -> bytes:

@@ -1,7 +1,7 @@
 """The dead letters of NATS: a stream beside each queue, looked at and moved by the numbers of its messages."""
 
 import base64
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
@@ -61,31 +61,44 @@ class Quarantine:
             position = int(page[-1].id)
         return found
 
+    async def look_through(
+        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
+    ) -> None:
+        async def show(_connection: Connection, _queue: str, letters: Sequence[DeadLetter]) -> int:
+            for letter in letters:
+                see(letter)
+            return len(letters)
+
+        await self._do(queue, None if ids is None else sorted(_sequences(ids)), show)
+
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         """Page by page. When it fails, those that were moved are moved, and the others are where they were."""
+        return await self._do(queue, None if ids is None else _sequences(ids), self._move_back)
+
+    async def discard(self, queue: str, ids: Sequence[str]) -> int:
+        return await self._do(queue, _sequences(ids), self._delete_letters)
+
+    async def _do(self, queue: str, sequences: Sequence[int] | None, work: _Work) -> int:
+        """To all, or to those that are named."""
         if name_fault(queue):
             return 0
-        return await (self._redrive_all(queue) if ids is None else self._some(queue, _sequences(ids), self._move_back))
+        return await (self._to_all(queue, work) if sequences is None else self._to_some(queue, sequences, work))
 
-    async def _redrive_all(self, queue: str) -> int:
+    async def _to_all(self, queue: str, work: _Work) -> int:
         """All that are there now; not what dies again meanwhile."""
         async with self._calling() as connection:
             last, most = await self._extent(connection, queue)
-        moved = position = 0
+        done = position = 0
         while position < last:
             async with self._calling() as connection:
                 page = await self._page(connection, queue, position, last, most)
                 if not page:
                     break
-                moved += await self._move_back(connection, queue, page)
+                done += await work(connection, queue, page)
                 position = int(page[-1].id)
-        return moved
+        return done
 
-    async def discard(self, queue: str, ids: Sequence[str]) -> int:
-        sequences = _sequences(ids)
-        return 0 if name_fault(queue) else await self._some(queue, sequences, self._delete_letters)
-
-    async def _some(self, queue: str, sequences: Sequence[int], work: _Work) -> int:
+    async def _to_some(self, queue: str, sequences: Sequence[int], work: _Work) -> int:
         """Does it to those of them that are there, a page at a time. To the others not even a deletion: there a cluster
         of servers before 2.11.11 would give no answer at all."""
         async with self._calling() as connection:

@@ -17,7 +17,7 @@ set): the consumer is lost, and what it held comes again. There is no lease to e
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import islice
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ from oraculo.brokers.rabbitmq.letters import (
     redeliveries_of,
 )
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Publisher
-from oraculo.brokers.rabbitmq.queues import NotDelayed, Queues, dlq_name, is_dlq
+from oraculo.brokers.rabbitmq.queues import LOOKS_TOGETHER, NotDelayed, Queues, dlq_name, is_dlq
 from oraculo.brokers.rabbitmq.sending import Sender, StuckQueues
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import dlq_of
@@ -56,8 +56,8 @@ FAILED_MOVE_PAUSE = 1.0  # seconds until it is tried again to move a message, or
 LONGEST_MOVE_PAUSE = 5.0
 LONGEST_HELD = 60.0  # seconds that a message waits here which can wait in no queue: it takes a place of the prefetch
 MOVED_TOGETHER = 50  # of the messages that could not be moved before
-_BY_PRIORITY = {
-    priority: encoded(BasicProperties(delivery_mode=PERSISTENT, priority=priority or None))
+_BY_PRIORITY = {  # also the lowest is told: RabbitMQ 4.3 takes a message without any for one of 4
+    priority: encoded(BasicProperties(delivery_mode=PERSISTENT, priority=priority))
     for priority in range(HIGHEST_PRIORITY + 1)
 }
 
@@ -75,6 +75,14 @@ class _Move(NamedTuple):
 
     async def parcel(self) -> Parcel:
         return Parcel(await self.find_queue(), self.properties, self.body)
+
+
+def _not_taken(moves: dict[Token, _Move], parcels: Sequence[Parcel], error: BrokerError) -> dict[Token, _Move]:
+    """Of the moves that these parcels are, those that are not known to be done."""
+    if not isinstance(error, NotConfirmed):
+        return moves
+    refused = set(map(id, error.parcels))
+    return {tag: moves[tag] for tag, parcel in zip(moves, parcels, strict=True) if id(parcel) in refused}
 
 
 class RabbitMQConsumer:
@@ -132,7 +140,7 @@ class RabbitMQConsumer:
             if self._closed:
                 return []
             if self._fault is not None:
-                raise BrokerUnavailable(f"the subscription to {self.queue} is lost: {self._fault}")
+                raise self._lost()
             self._arrived.clear()
             await self._arrived.wait()
         self._on_heard()
@@ -143,8 +151,11 @@ class RabbitMQConsumer:
         return [self._waiting.popleft() for _ in range(limit)]
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        self._ack([delivery.token for delivery in deliveries])
+
+    def _ack(self, tags: Iterable[Token]) -> None:
         """One ack for all up to the oldest that is still held, and one for each behind it."""
-        settled = [tag for delivery in deliveries if self._settles(tag := delivery.token)]
+        settled = [tag for tag in tags if self._settles(tag)]
         oldest = next(iter(self._held), None)
         together = settled if oldest is None else [tag for tag in settled if tag < oldest]
         if together:
@@ -165,21 +176,33 @@ class RabbitMQConsumer:
         else:
             counted = carried(properties, **{REDELIVERIES: deliveries})
             try:
-                await self._move(delivery, counted, lambda: self._later(delay))
+                await self._move({delivery.token: _Move(lambda: self._later(delay), counted, delivery.body)})
             except NotDelayed:
                 if delivery.token in self._moving:  # else the consumer has ended
                     self._run(self._retry_after(delivery, min(delay, LONGEST_HELD), reason), "retry a message")
 
+    def _lost(self) -> BrokerUnavailable:
+        return BrokerUnavailable(f"the subscription to {self.queue} is lost: {self._fault}")
+
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        await self.dead_letter_all([(delivery, reason)])
+
+    async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
         """One that cannot be moved now is held until it can be. Raises BrokerUnavailable when too many are held so; it
         then comes again, after a pause."""
-        properties = self._held.get(delivery.token)
-        if properties is not None and delivery.token not in self._moving:
-            letter = dead(properties, reason, self._clock.now(), delivery.redeliveries)
-            await self._move(delivery, letter, self._grave)
+        moves: dict[Token, _Move] = {}
+        for delivery, reason in letters:
+            properties = self._held.get(delivery.token)
+            if properties is not None and delivery.token not in self._moving:
+                letter = dead(properties, reason, self._clock.now(), delivery.redeliveries)
+                moves[delivery.token] = _Move(self._grave, letter, delivery.body)
+        if moves:
+            await self._move(moves)
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
-        """Nothing to do: a delivery is its consumer's while that lives."""
+        """Nothing to do: a delivery is its consumer's while that lives. Raises BrokerUnavailable when it does not."""
+        if self._fault is not None:
+            raise self._lost()
 
     async def close(self) -> None:
         if self._closed:
@@ -241,25 +264,37 @@ class RabbitMQConsumer:
             with suppress(AMQPError):  # the channel is closing in this moment, and what it held comes again
                 self._channel.raw.basic_reject(tag, requeue=True)  # since RabbitMQ 4.3 a nack is not counted
 
-    async def _move(self, delivery: Delivery, properties: bytes, find_queue: FindQueue) -> None:
-        """To another queue: it leaves this one once it is confirmed there. To give it back meanwhile would be counted:
-        it would lose its reason, or all be dropped by a queue that has a limit and no dead letters."""
-        tag, move = delivery.token, _Move(find_queue, properties, delivery.body)
-        self._moving.add(tag)
+    async def _move(self, moves: dict[Token, _Move]) -> None:
+        """To another queue: each leaves this one once it is confirmed there. To give it back meanwhile would be
+        counted: it would lose its reason, or all be dropped by a queue that has a limit and no dead letters."""
+        self._moving.update(moves)
+        parcels: list[Parcel] = []
         try:
-            await self._publish([await move.parcel()])
+            parcels += [await move.parcel() for move in moves.values()]
+            await self._publish(parcels)
         except NotDelayed:
             raise  # it is still ours to move
-        except BrokerError:
+        except BrokerError as error:
+            left = _not_taken(moves, parcels, error)
+            self._have_moved(moves.keys() - left.keys())
+            if not self._keeps(left):
+                raise
+        except BaseException:
+            self._moving.difference_update(moves)
+            raise
+        else:
+            self._have_moved(moves)
+
+    def _keeps(self, moves: dict[Token, _Move]) -> bool:
+        """Whether there is room for all that could not be moved; the others come again, after a pause."""
+        has_room = True
+        for tag, move in moves.items():
             if tag in self._moving and len(self._kept) < self._most_kept:
                 self._keep(tag, move)
-                return
-            asyncio.get_running_loop().call_later(FAILED_MOVE_PAUSE, self._moved, tag, False)
-            raise
-        except BaseException:
-            self._moving.discard(tag)
-            raise
-        self._moved(tag, True)
+            else:
+                asyncio.get_running_loop().call_later(FAILED_MOVE_PAUSE, self._not_moved, tag)
+                has_room = False
+        return has_room
 
     async def _retry_after(self, delivery: Delivery, delay: float, reason: str) -> None:
         """It waits here, for it can wait nowhere else."""
@@ -285,21 +320,20 @@ class RabbitMQConsumer:
 
     async def _moved_some(self, moves: dict[Token, _Move]) -> list[Token]:
         """Returns those that could not be moved this time either."""
-        refused = set[int]()
+        left: dict[Token, _Move] = {}
+        parcels: list[Parcel] = []
         try:
-            parcels = [await move.parcel() for move in moves.values()]
+            parcels += [await move.parcel() for move in moves.values()]
             await self._publish(parcels)
-        except NotConfirmed as error:
-            refused = set(map(id, error.parcels))
-        except BrokerUnavailable:
-            return list(moves)
+        except BrokerUnavailable as error:
+            left = _not_taken(moves, parcels, error)
         except BrokerError:
             return await self._moved_singly(moves)
-        left = [tag for tag, parcel in zip(moves, parcels, strict=True) if id(parcel) in refused]
-        for tag in moves.keys() - left:
+        done = moves.keys() - left.keys()
+        for tag in done:
             del self._kept[tag]
-            self._moved(tag, True)
-        return left
+        self._have_moved(done)
+        return list(left)
 
     async def _moved_singly(self, moves: dict[Token, _Move]) -> list[Token]:
         """One of them will never be taken where it is to go: it comes again, and holds up no other."""
@@ -307,16 +341,18 @@ class RabbitMQConsumer:
             return [left for tag, move in moves.items() for left in await self._moved_some({tag: move})]
         for tag in moves:
             del self._kept[tag]
-            self._moved(tag, False)
+            self._not_moved(tag)
         return []
 
-    def _moved(self, tag: Token, is_done: bool) -> None:
+    def _have_moved(self, tags: Iterable[Token]) -> None:
+        moved = self._moving.intersection(tags)  # without those that it held no more when it ended
+        self._moving -= moved
+        self._ack(moved)
+
+    def _not_moved(self, tag: Token) -> None:
         if tag in self._moving:
             self._moving.discard(tag)
-            if is_done and self._settles(tag):
-                self._tell_ack(tag)
-            else:
-                self._give_back(tag)
+            self._give_back(tag)
 
     async def _grave(self) -> str:
         return dlq_name(self.queue)
@@ -438,18 +474,29 @@ class RabbitMQBroker:
         are those that its own consumers hold; of messages that wait for a delay it knows those that it delayed."""
         async with self._watched():
             wanted = self._queues.names if names is None else [name for name in names if not is_dlq(name)]
-            states = list[QueueState | None]()
-            for name in wanted:
-                try:
-                    states.append(await self._state(name))
-                except Refused:  # one that RabbitMQ does not let us see is left out, unless it was asked for
-                    if names is not None:
-                        raise
-        return [state for state in states if state is not None]
+            states: dict[str, QueueState | None] = {}
+            left = iter(wanted)
+
+            async def look() -> None:
+                for name in left:
+                    try:
+                        states[name] = await self._state(name)
+                    except Refused:  # one that RabbitMQ does not let us see is left out, unless it was asked for
+                        if names is not None:
+                            raise
+
+            await _all(*(look() for _ in range(min(LOOKS_TOGETHER, len(wanted)))))
+        return [state for name in wanted if (state := states.get(name)) is not None]
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         async with self._watched():
             return await self._quarantine.peek(queue, limit, after)
+
+    async def look_through(
+        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
+    ) -> None:
+        async with self._watched():
+            await self._quarantine.look_through(queue, see, ids)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         try:

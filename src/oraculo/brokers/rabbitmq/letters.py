@@ -16,7 +16,7 @@ from datetime import datetime
 from hashlib import blake2b
 from itertools import count
 from math import ceil, isfinite
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -30,6 +30,8 @@ from oraculo.core.naming import AMQP_REASON_HEADER, LONGEST_REASON, shown
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import NO_REASON, DeadLetter
 
+Item = TypeVar("Item")
+
 PERSISTENT = 2
 CHUNK = 500  # dead letters that are moved at once
 CHUNK_BYTES = 1024 * 1024  # and how large they may be, but for a single one: a link may be slow
@@ -37,6 +39,7 @@ RENEWED_BYTES = 16 * 1024 * 1024  # of letters at one look: more arrive meanwhil
 _PATIENCE = 1.0  # seconds without a letter that should be there: somebody else has it now
 _FIRST_PATIENCE = 5.0  # for the first that is consumed: a quorum queue reads all from disk before it hands over any
 _MOST_PREFETCH = 65_535
+_TURN = 50  # letters that are read before the rest of the loop gets a turn
 
 _OURS = "x-oraculo-"
 REDELIVERIES = _OURS + "redeliveries"
@@ -150,6 +153,24 @@ class _Found(NamedTuple):
     body: bytes
 
 
+class _Chunk(Generic[Item]):
+    """Of letters, as many as go together."""
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+        self._bytes = 0
+
+    def is_full_with(self, item: Item, found: _Found) -> bool:
+        """Takes it in."""
+        self._items.append(item)
+        self._bytes += len(found.body)
+        return len(self._items) >= CHUNK or self._bytes >= CHUNK_BYTES
+
+    def emptied(self) -> list[Item]:
+        items, self._items, self._bytes = self._items, [], 0
+        return items
+
+
 class _Reader:
     """Reads letters in their order. A plain client's has no id: it gets one by its content, and by how many of the
     same stand before it."""
@@ -185,7 +206,7 @@ def _own_id(headers: dict[str, Any]) -> str | None:
 
 def _was_given_back(properties: bytes) -> bool:
     """As its queue counted. Where the count cannot be read it may be any."""
-    if not struct.unpack_from(">H", properties)[0] & _HAS_HEADERS:
+    if _COUNTERS[0].encode() not in properties:  # told without reading them: there may be many letters
         return False
     headers = _decoded(properties).headers
     return headers is None or _number(headers.get(_COUNTERS[0])) > 0
@@ -236,7 +257,7 @@ class _Visit:
         self._queue = queue
         self._publish = publish
         self._reader = _Reader(source_name(queue))
-        self._worn: list[tuple[_Found, Parcel]] = []  # those that were given back before, and what takes their place
+        self._worn = _Chunk[tuple[_Found, Parcel]]()  # those that were given back before, and what takes their place
         self._renewed: list[int] = []  # the tags of those whose place is taken
         self._renewable = RENEWED_BYTES  # so many more
         self._held: dict[int, None] = {}  # the tags of what is not settled, ascending
@@ -281,14 +302,15 @@ class _Visit:
         have the server drop what is given back twice. It is then the last, so that the next look renews others."""
         if self._renewable > 0 and _was_given_back(found.properties):
             self._renewable -= len(found.body)
-            self._worn.append((found, Parcel(self._queue, _renewed(found, letter), found.body)))
-            if _is_chunk([worn for worn, _ in self._worn]):
+            worn = found, Parcel(self._queue, _renewed(found, letter), found.body)
+            if self._worn.is_full_with(worn, found):
                 await self._renew()
 
     async def _renew(self) -> None:
         """The old ones are held until the end: for each that left, a new one would be handed over."""
-        worn, self._worn = self._worn, []
-        refused = set[int]()
+        worn, refused = self._worn.emptied(), set[int]()
+        if not worn:
+            return
         try:
             await self._publish([parcel for _, parcel in worn])
         except NotConfirmed as error:
@@ -303,8 +325,7 @@ class _Visit:
         if self._channel.fault is None:
             for tag in self._channel.raw.consumer_tags:
                 await self._channel.call("basic_cancel", consumer_tag=tag)
-            if self._worn:
-                await self._renew()
+            await self._renew()
             self.settle_renewed()
             self._channel.raw.basic_nack(0, multiple=True, requeue=True)
 
@@ -315,6 +336,8 @@ class _Visit:
 
     async def __aiter__(self) -> AsyncIterator[_Found]:
         for number in range(self._count):
+            if number % _TURN == 0:
+                await asyncio.sleep(0)  # while they come faster than they are read, nothing else here waits
             while not self._arrived:
                 if self._channel.fault is not None:
                     raise self._channel.fault
@@ -354,15 +377,26 @@ class Quarantine:
         if after is not None and not _ID.fullmatch(after):
             raise BrokerError(f"after: not the id of a dead letter: {shown(after)}")
         page: list[DeadLetter] = []
+
+        def put(letter: DeadLetter) -> None:
+            if after is None or letter.id > after:
+                page.append(letter)
+            if len(page) > 2 * limit:  # now and then, so that no more are kept than are wanted
+                page[:] = _oldest(page, limit)
+
+        await self.look_through(queue, put)
+        return _oldest(page, limit)
+
+    async def look_through(
+        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
+    ) -> None:
+        wanted = None if ids is None else set(ids)
         async with self._visit(queue) as letters:
             async for found in letters:
                 letter = letters.read(found)
                 await letters.keep(found, letter)
-                if after is None or letter.id > after:
-                    page.append(letter)
-                if len(page) > 2 * limit:  # now and then, so that no more are kept than are wanted
-                    page = _oldest(page, limit)
-        return _oldest(page, limit)
+                if wanted is None or letter.id in wanted:
+                    see(letter)
 
     async def redrive(self, queue: str, ids: Collection[str] | None) -> int:
         """Raises NotConfirmed when the queue has no room: those that it took have left, and the others have not."""
@@ -374,46 +408,42 @@ class Quarantine:
 
     async def _take_all(self, queue: str, target: str) -> int:
         """What is there now: what comes meanwhile, perhaps for the second time, stays."""
-        chunk: list[_Found] = []
+        chunk = _Chunk[_Found]()
         taken = 0
         async with self._visit(queue, window=CHUNK) as letters:
             async for found in letters:
-                chunk.append(found)
-                if _is_chunk(chunk):
+                if chunk.is_full_with(found, found):
                     taken += await self._flush(letters, chunk, target)
             return taken + await self._flush(letters, chunk, target)
 
     async def _take_some(self, queue: str, wanted: set[str], target: str | None) -> int:
         if not wanted:
             return 0
-        chunk: list[_Found] = []
+        chunk = _Chunk[_Found]()
         taken = 0
         async with self._visit(queue) as letters:
             async for found in letters:
                 letter = letters.read(found)
-                if letter.id in wanted:
-                    chunk.append(found)
-                else:
+                if letter.id not in wanted:
                     await letters.keep(found, letter)
-                if _is_chunk(chunk):
+                elif chunk.is_full_with(found, found):
                     taken += await self._flush(letters, chunk, target)
             return taken + await self._flush(letters, chunk, target)
 
-    async def _flush(self, letters: _Visit, chunk: list[_Found], target: str | None) -> int:
+    async def _flush(self, letters: _Visit, chunk: "_Chunk[_Found]", target: str | None) -> int:
         """Lets the chunk leave, for the queue `target` or for good."""
+        leaving = chunk.emptied()
         if target is not None:
-            parcels = [Parcel(target, carried(found.properties), found.body) for found in chunk]
+            parcels = [Parcel(target, carried(found.properties), found.body) for found in leaving]
             try:
                 await self._publish(parcels)
             except NotConfirmed as error:
                 refused = set(map(id, error.parcels))
-                pairs = zip(chunk, parcels, strict=True)
+                pairs = zip(leaving, parcels, strict=True)
                 letters.settle([found.tag for found, parcel in pairs if id(parcel) not in refused])
                 raise
-        letters.settle([found.tag for found in chunk])
-        count = len(chunk)
-        chunk.clear()
-        return count
+        letters.settle([found.tag for found in leaving])
+        return len(leaving)
 
     @asynccontextmanager
     async def _visit(self, queue: str, window: int = 0) -> AsyncIterator[_Visit]:
@@ -433,11 +463,6 @@ class Quarantine:
 
 
 _Publish = Callable[[Sequence[Parcel]], Awaitable[None]]
-
-
-def _is_chunk(letters: Sequence[_Found]) -> bool:
-    """Whether they are as many as go together."""
-    return len(letters) == CHUNK or sum(len(found.body) for found in letters) >= CHUNK_BYTES
 
 
 def _oldest(letters: list[DeadLetter], limit: int) -> list[DeadLetter]:

@@ -17,6 +17,7 @@ from oraculo.brokers.rabbitmq.connection import LOCKED, NOT_FOUND, Channel, Conn
 from oraculo.core.naming import DLQ_SUFFIX, dlq_of, shown
 from oraculo.errors import BrokerError, BrokerUnavailable
 
+LOOKS_TOGETHER = 4  # each on a channel of its own, for the answer to one is awaited before the next is asked
 _NO_LIMIT = 1_000_000_000
 _STEPS = (100, 150, 200, 300, 400, 500, 600, 800)  # delays of one decade: each makes a queue, so there are few
 _DELAYS: list[int] = [step * 10**decade for decade in range(7) for step in _STEPS]  # in ms, up to a week
@@ -43,15 +44,47 @@ class _Delay(NamedTuple):
     milliseconds: int
 
 
-class Queues:
-    """Makes and looks at queues, on one channel that is made again when the server closes it."""
+class _Desk:
+    """A channel on which one at a time is asked, and that is made again when the server closes it: a refusal does, and
+    must be told to nobody else."""
 
-    def __init__(self, connection: Connection, delivery_limit: int, timeout: float) -> None:
+    def __init__(self, connection: Connection, timeout: float) -> None:
         self._connection = connection
-        self._delivery_limit = delivery_limit
         self._timeout = timeout
         self._channel: Channel | None = None
         self._turn = asyncio.Lock()
+
+    @property
+    def is_free(self) -> bool:
+        return not self._turn.locked()
+
+    async def call(self, method: str, **arguments: Any) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout), self._turn:
+                if self._channel is None or not self._channel.is_open:
+                    self._channel = await self._connection.channel()
+                return await self._answered(self._channel, method, arguments)
+        except TimeoutError:
+            raise BrokerUnavailable(f"RabbitMQ did not answer in {self._timeout} s") from None
+
+    async def _answered(self, channel: Channel, method: str, arguments: dict[str, Any]) -> Any:
+        """A channel on which an answer is still to come is left to it: pika would let the next call wait behind it,
+        for ever if it never comes."""
+        try:
+            return await channel.call(method, **arguments)
+        except BaseException:
+            self._channel = None
+            channel.abandon()
+            raise
+
+
+class Queues:
+    """Makes queues, and looks at several at once."""
+
+    def __init__(self, connection: Connection, delivery_limit: int, timeout: float) -> None:
+        self._delivery_limit = delivery_limit
+        self._desks = [_Desk(connection, timeout) for _ in range(LOOKS_TOGETHER)]
+        self._call = self._desks[0].call
         self._made: dict[str, bool] = {}  # whether it is as we would make it; False: somebody else's
         self._delays: dict[str, _Delay] = {}  # the queues in which messages wait
         self._streams: dict[str, None] = {}  # somebody's own that are no queues
@@ -143,7 +176,8 @@ class Queues:
         if not 0 < len(name.encode()) <= _LONGEST_NAME or _is_broken(name):
             return None  # AMQP takes no name for the last one declared
         try:
-            found = await self._call("queue_declare", queue=name, passive=True)
+            desk = next((desk for desk in self._desks if desk.is_free), self._desks[0])
+            found = await desk.call("queue_declare", queue=name, passive=True)
         except Refused as refusal:
             if refusal.code == NOT_FOUND:
                 return None
@@ -204,26 +238,6 @@ class Queues:
     async def _declare_plain(self, name: str, arguments: dict[str, Any]) -> None:
         plain = {key: value for key, value in arguments.items() if key in _CLASSIC_ARGUMENTS}
         await self._call("queue_declare", queue=name, durable=True, arguments=plain)
-
-    async def _call(self, method: str, **arguments: Any) -> Any:
-        """One at a time: a refusal closes the channel, and must be told to nobody else."""
-        try:
-            async with asyncio.timeout(self._timeout), self._turn:
-                if self._channel is None or not self._channel.is_open:
-                    self._channel = await self._connection.channel()
-                return await self._answered(self._channel, method, arguments)
-        except TimeoutError:
-            raise BrokerUnavailable(f"RabbitMQ did not answer in {self._timeout} s") from None
-
-    async def _answered(self, channel: Channel, method: str, arguments: dict[str, Any]) -> Any:
-        """A channel on which an answer is still to come is left to it: pika would let the next call wait behind it,
-        for ever if it never comes."""
-        try:
-            return await channel.call(method, **arguments)
-        except BaseException:
-            self._channel = None
-            channel.abandon()
-            raise
 
 
 def _remember(table: dict[str, Value], name: str, value: Value) -> None:

@@ -16,7 +16,7 @@ import asyncio
 import os
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from types import MappingProxyType
@@ -32,6 +32,7 @@ from oraculo.brokers.redis_streams.layout import (
     keys,
     known_ids,
     letter,
+    order,
     pages,
     source_name,
     table,
@@ -60,6 +61,7 @@ FORGOTTEN_AFTER = 10  # leases without a sign, after which the name of a consume
 COUNTED_TOGETHER = 200  # queues that are asked for in one go
 SCANNED_TOGETHER = 1_000
 MOST_TOLD = 3  # queues that are named in one error
+LOOKED_AT_TOGETHER = 200  # dead letters
 ADDED_TOGETHER = 100  # messages of one step: nobody else is served meanwhile
 
 
@@ -162,6 +164,19 @@ class RedisStreamsBroker:
         start = "-" if after is None else f"({after}"
         found = await self._server.ask("XRANGE", dlq_name(queue), start, "+", "COUNT", limit)
         return [letter(source_name(queue), entry, fields) for entry, fields in found]
+
+    async def look_through(
+        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
+    ) -> None:
+        dlq, source, after = dlq_name(queue), source_name(queue), None
+        for some in pages(sorted(known_ids(ids or ()), key=order), LOOKED_AT_TOGETHER):
+            for found in await self._server.call([("XRANGE", dlq, one, one) for one in some]):
+                for entry, fields in self._server.checked(found):
+                    see(letter(source, entry, fields))
+        while ids is None and (page := await self.dead_letters(queue, limit=LOOKED_AT_TOGETHER, after=after)):
+            for one in page:
+                see(one)
+            after = page[-1].id
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         dlq, moved = dlq_name(queue), 0

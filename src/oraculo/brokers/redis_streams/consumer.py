@@ -163,6 +163,12 @@ class RedisConsumer:
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
         await self._move(delivery, 0.0, 1, reason)
 
+    async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
+        """Raises once it is known what became of each."""
+        moves = [self.dead_letter(delivery, reason) for delivery, reason in letters]
+        for error in filter(None, await asyncio.gather(*moves, return_exceptions=True)):
+            raise error
+
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         held = {each.token: self._out[each.token] for each in deliveries if each.token in self._out}
         await self._for_own(EXTEND, held)

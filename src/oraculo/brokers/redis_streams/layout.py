@@ -1,7 +1,7 @@
 """How queues and messages are laid out in Redis: the keys of a queue, the fields of an entry, and its id."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -67,9 +67,9 @@ def table(reply: list[Any]) -> dict[bytes, Any]:
     return dict(zip(reply[::2], reply[1::2], strict=True))
 
 
-def order(entry: bytes) -> tuple[int, int]:
+def order(entry: bytes | str) -> tuple[int, int]:
     """By which the ids of entries are sorted."""
-    milliseconds, _, sequence = entry.partition(b"-")
+    milliseconds, sequence = entry.split("-") if isinstance(entry, str) else entry.split(b"-")
     return int(milliseconds), int(sequence)
 
 
@@ -77,7 +77,7 @@ def is_id(candidate: str) -> bool:
     return _ID.fullmatch(candidate) is not None and max(map(int, candidate.split("-"))) < 2**64
 
 
-def known_ids(ids: Sequence[str]) -> list[str]:
+def known_ids(ids: Iterable[str]) -> list[str]:
     """Those that can be ids, each once."""
     return [each for each in dict.fromkeys(ids) if is_id(each)]
 

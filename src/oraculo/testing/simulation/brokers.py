@@ -1,7 +1,7 @@
 """Brokers, and each as a process in the simulation sees it: a real one, behind whatever goes wrong."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum, auto
 
 from oraculo.brokers.memory import MemoryBroker
@@ -182,6 +182,12 @@ class HostBroker:
         await self._reach()
         return await self._real.dead_letters(queue, limit=limit, after=after)
 
+    async def look_through(
+        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
+    ) -> None:
+        await self._reach()
+        await self._real.look_through(queue, see, ids)
+
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         await self._reach()
         return await self._real.redrive(queue, ids)
@@ -245,6 +251,10 @@ class HostConsumer:
         await self._reach()
         await self._real.dead_letter(delivery, reason)
         self._trouble.step(self._host)
+
+    async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
+        for delivery, reason in letters:
+            await self.dead_letter(delivery, reason)
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         self._trouble.step(self._host)

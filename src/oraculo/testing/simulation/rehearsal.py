@@ -17,6 +17,7 @@ from oraculo.testing.simulation.scenario import Action, Scenario, StandIn
 # A deadline is tight when so many runs met it, or when the slow ones took so much of it.
 TIGHT_SHARE = 0.01
 TIGHT_FRACTION = 0.8
+_TROUBLED = 300.0  # seconds in which things go wrong, at most; a run that is open then has the rest of its time in calm
 
 
 class Deadline(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ def _scenario(definition: Definition, stand_ins: Mapping[str, StandIn], usual: S
         pipelines={definition.name: source},
         actions=(Action(0.5, "submit", body, key="k0"),),
         queues=tuple(sorted({step.queue for step in definition.steps})),
-        lasts=definition.timeout,
+        lasts=min(definition.timeout, _TROUBLED),
         longest=definition.timeout,
         stand_ins=dict(stand_ins),
         latency=usual.latency,
