@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import json
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,9 @@ import httpx2
 import pytest
 
 from oraculo.api import events
+from oraculo.core.history import HistoryEntry
+from oraculo.errors import StoreUnavailable
+from tests.waiting import until
 
 from .exchange import Exchange
 from .live import live
@@ -114,6 +119,34 @@ async def test_an_open_run_is_told_as_it_goes(service: Service) -> None:
         await exchange.finished()
     assert [event["event"] for event in parsed(text)][-3:] == ["tarefa_concluida", "orquestracao_encerrada", "fim"]
     assert run_id not in service.engine.watchers
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+async def test_a_store_that_is_lost_under_a_stream_is_told_to_its_reader_or_to_nobody(
+    is_waited_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    monkeypatch.setattr(events, "KEEP_ALIVE", 0.01)
+    lost = asyncio.Event()
+
+    async def history() -> AsyncGenerator[HistoryEntry, None]:
+        await lost.wait()
+        raise StoreUnavailable("the connection was cut")
+        yield
+
+    stream = events._with_pauses(source := history())
+    assert await anext(stream) is None
+    lost.set()
+    if is_waited_for:
+        with pytest.raises(StoreUnavailable, match="cut"):
+            await anext(stream)
+    else:
+        await until(lambda: source.ag_frame is None, saying="the fault")
+    await stream.aclose()
+    del stream
+    gc.collect()
+    assert unheard == []
 
 
 async def test_a_silent_stream_is_kept_alive(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

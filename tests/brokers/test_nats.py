@@ -5,12 +5,14 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from oraculo.brokers.nats import NatsBroker
+from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.given_back import GivenBack
 from oraculo.brokers.nats.layout import header_block, letter_headers, reason_in
 from oraculo.brokers.nats.outgoing import WINDOW
@@ -335,6 +337,24 @@ async def test_large_messages_come_a_few_at_a_time(queue: str, monkeypatch: pyte
             await broker.publish([Outgoing(queue, bytes(size)) for size in sizes])
             consumer = await broker.consume(queue, prefetch=2000)
             assert [len(each.body) for each in await take(consumer, len(sizes), PROMPT)] == sizes
+
+
+async def test_queues_that_are_there_are_not_made_again(url: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{queue}.{number}" for number in range(40)]
+    async with running(url) as broker:
+        await broker.declare(names)
+        verbs: list[str] = []
+        ask_many = Connection.ask_many
+
+        async def noted(connection: Connection, calls: Iterable[tuple[str, Any]], *patience: float | None) -> Any:
+            asked = list(calls)
+            verbs.extend(verb for verb, _ in asked)
+            return await ask_many(connection, asked, *patience)
+
+        monkeypatch.setattr(Connection, "ask_many", noted)
+        await broker.declare(names)
+        assert {verb.split(".")[1] for verb in verbs} == {"INFO"}
+        await broker.remove(names)
 
 
 async def test_one_publish_to_many_queues_that_are_missing(url: str, queue: str) -> None:

@@ -3,11 +3,14 @@
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from nats.js.api import ConsumerConfig
 
+from oraculo.brokers.nats.connection import Connection
+from oraculo.brokers.nats.making import Maker
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import NO_REASON, Outgoing
@@ -181,6 +184,23 @@ async def test_a_foreign_stream_in_the_way_is_told(url: str, queue: str, theirs:
                 await call
             assert not isinstance(caught.value, BrokerUnavailable)
         await api(client, f"STREAM.DELETE.{config['name']}")
+
+
+async def test_a_foreign_stream_that_was_made_a_moment_sooner_is_told(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Maker._streams_there
+    async with running(url) as broker, plain_client(url) as client:
+
+        async def look_too_early(maker: Maker, connection: Connection, names: Sequence[str]) -> Any:
+            seen = await look(maker, connection, names)
+            await api(client, f"STREAM.CREATE.{queue}", {"name": queue, "subjects": [queue], "retention": "limits"})
+            return seen
+
+        monkeypatch.setattr(Maker, "_streams_there", look_too_early)
+        with pytest.raises(BrokerError, match="retention 'limits'"):
+            await broker.declare([queue])
+        await api(client, f"STREAM.DELETE.{queue}")
 
 
 async def test_foreign_consumers_and_streams(url: str, queue: str) -> None:

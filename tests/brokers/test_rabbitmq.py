@@ -14,7 +14,7 @@ import pytest
 from oraculo.brokers.address import read_address
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.broker import RabbitMQConsumer
-from oraculo.brokers.rabbitmq.connection import Connection
+from oraculo.brokers.rabbitmq.connection import Channel, Connection
 from oraculo.brokers.rabbitmq.publisher import VANISHED_PAUSE
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import Broker, Capabilities, Link, Outgoing
@@ -55,6 +55,31 @@ class TestConformance(BrokerSuite):
 
     async def forget(self, queues: Sequence[str]) -> None:
         forget(self.url, queues)
+
+
+# -- many queues ----------------------------------------------------------------------------------------------------
+
+
+async def test_many_queues_are_declared_together_and_somebody_elses_keeps_none_of_them(
+    broker: RabbitMQBroker, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{queue}.{number}" for number in range(20)]
+    with plain_channel(url) as channel:
+        channel.queue_declare(names[3], durable=True)  # a classic one
+    await broker.declare(names)
+    assert [name for name in names if not broker._queues.is_ours(name)] == [names[3]]
+    assert len(await broker.queues(names)) == 20
+    answered: list[str] = []
+    call = Channel.call
+
+    async def noted(channel: Channel, method: str, **arguments: Any) -> Any:
+        answered.append(method)
+        return await call(channel, method, **arguments)
+
+    monkeypatch.setattr(Channel, "call", noted)
+    await broker.declare(names[4:])
+    assert answered == ["basic_qos"]
+    await broker.remove(names)
 
 
 # -- names ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from oraculo.core.command import encode_command
+from oraculo.core.command import Written, encode_command
 from oraculo.core.message import decode_message
 
 from .building import RUN_ID, Driver, fan_out, flow, pipeline, run_of
@@ -81,6 +81,17 @@ def test_a_step_gets_its_config_the_entry_and_the_results_before_it() -> None:
         "resultados": {"a": {"n": 1.1}, "b": {"resultado": "ok"}},
     }
     assert b'"a":{"n": 1.10}' in encode_command(driver.run, driver.task("c"), NOW, "resultados")
+
+
+def test_commands_that_are_sent_together_share_what_they_hand_on_and_are_the_same() -> None:
+    driver = flow("a", "b", "c<a,b", "d<a,b", "e<b")
+    driver.ok("a", b'{"n": 1.10}')
+    driver.ok("b", b'{"n": 2}')
+    written = Written()
+    for name in ("c", "d", "e"):
+        alone = encode_command(driver.run, driver.task(name), NOW, "resultados")
+        assert encode_command(driver.run, driver.task(name), NOW, "resultados", written=written) == alone
+    assert sorted(written) == [(0, 1), (1,)]
 
 
 def collector(entry: Any, config: dict[str, Any] | None = None) -> dict[str, Any]:

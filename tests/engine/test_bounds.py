@@ -1,6 +1,8 @@
 """What is bounded, what is let go, and what must not stop the rest: a slow store, a slow receiver, a poison timer."""
 
 import asyncio
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,9 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
 from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_definition
 from oraculo.core.run import Changes
-from oraculo.engine import inputs, operations
+from oraculo.engine import inputs, operations, outbox
 from oraculo.engine.cache import Plans
-from oraculo.errors import BrokerError, BrokerUnavailable, StoreError, StoreUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, StoreError, StoreUnavailable, UnknownPipeline
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation
@@ -159,6 +161,68 @@ def test_plans_are_weighed_with_the_payloads_they_hold() -> None:
         encoded = encode_definition(Definition(name="", steps=(step,), kind=Kind.FAN_OUT))
         plans.plan(content_hash(encoded), encoded)
     assert len(plans._plans) <= 4
+
+
+def test_a_plan_that_two_threads_made_at_once_is_weighed_once() -> None:
+    plans = Plans()
+    encoded = encode_definition(Definition(name="", steps=(Step(id="a", queue="a"),), kind=Kind.FAN_OUT))
+    made = [plans.plan("hash", encoded)]
+    plans._keep("hash", made[0], len(made[0]))
+    assert (len(plans._plans), plans._weight) == (1, 1)
+
+
+@pytest.mark.parametrize(("large", "is_own_thread"), [(100, False), (10_000, True)])
+async def test_a_large_request_is_read_by_another_thread(
+    monkeypatch: pytest.MonkeyPatch, large: int, is_own_thread: bool
+) -> None:
+    monkeypatch.setattr(operations, "LARGE_REQUEST", large)
+    async with Harness(recording_app(Journal(), ("escavador_a",))) as oraculo:
+        make, own = oraculo.engine.maker.submission, list[bool]()
+
+        def noted(*given: Any, **more: Any) -> inputs.Submission:
+            own.append(threading.current_thread() is threading.main_thread())
+            return make(*given, **more)
+
+        monkeypatch.setattr(oraculo.engine.maker, "submission", noted)
+        assert (await oraculo.run({"destinos": ["escavador_a"], "payload": {"a": "x" * 200}}))["status"] == "concluida"
+        with pytest.raises(UnknownPipeline):
+            await oraculo.submit({"pipeline": "nenhum", "payload": {"a": "x" * 200}})
+        assert own == [is_own_thread] * 3  # of a pipeline that is not known it is looked again
+
+
+@pytest.mark.parametrize("room", [50_000, 20])
+async def test_the_commands_of_a_wide_run_are_made_a_portion_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """What there is no room for is found by the sweep."""
+    monkeypatch.setattr(outbox, "PORTION", 10, raising=False)
+    monkeypatch.setattr(outbox, "MAX_WAITING", room, raising=False)
+    turn, made, encode = [0], Counter[int](), outbox.encode_command
+
+    def noted(*given: Any, **more: Any) -> bytes:
+        made[turn[0]] += 1
+        return encode(*given, **more)
+
+    async def count_turns() -> None:
+        while True:
+            turn[0] += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(outbox, "encode_command", noted)
+    async with Harness(settings=Settings(engine=EngineSettings(poll=0.02))) as oraculo:
+        counting = asyncio.create_task(count_turns())
+        await oraculo.submit({"destinos": [{"id": f"d{n}", "fila": "escavador_a"} for n in range(35)]})
+        if room > 35:
+            await oraculo.engine._outbox.flushed()
+            assert [state.ready for state in await oraculo.broker.queues(["escavador_a"])] == [35]
+        await until(lambda: has_ready(oraculo, "escavador_a", 35), saying="all commands")
+        counting.cancel()
+    assert max(made.values()) <= 10
+    assert made.total() == 35
+
+
+async def has_ready(oraculo: Harness, queue: str, count: int) -> bool:
+    return [state.ready for state in await oraculo.broker.queues([queue])] == [count]
 
 
 async def test_one_process_alone_may_hold_a_file_whose_messages_are_in_memory(tmp_path: Path) -> None:

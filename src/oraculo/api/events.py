@@ -83,6 +83,7 @@ async def _with_pauses(entries: AsyncIterator[HistoryEntry]) -> AsyncGenerator[H
     """The entries, and None whenever none came for a while."""
     while True:
         coming = asyncio.ensure_future(_next(entries))
+        coming.add_done_callback(_heard)
         try:
             while not (await asyncio.wait([coming], timeout=KEEP_ALIVE))[0]:
                 yield None
@@ -93,6 +94,12 @@ async def _with_pauses(entries: AsyncIterator[HistoryEntry]) -> AsyncGenerator[H
         if (entry := coming.result()) is None:
             return
         yield entry
+
+
+def _heard(coming: "asyncio.Task[HistoryEntry | None]") -> None:
+    """A fault that comes while the stream ends concerns nobody any more; asyncio would complain that none heard it."""
+    if not coming.cancelled():
+        coming.exception()
 
 
 async def _next(entries: AsyncIterator[HistoryEntry]) -> HistoryEntry | None:

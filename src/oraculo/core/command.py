@@ -16,6 +16,10 @@ _encoder = msgspec.json.Encoder()
 _EMPTY = msgspec.Raw(b"{}")
 _NONE: Mapping[str, bytes] = MappingProxyType({})
 
+# What commands that are sent together hand on, as it is written, by the tasks that it comes from: it may be the same
+# for many of them.
+Written = dict[tuple[int, ...], msgspec.Raw]
+
 
 class _EntryParameters(msgspec.Struct):
     parametros: msgspec.Raw = NO_JSON
@@ -26,15 +30,22 @@ _parameters = msgspec.json.Decoder(_EntryParameters)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def encode_command(run: Run, task: Task, now_iso: str, reply_to: str, results: Mapping[str, bytes] = _NONE) -> bytes:
+def encode_command(
+    run: Run,
+    task: Task,
+    now_iso: str,
+    reply_to: str,
+    results: Mapping[str, bytes] = _NONE,
+    written: Written | None = None,
+) -> bytes:
     """The message of the task's present attempt: the same bytes each time but for `timestamp`. `results`, by their
-    task's id, are handed on in place of the references to them."""
+    task's id, are handed on in place of the references to them; of commands without any, `written` is shared."""
     step = run.plan.steps[task.number]
     return encode_message(
         Message(
             correlation_id=run.id,
             tipo_evento=naming.START_COLLECT if run.plan.is_collector[task.number] else naming.START_EXECUTE,
-            payload=command_payload(run, task, results),
+            payload=_payload(run, task, results, {} if written is None else written),
             timestamp=now_iso,
             tarefa=step.id,
             tentativa=task.attempt,
@@ -51,23 +62,31 @@ def deadline_of(run: Run, task: Task) -> float:
     return run.head.deadline if task.deadline is None else min(task.deadline, run.head.deadline)
 
 
-def command_payload(run: Run, task: Task, results: Mapping[str, bytes] = _NONE) -> msgspec.Raw:
+def _payload(run: Run, task: Task, results: Mapping[str, bytes], written: Written) -> msgspec.Raw:
     step = run.plan.steps[task.number]
     if run.plan.kind is Kind.FAN_OUT:
         return step.payload or msgspec.Raw(run.payload)
-    names = run.plan.steps
+    sources = run.plan.dependencies[task.number]
+    if (handed_on := written.get(sources)) is None:
+        handed_on = written[sources] = _results_of(run, sources, results)
     payload: dict[str, Any] = {
         "config": step.config or _EMPTY,
         "entrada": msgspec.Raw(run.payload),
-        "resultados": {
-            names[number].id: msgspec.Raw(results.get(names[number].id) or run.tasks[number].result or b"{}")
-            for number in run.plan.dependencies[task.number]
-        },
+        "resultados": handed_on,
     }
     if run.plan.is_collector[task.number]:
         payload["fonte"] = naming.source_of(step.queue)
         payload["parametros"] = _collector_parameters(run.payload, step.config)
     return msgspec.Raw(_encoder.encode(payload))
+
+
+def _results_of(run: Run, sources: tuple[int, ...], results: Mapping[str, bytes]) -> msgspec.Raw:
+    steps, tasks = run.plan.steps, run.tasks
+    found = {
+        steps[number].id: msgspec.Raw(results.get(steps[number].id) or tasks[number].result or b"{}")
+        for number in sources
+    }
+    return msgspec.Raw(_encoder.encode(found))
 
 
 def _collector_parameters(entry: bytes, config: msgspec.Raw) -> dict[str, msgspec.Raw]:

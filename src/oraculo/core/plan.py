@@ -32,10 +32,12 @@ class Plan:
         self.is_collector: list[bool] = []
         self.dependencies: list[tuple[int, ...]] = []
         self.dependents: list[list[int]] = [[] for _ in steps]
+        known: dict[Sequence[str], tuple[int, ...]] = {}  # a whole layer may depend on the same steps
         for number, step in enumerate(steps):
             self.by_queue.setdefault(step.queue, []).append(number)
             self.is_collector.append(naming.is_collector(step.queue))
-            before = tuple(self.by_id[name] for name in step.depends_on)
+            if (before := known.get(step.depends_on)) is None:
+                before = known[step.depends_on] = tuple(self.by_id[name] for name in step.depends_on)
             self.dependencies.append(before)
             for dependency in before:
                 self.dependents[dependency].append(number)

@@ -1,6 +1,7 @@
 """Hot runs and compiled plans, kept in memory within bounds. Nothing here is needed for correctness."""
 
 from collections import OrderedDict
+from threading import Lock
 
 from oraculo.core.pipeline import Definition, decode_definition
 from oraculo.core.plan import Plan
@@ -11,25 +12,32 @@ _BYTES_A_TASK = 1024
 
 
 class Plans:
-    """Compiled plans by the hash of their definition, weighed as `HotRuns` are; the least used go first."""
+    """Compiled plans by the hash of their definition, weighed as `HotRuns` are; the least used go first. Large requests
+    are read by threads of their own, so they take turns here."""
 
     def __init__(self, max_weight: int = 100_000) -> None:
         self._plans: OrderedDict[str, tuple[Plan, int]] = OrderedDict()
         self._max_weight = max_weight
         self._weight = 0
+        self._turn = Lock()
 
     def plan(self, definition_hash: str, encoded: bytes, definition: Definition | None = None) -> Plan:
-        found = self._plans.get(definition_hash)
-        if found is not None:
-            self._plans.move_to_end(definition_hash)
-            return found[0]
-        plan = Plan(definition or decode_definition(encoded))
-        weight = len(plan) + len(encoded) // _BYTES_A_TASK
+        with self._turn:
+            found = self._plans.get(definition_hash)
+            if found is not None:
+                self._plans.move_to_end(definition_hash)
+                return found[0]
+        plan = Plan(definition or decode_definition(encoded))  # a large one takes a while: nobody waits for it
+        with self._turn:
+            self._keep(definition_hash, plan, len(plan) + len(encoded) // _BYTES_A_TASK)
+        return plan
+
+    def _keep(self, definition_hash: str, plan: Plan, weight: int) -> None:
+        _, before = self._plans.pop(definition_hash, (plan, 0))  # somebody else may have been quicker
         self._plans[definition_hash] = (plan, weight)
-        self._weight += weight
+        self._weight += weight - before
         while self._weight > self._max_weight and len(self._plans) > 1:
             self._weight -= self._plans.popitem(last=False)[1][1]
-        return plan
 
     def restore(self, snapshot: Snapshot) -> Run:
         plan = self.plan(snapshot.head.definition_hash, snapshot.definition)

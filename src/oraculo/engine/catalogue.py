@@ -18,6 +18,8 @@ from oraculo.ports.store import Store
 
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 
+_Mark = tuple[int, int]  # when a file was changed last, and its size
+
 
 class Origin(StrEnum):
     BUILT_IN = "embutido"
@@ -37,7 +39,8 @@ class Catalogue:
         self._default_timeout = default_timeout
         self._layers: dict[Origin, Mapping[str, Definition]] = {origin: {} for origin in Origin}
         self._merged: dict[str, Definition] = {}
-        self._seen: dict[Path, tuple[int, int]] = {}
+        self._seen: dict[Path, _Mark] = {}
+        self._read: dict[Path, tuple[_Mark, Definition]] = {}  # the files that could be read
         self._mark = ""
 
     @property
@@ -60,9 +63,7 @@ class Catalogue:
     async def load(self, store: Store) -> None:
         """Raises InvalidPipeline, naming the file, when the folder holds a bad one."""
         self._layers[Origin.BUILT_IN] = built_in_pipelines(self._default_retry, self._default_timeout)
-        if self._folder is not None:
-            self._layers[Origin.FOLDER] = self._read_folder()
-            self._seen = self._signature()
+        self.refresh_folder()
         await self.refresh_stored(store)
         self._merge()
 
@@ -77,11 +78,17 @@ class Catalogue:
         return True
 
     def refresh_folder(self) -> bool:
-        """Reads the folder again when a file of it changed. Raises InvalidPipeline and keeps what was good before."""
-        if self._folder is None or (signature := self._signature()) == self._seen:
+        """Reads what changed in the folder. Raises InvalidPipeline and keeps what was good before."""
+        return self._folder is not None and self._take_folder(self._read_folder())
+
+    async def refresh_folder_aside(self) -> bool:
+        """The same, while the engine goes on: thousands of files take a while to be looked at, and seconds to read."""
+        return self._folder is not None and self._take_folder(await asyncio.to_thread(self._read_folder))
+
+    def _take_folder(self, found: Mapping[str, Definition] | None) -> bool:
+        if found is None:
             return False
-        self._seen = signature
-        self._layers[Origin.FOLDER] = self._read_folder()
+        self._layers[Origin.FOLDER] = found
         self._merge()
         return True
 
@@ -116,7 +123,7 @@ class Catalogue:
     def _merge(self) -> None:
         self._merged = {name: found for origin in Origin for name, found in self._layers[origin].items()}
 
-    def _signature(self) -> dict[Path, tuple[int, int]]:
+    def _signature(self) -> dict[Path, _Mark]:
         return {path: (stat.st_mtime_ns, stat.st_size) for path in self._files() for stat in (path.stat(),)}
 
     def _files(self) -> list[Path]:
@@ -124,10 +131,17 @@ class Catalogue:
             raise InvalidPipeline(Fault(str(self._folder), "the pipelines folder is not there or not a folder"))
         return sorted(path for path in self._folder.iterdir() if path.suffix in SUFFIXES)
 
-    def _read_folder(self) -> dict[str, Definition]:
+    def _read_folder(self) -> dict[str, Definition] | None:
+        """All that is in it; None when nothing changed."""
+        if (signature := self._signature()) == self._seen:
+            return None
+        self._seen = signature
+        self._read = {path: read for path, read in self._read.items() if read[0] == signature.get(path)}
         found: dict[str, Definition] = {}
-        for path in self._files():
-            definition = read_pipeline_file(path, self._default_retry, self._default_timeout)
+        for path, mark in signature.items():
+            if path not in self._read:
+                self._read[path] = mark, read_pipeline_file(path, self._default_retry, self._default_timeout)
+            definition = self._read[path][1]
             if definition.name in found:
                 raise InvalidPipeline(Fault(str(path), f"the name '{definition.name}' is another file's already"))
             found[definition.name] = definition

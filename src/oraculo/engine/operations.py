@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from oraculo.core import naming
@@ -38,6 +39,7 @@ from oraculo.ports.store import Created, Outcome, Page, RunQuery
 MAX_KEY = 255
 MAX_OUTSTANDING = 20_000
 MAX_OUTSTANDING_BYTES = 256 * 1024 * 1024
+LARGE_REQUEST = 64 * 1024
 _HISTORY_PAGE = 500
 
 
@@ -84,7 +86,7 @@ class Operations:
         return await self._submitted_before(created.run_id, wait)
 
     async def _created_before(self, body: bytes, key: str | None) -> str | None:
-        """What was accepted once stays accepted under its key, though its pipeline is gone or payloads may be smaller."""
+        """What was accepted once stays accepted under its key, though its pipeline is gone or a limit smaller."""
         if key is None:
             return None
         self._expect_accepting()
@@ -92,10 +94,15 @@ class Operations:
 
     async def _submission(self, body: bytes, traceparent: str | None) -> Submission:
         try:
-            return self._engine.maker.submission(body, traceparent=traceparent)
+            return await self._make_submission(body, traceparent)
         except UnknownPipeline:
             await self._engine.refresh_pipelines()
-            return self._engine.maker.submission(body, traceparent=traceparent)
+            return await self._make_submission(body, traceparent)
+
+    async def _make_submission(self, body: bytes, traceparent: str | None) -> Submission:
+        """One with thousands of destinations takes a while, and the engine has other things to do."""
+        make = partial(self._engine.maker.submission, body, traceparent=traceparent)
+        return await asyncio.to_thread(make) if len(body) > LARGE_REQUEST else make()
 
     async def _create(self, submission: Submission) -> Created:
         self._expect_accepting()
@@ -222,10 +229,10 @@ class Operations:
         return self._engine.catalogue.get(name), self._engine.catalogue.origin(name)
 
     async def put_pipeline(self, name: str, text: bytes) -> tuple[Definition, bool]:
-        put = await self._engine.catalogue.put(name, text, self._engine.store, self._engine.clock)
-        with suppress(BrokerUnavailable):  # it is put, and a queue is also declared when something is published to it
-            await self._engine.declare_queues()
-        return put
+        definition, is_new = await self._engine.catalogue.put(name, text, self._engine.store, self._engine.clock)
+        with suppress(BrokerUnavailable):  # it is put, and its queues are declared when the broker is back
+            await self._engine.destinations.declare({step.queue for step in definition.steps})
+        return definition, is_new
 
     async def delete_pipeline(self, name: str) -> None:
         await self._engine.catalogue.delete(name, self._engine.store)

@@ -5,8 +5,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple
 
-from oraculo.core.command import deadline_of, encode_command
+from oraculo.core.command import Written, deadline_of, encode_command
 from oraculo.core.events import Answered, Sent
 from oraculo.core.naming import QueueNames
 from oraculo.core.reference import Reference
@@ -15,7 +16,7 @@ from oraculo.core.timestamps import to_iso
 from oraculo.core.troubled import TroubledQueues
 from oraculo.engine.inputs import Inbox, Note, Resend
 from oraculo.engine.peers import Peers
-from oraculo.engine.publishing import Entry, Key, Line
+from oraculo.engine.publishing import MAX_WAITING, Entry, Key, Line
 from oraculo.engine.rations import Rations
 from oraculo.engine.results import LargeResults
 from oraculo.errors import ObjectLost, ObjectsError
@@ -24,12 +25,24 @@ from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store, Unsent
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
 
+PORTION = 500  # commands that are lined up in one go
 _PAGE = 1000
 _NONE: Mapping[str, bytes] = MappingProxyType({})
 _MOST_SEEN = 50_000
 _COURTESY = 2.0  # seconds that each engine that comes before has
 _MOST_READING = 200  # commands that wait for large results
 _REFUSING_TOLD = 60.0  # seconds since a queue did not take something: longer than until it is tried again
+
+_Wanted = tuple[int, int]  # task, attempt
+_Portion = tuple[Run, Sequence[_Wanted], Sequence[_Wanted]]  # of the commands of a run, and of its dead letters
+
+
+class _Shared(NamedTuple):
+    """By the commands of one commit: what many of them hand on is looked at, and written, once."""
+
+    now_iso: str
+    written: Written
+    references: dict[tuple[int, ...], dict[str, Reference]]
 
 
 class Outbox:
@@ -64,6 +77,7 @@ class Outbox:
         self._in_flight: set[Key] = set()  # from the decision until the note of it is committed
         self._dying: dict[Key, DeadLettered] = {}  # told when it is in quarantine: a full one is tried again and again
         self._reading: dict[Key, asyncio.Task[None]] = {}  # the large results that a command hands on
+        self._later: asyncio.Queue[_Portion] = asyncio.Queue(MAX_WAITING // PORTION)
         self._spilled = False  # there was no room: the sweep finds what was left out
         self._rations = Rations()
         self._seen_unsent: dict[Unsent, float] = {}  # and since when, by the loop's time: clocks may be set back
@@ -71,16 +85,38 @@ class Outbox:
     # -- what the intake hands over -----------------------------------------------------------------------------
 
     def send(self, changes: Changes) -> None:
-        """Takes the commands of a committed change. Never blocks; what it has no room for is left to the sweep."""
+        """Takes the commands of a committed change. Never blocks; what it has no room for is left to the sweep. Where
+        there are many, they are lined up a portion at a time, for the engine has other things to do."""
         if not changes.commands and not changes.dead_letters:
             return
-        run, now_iso = changes.run, to_iso(self._clock.now())
-        for number, attempt in changes.commands:
-            self._add(run, number, attempt, now_iso, None)
-        for number, attempt in changes.dead_letters:
-            self._add(run, number, attempt, now_iso, run.tasks[number].reason or "failed")
+        if len(changes.commands) + len(changes.dead_letters) <= PORTION:
+            self._add_all(changes.run, changes.commands, changes.dead_letters)
+            return
+        portions: list[_Portion] = [(changes.run, some, ()) for some in _cut(changes.commands)]
+        portions += [(changes.run, (), some) for some in _cut(changes.dead_letters)]
+        for portion in portions:
+            if self._later.full():
+                self._spilled = True
+                return
+            self._later.put_nowait(portion)
 
-    def _add(self, run: Run, number: int, attempt: int, now_iso: str, dead: str | None) -> None:
+    async def _add_later(self) -> None:
+        while True:
+            portion = await self._later.get()
+            try:
+                self._add_all(*portion)
+            finally:
+                self._later.task_done()
+            await asyncio.sleep(0)
+
+    def _add_all(self, run: Run, commands: Sequence[_Wanted], dead_letters: Sequence[_Wanted]) -> None:
+        shared = _Shared(to_iso(self._clock.now()), {}, {})
+        for number, attempt in commands:
+            self._add(run, number, attempt, None, shared)
+        for number, attempt in dead_letters:
+            self._add(run, number, attempt, run.tasks[number].reason or "failed", shared)
+
+    def _add(self, run: Run, number: int, attempt: int, dead: str | None, shared: _Shared) -> None:
         key = (run.id, number, attempt, dead is not None)
         task = run.tasks[number]
         if key in self._in_flight:
@@ -90,7 +126,7 @@ class Outbox:
             return
         if task.attempt != attempt or not task.unsent:  # overtaken within the same batch
             return
-        if references := self._results.needed(run, number):
+        if references := self._results.needed(run, number, shared.references):
             if len(self._reading) >= _MOST_READING:
                 self._spilled = True
                 return
@@ -100,11 +136,11 @@ class Outbox:
             )
             self._reading[key].add_done_callback(partial(self._has_read, key))
         else:
-            self._line_up(key, run, now_iso, dead, _NONE)
+            body = encode_command(run, task, shared.now_iso, self._names.answers, written=shared.written)
+            self._line_up(key, run, dead, body)
 
-    def _line_up(self, key: Key, run: Run, now_iso: str, dead: str | None, results: Mapping[str, bytes]) -> None:
+    def _line_up(self, key: Key, run: Run, dead: str | None, body: bytes) -> None:
         number, task = key[1], run.tasks[key[1]]
-        body = encode_command(run, task, now_iso, self._names.answers, results)
         queue = self._names.physical(run.plan.steps[number].queue)
         if dead is not None:
             dead = f"failed for good at attempt {task.attempt}: {dead}"
@@ -140,7 +176,8 @@ class Outbox:
             self._spilled = True
             return
         if task.attempt == key[2] and task.unsent:  # else it was overtaken while the results were read
-            self._line_up(key, run, to_iso(self._clock.now()), dead, results)
+            now_iso = to_iso(self._clock.now())
+            self._line_up(key, run, dead, encode_command(run, task, now_iso, self._names.answers, results))
             del self._reading[key]
 
     def _note_lost(self, key: Key, error: ObjectLost) -> None:
@@ -179,6 +216,7 @@ class Outbox:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as lines:  # one that fails stops the others: all are taken up again
+            lines.create_task(self._add_later())
             for line in self._lines:
                 lines.create_task(line.run())
 
@@ -202,6 +240,7 @@ class Outbox:
 
     async def flushed(self) -> None:
         """Returns when everything that was handed over is confirmed."""
+        await self._later.join()
         while self._reading:
             await asyncio.wait(list(self._reading.values()))
         for line in self._lines:
@@ -270,7 +309,12 @@ class Outbox:
 
     def _is_full(self) -> bool:
         """Only by what is sent now: neither a quarantine that is full nor queues in doubt hold up the commands."""
-        return self._commands.load >= 0.5 or len(self._reading) >= _MOST_READING
+        lined_up = max(self._commands.load, self._later.qsize() / self._later.maxsize)
+        return lined_up >= 0.5 or len(self._reading) >= _MOST_READING
+
+
+def _cut(wanted: Sequence[_Wanted]) -> list[Sequence[_Wanted]]:
+    return [wanted[start : start + PORTION] for start in range(0, len(wanted), PORTION)]
 
 
 def _message_key(run: Run, task: Task) -> str:

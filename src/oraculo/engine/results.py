@@ -119,11 +119,15 @@ class LargeResults:
 
     # -- commands ---------------------------------------------------------------------------------------------
 
-    def needed(self, run: Run, number: int) -> dict[str, Reference]:
-        """The large results that must be read before the task's command can be sent."""
+    def needed(self, run: Run, number: int, known: dict[tuple[int, ...], dict[str, Reference]]) -> dict[str, Reference]:
+        """The large results that must be read before the task's command can be sent. `known`: those of tasks that were
+        looked at a moment ago."""
         if self._objects is None or (self._hands_on and not self._goes_over_a_bridge(run.plan.steps[number])):
             return {}
-        return references_in(run, run.plan.dependencies[number])
+        sources = run.plan.dependencies[number]
+        if (found := known.get(sources)) is None:
+            found = known[sources] = references_in(run, sources)
+        return found
 
     def _goes_over_a_bridge(self, step: Step) -> bool:
         """To workers of another system, who know nothing of references."""

@@ -21,6 +21,7 @@ from oraculo.engine.aftermath import Consequences
 from oraculo.engine.cache import HotRuns, Plans
 from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.delivery import Courier, Post, http_post
+from oraculo.engine.destinations import Destinations
 from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble
 from oraculo.engine.inputs import Inbox
 from oraculo.engine.intake import Intake
@@ -35,7 +36,7 @@ from oraculo.engine.results import LargeResults
 from oraculo.engine.retention import Retention
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Lookout, Watchers
-from oraculo.errors import BrokerError, BrokerUnavailable, InvalidPipeline, StoreError, StoreUnavailable
+from oraculo.errors import BrokerUnavailable, InvalidPipeline, StoreError, StoreUnavailable
 from oraculo.ports.bridge import RunningBridge
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
@@ -91,6 +92,7 @@ class Engine:
         self._must_be_alone = must_be_alone
         self.peers = Peers(store, clock, telemetry, name or entropy.new_id(), engine.poll, self._decides)
         self.catalogue = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout)
+        self.destinations = Destinations(broker, self.catalogue, self.names)
         self.plans = Plans()
         self.inbox = Inbox(engine.note_linger)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
@@ -162,7 +164,6 @@ class Engine:
             broker, store, self.inbox, self.peers, clock, telemetry, engine.poll, acts=role is Role.WHOLE
         )
         self._connected = False
-        self._declared: set[str] = set()
         self._pumps: list[asyncio.Task[None]] = []
         self._duties: list[asyncio.Task[None]] = []
         self._deciding: asyncio.Task[None] | None = None
@@ -255,7 +256,7 @@ class Engine:
         One that says no is a matter of settings, and is told at once."""
         try:
             await self.broker.start()
-            await self.declare_queues()
+            await self.destinations.declare_all()
         except BrokerUnavailable as error:
             self.telemetry.emit(LoopFailed("broker", str(error)))
             return False
@@ -269,12 +270,6 @@ class Engine:
             if not self.broker.capabilities.durable:  # as at the start, but work is under way
                 self._links.memory_was_lost()
         await self._links.run()
-
-    async def declare_queues(self) -> None:
-        """So that a worker that starts before the first command finds its queue."""
-        self._declared = self.catalogue.destinations()
-        known = sorted(self.names.physical(queue) for queue in self._declared)
-        await self.broker.declare([self.names.requests, self.names.answers, *known])
 
     def _duty(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         return asyncio.create_task(self._keep_going(name, work), name=name)
@@ -317,12 +312,10 @@ class Engine:
             await asyncio.sleep(self.settings.engine.poll)
             await self.refresh_pipelines()
             try:
-                self.catalogue.refresh_folder()
+                await self.catalogue.refresh_folder_aside()
             except InvalidPipeline as error:
                 self.telemetry.emit(LoopFailed("pipelines", f"kept the definitions of before: {error}"))
-            if self.catalogue.destinations() != self._declared:
-                with suppress(BrokerError):  # a queue is also declared when something is published to it
-                    await self.declare_queues()
+            await self.destinations.declare_missing()
 
     # -- stop -------------------------------------------------------------------------------------------------
 

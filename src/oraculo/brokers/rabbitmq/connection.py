@@ -74,6 +74,10 @@ class Channel:
         question = partial(getattr(self.raw, method), **arguments, callback=partial(_answer, answer))
         return (await self._kept(answer, question)).method
 
+    def tell(self, method: str, **arguments: Any) -> None:
+        """Calls what pika names so, without an answer. If it is refused, the next call that is answered raises that."""
+        self._ask(partial(getattr(self.raw, method), **arguments))
+
     async def get(self, queue: str) -> int | None:
         """Asks for the next message, which comes to the receiver: pika would read its properties, and end the whole
         connection if it could not. Returns how many are behind it; None when there is none. Once for each channel."""

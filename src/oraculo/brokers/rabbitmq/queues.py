@@ -9,7 +9,7 @@ goes to the end. RabbitMQ 4 has a limit of 20 where none is set, and drops what 
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 
 LOOKS_TOGETHER = 4  # each on a channel of its own, for the answer to one is awaited before the next is asked
 _NO_LIMIT = 1_000_000_000
+_DECLARED_TOGETHER = 16  # queues: a slow disk has to make them, and those of their dead letters, in the time of a call
 _STEPS = (100, 150, 200, 300, 400, 500, 600, 800)  # delays of one decade: each makes a queue, so there are few
 _DELAYS: list[int] = [step * 10**decade for decade in range(7) for step in _STEPS]  # in ms, up to a week
 _MOST_NAMES = 10_000  # that are remembered in each table; a queue for each answer would fill the memory
@@ -59,19 +60,22 @@ class _Desk:
         return not self._turn.locked()
 
     async def call(self, method: str, **arguments: Any) -> Any:
+        return await self.in_turn(lambda channel: channel.call(method, **arguments))
+
+    async def in_turn(self, ask: Callable[[Channel], Awaitable[Value]]) -> Value:
         try:
             async with asyncio.timeout(self._timeout), self._turn:
                 if self._channel is None or not self._channel.is_open:
                     self._channel = await self._connection.channel()
-                return await self._answered(self._channel, method, arguments)
+                return await self._answered(self._channel, ask)
         except TimeoutError:
             raise BrokerUnavailable(f"RabbitMQ did not answer in {self._timeout} s") from None
 
-    async def _answered(self, channel: Channel, method: str, arguments: dict[str, Any]) -> Any:
+    async def _answered(self, channel: Channel, ask: Callable[[Channel], Awaitable[Value]]) -> Value:
         """A channel on which an answer is still to come is left to it: pika would let the next call wait behind it,
         for ever if it never comes."""
         try:
-            return await channel.call(method, **arguments)
+            return await ask(channel)
         except BaseException:
             self._channel = None
             channel.abandon()
@@ -117,14 +121,46 @@ class Queues:
 
     async def declare(self, names: Iterable[str]) -> None:
         """Makes each, and its dead-letter queue before it, so that no dead letter finds it missing."""
-        for name in dict.fromkeys(source_name(name) for name in names):
-            if fault := name_fault(name):
-                raise BrokerError(fault)
-            if _is_reserved(name):
-                await self._find(name)
-            else:
-                await self._make(dlq_of(name), _quorum(_NO_LIMIT))
-                await self._make(name, self._arguments(name))
+        sources = list(dict.fromkeys(source_name(name) for name in names))
+        for fault in filter(None, map(name_fault, sources)):
+            raise BrokerError(fault)
+        for start in range(0, len(sources), _DECLARED_TOGETHER):
+            some = sources[start : start + _DECLARED_TOGETHER]
+            if len(some) == 1 or not await self._declare_together(some):
+                for name in some:
+                    await self._declare_alone(name)
+
+    async def _declare_together(self, names: Sequence[str]) -> bool:
+        """Whether they are as we would make them. Without an answer for each, for which RabbitMQ would count what is in
+        the queue. When it refuses one, nothing is known of any: the channel is closed."""
+        if any(map(_is_reserved, names)):
+            return False
+        wanted = {
+            queue: arguments
+            for name in names
+            for queue, arguments in ((dlq_of(name), _quorum(_NO_LIMIT)), (name, self._arguments(name)))
+        }
+
+        async def declare(channel: Channel) -> None:
+            for queue, arguments in wanted.items():
+                channel.tell("queue_declare", queue=queue, durable=True, arguments=arguments)
+            await channel.call("basic_qos", prefetch_count=0)  # answered when all that was told before is done
+
+        try:
+            await self._desks[0].in_turn(declare)
+        except Refused:
+            return False
+        for queue in wanted:
+            self._streams.pop(queue, None)
+            _remember(self._made, queue, True)
+        return True
+
+    async def _declare_alone(self, name: str) -> None:
+        if _is_reserved(name):
+            await self._find(name)
+        else:
+            await self._make(dlq_of(name), _quorum(_NO_LIMIT))
+            await self._make(name, self._arguments(name))
 
     def refuse_stream(self, name: str) -> None:
         """Of one that was just declared. Who reads a stream gets nothing that came before, and settles nothing."""

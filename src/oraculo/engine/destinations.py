@@ -1,0 +1,46 @@
+"""The queues that known pipelines and routes send to: made before anything is sent, so that a worker that starts before
+the first command finds its queue."""
+
+from collections.abc import Collection
+
+from oraculo.core.naming import QueueNames
+from oraculo.engine.catalogue import Catalogue
+from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Broker
+
+
+class Destinations:
+    def __init__(self, broker: Broker, catalogue: Catalogue, names: QueueNames) -> None:
+        self._broker = broker
+        self._catalogue = catalogue
+        self._names = names
+        self._declared: set[str] = set()
+        self._working: set[tuple[str, int]] = set()  # the brokers, each with its losses, that have those queues
+
+    async def declare_all(self) -> None:
+        """With the queues that engines read themselves: nothing is known of the broker yet."""
+        self._working = self._working_brokers()
+        await self._broker.declare([self._names.requests, self._names.answers])
+        await self.declare(self._catalogue.destinations())
+
+    async def declare(self, queues: Collection[str]) -> None:
+        """Also those that were declared before: somebody may have deleted one."""
+        await self._broker.declare(sorted(map(self._names.physical, queues)))
+        self._declared |= set(queues)
+
+    async def declare_missing(self) -> None:
+        """Those that are new, or could not be declared because the broker was away. All of them, once a broker works
+        that did not before, or lost its memory: it may be another now."""
+        working, known = self._working_brokers(), self._catalogue.destinations()
+        self._declared = set() if working - self._working else self._declared & known
+        self._working = working
+        if missing := known - self._declared:
+            try:
+                await self.declare(missing)
+            except BrokerUnavailable:
+                pass  # the next look tries again
+            except BrokerError:  # not to be refused at every look: who publishes to a queue declares it too
+                self._declared |= missing
+
+    def _working_brokers(self) -> set[tuple[str, int]]:
+        return {(link.name, link.losses) for link in self._broker.links() if link.trouble is None}

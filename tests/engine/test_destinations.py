@@ -1,0 +1,95 @@
+"""The queues that pipelines send to are declared: each when it is new, and all of them to a broker that came back."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from oraculo.errors import BrokerError
+from oraculo.settings import EngineSettings, Settings
+from oraculo.testing.harness import Harness
+from tests.brokers.failover_stage import Named
+from tests.waiting import until
+
+QUICK = Settings(engine=EngineSettings(poll=0.02))
+
+
+class Ledger(Named):
+    """Notes what it is asked to declare."""
+
+    def __init__(self) -> None:
+        super().__init__("ledger")
+        self.asked: list[str] = []
+        self.refused: set[str] = set()
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        self.asked += queues
+        if self.refused & set(queues):
+            raise BrokerError("not allowed")
+        self._expect_here()
+        await super().declare(queues)
+
+
+def pipeline(*queues: str) -> bytes:
+    return json.dumps({"name": "novo", "steps": [{"type": queue} for queue in queues]}).encode()
+
+
+async def test_the_start_declares_all_and_a_new_pipeline_its_own() -> None:
+    broker = Ledger()
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        assert {"orquestrador", "resultados", "escavador_youtube"} <= set(broker.asked)
+        broker.asked.clear()
+        await oraculo.operations.put_pipeline("novo", pipeline("executador_a"))
+        await oraculo.operations.put_pipeline("novo", pipeline("executador_a", "executador_b"))
+        await looks(oraculo)
+        assert broker.asked == ["executador_a", "executador_a", "executador_b"]
+
+
+async def looks(oraculo: Harness, count: int = 3) -> None:
+    """Until the pipelines were looked at so often."""
+    seen, refresh = [0], oraculo.engine.refresh_pipelines
+
+    async def counted() -> None:
+        seen[0] += 1
+        await refresh()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(oraculo.engine, "refresh_pipelines", counted)
+        await until(lambda: seen[0] > count, saying="the pipelines to be looked at")
+
+
+async def test_what_could_not_be_declared_is_when_the_broker_is_back() -> None:
+    broker = Ledger()
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        await broker.leave()
+        await oraculo.operations.put_pipeline("novo", pipeline("executador_a"))
+        await looks(oraculo)
+        assert not await broker.queues(["executador_a"])
+        broker.come_back()
+        await until(lambda: broker.queues(["executador_a"]), saying="the queue of the new pipeline")
+
+
+@pytest.mark.parametrize("what", ["was away", "lost its memory"])
+async def test_a_broker_that_may_be_another_gets_all_queues_again(what: str) -> None:
+    broker = Ledger()
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        if what == "was away":
+            await broker.leave()
+            await looks(oraculo)
+            broker.come_back()
+        broker._depot.queues.pop("escavador_youtube")  # type: ignore[union-attr]
+        broker.losses += what == "lost its memory"
+        await until(lambda: broker.queues(["escavador_youtube"]), saying="the queue again")
+        broker.asked.clear()
+        await looks(oraculo)
+        assert broker.asked == []  # once is enough
+
+
+async def test_a_queue_that_is_refused_is_not_asked_for_at_every_look() -> None:
+    broker = Ledger()
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        broker.refused = {"executador_a"}
+        with pytest.raises(BrokerError, match="not allowed"):
+            await oraculo.operations.put_pipeline("novo", pipeline("executador_a"))
+        await looks(oraculo)
+        assert broker.asked.count("executador_a") == 2  # by the one who put it, and once more
