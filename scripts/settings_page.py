@@ -68,7 +68,7 @@ def _comments(kind: type) -> Mapping[str, str]:
         line = token.start[0]
         if token.type == tokenize.NAME:
             fields.setdefault(line, token.string)
-        elif token.type == tokenize.COMMENT:
+        elif token.type == tokenize.COMMENT and line in fields:
             comments[fields[line]] = token.string.removeprefix("# ")
     return comments
 

@@ -13,8 +13,9 @@ OraculoError
 ├── Conflict                it clashes with what is there (an id in use, a run that has not ended)
 │   └── IdempotencyKeyReused  the same key with another body
 ├── BrokerError             the broker refused or did not confirm
-│   └── BrokerUnavailable   it cannot be reached now; worth a retry
-│       └── NotTaken        it works, and did not take some messages (in ports/broker.py)
+│   ├── BrokerUnavailable   it cannot be reached now; worth a retry
+│   │   └── NotTaken        it works, and did not take some messages (in ports/broker.py)
+│   └── MessageTooLarge     the broker will never take a message of that size
 ├── StoreError              the store refused
 │   └── StoreUnavailable    it cannot be reached now; worth a retry
 │       └── StoreRefuses    it answers, and takes nothing from anybody until it is mended
@@ -105,6 +106,12 @@ class BrokerError(OraculoError):
 
 class BrokerUnavailable(BrokerError):
     pass
+
+
+class MessageTooLarge(BrokerError):
+    def __init__(self, told: str, size: int, limit: int) -> None:
+        self.excess = size - limit
+        super().__init__(told)
 
 
 class StoreError(OraculoError):

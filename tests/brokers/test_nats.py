@@ -17,7 +17,7 @@ from oraculo.brokers.nats.given_back import GivenBack
 from oraculo.brokers.nats.layout import header_block, letter_headers, reason_in
 from oraculo.brokers.nats.outgoing import WINDOW
 from oraculo.core.naming import dlq_of
-from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
+from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings, MessageTooLarge
 from oraculo.ports.broker import NO_REASON, Broker, Capabilities, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.testing.broker_suite import BrokerSuite
@@ -270,11 +270,12 @@ async def test_a_name_that_is_no_subject_is_refused_and_the_others_go(url: str, 
 
 async def test_a_body_over_the_servers_limit_is_refused_and_the_others_go(url: str, queue: str) -> None:
     async with running(url) as broker:
-        told = f"a message of {MAX_PAYLOAD + 1} bytes for {queue} is over the server's max_payload of {MAX_PAYLOAD}"
-        with pytest.raises(BrokerError, match=f"{told} bytes; raise that"):
+        told = f"a message of {MAX_PAYLOAD + 7} bytes for {queue} is over the server's max_payload of {MAX_PAYLOAD}"
+        with pytest.raises(MessageTooLarge, match=f"{told} bytes; raise that") as caught:
             await broker.publish(
-                [Outgoing(queue, b"1"), Outgoing(queue, bytes(MAX_PAYLOAD + 1)), Outgoing(queue, b"2")]
+                [Outgoing(queue, b"1"), Outgoing(queue, bytes(MAX_PAYLOAD + 7)), Outgoing(queue, b"2")]
             )
+        assert caught.value.excess == 7
         assert bodies(await take(await broker.consume(queue, prefetch=2), 2)) == [b"1", b"2"]
 
 

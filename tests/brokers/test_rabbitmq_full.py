@@ -12,7 +12,7 @@ from oraculo.brokers.rabbitmq.broker import RabbitMQConsumer
 from oraculo.brokers.rabbitmq.connection import BLOCKED
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
-from oraculo.errors import BrokerUnavailable
+from oraculo.errors import BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import NotTaken, Outgoing
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
@@ -305,6 +305,20 @@ class TestFull:
             finally:
                 await asyncio.to_thread(server.control, "set_vm_memory_high_watermark", "0.4")
             await published(broker, messages(queue, 1))
+
+    async def test_by_how_much_a_message_is_too_large_is_told(self, fleet: Fleet) -> None:
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        set_limit = (
+            "N = {}, application:set_env(rabbit, max_message_size, N), persistent_term:put(max_message_size, N)."
+        )
+        await asyncio.to_thread(server.control, "eval", set_limit.format(2000))
+        try:
+            async with running(server.url) as broker:
+                with pytest.raises(MessageTooLarge, match="larger than") as caught:
+                    await broker.publish([Outgoing(fresh_name(), bytes(2007))])
+                assert caught.value.excess == 7
+        finally:
+            await asyncio.to_thread(server.control, "eval", set_limit.format(134217728))
 
     async def test_a_queue_that_is_down_is_told_of_until_it_works_though_the_server_answers(self, fleet: Fleet) -> None:
         server = cast("RabbitMQ", fleet.breakable("rabbitmq"))

@@ -185,13 +185,15 @@ def test_many_failures_are_told_in_part() -> None:
 def test_the_deliveries_of_an_ended_run() -> None:
     driver = fan_out("a", webhook="http://h", responder_em="q").sent()
     driver.ok("a")
+    first = "the first attempt is under way, or waits for its turn behind others for the same receiver"
     assert told(driver).endswith(
-        "of 1 task; its aggregate for webhook http://h is not delivered yet after 0 attempts; "
-        "its aggregate for fila q is not delivered yet after 0 attempts; it waits for nothing."
+        f"of 1 task; its aggregate for webhook http://h is not delivered yet: {first}; "
+        f"its aggregate for fila q is not delivered yet: {first}; it waits for nothing else."
     )
     driver.apply(DeliveryFailed(0, 1, "answered 500", START + 5))
-    assert "is not delivered yet after 1 attempt (answered 500)" in told(driver)
+    next_one = "and the next is under way or due within 5 s"
+    assert f"is not delivered yet after 1 attempt (answered 500), {next_one};" in told(driver)
     driver.apply(DeliveryFailed(0, 1, "gone", None))
     assert "its aggregate for webhook http://h is given up after 2 attempts (gone)" in told(driver)
     driver.apply(Delivered(1, 1))
-    assert "its aggregate for fila q was delivered" in told(driver)
+    assert told(driver).endswith("its aggregate for fila q was delivered; it waits for nothing.")

@@ -1,6 +1,6 @@
 """The delivery of the aggregate: to a webhook, to a queue, again, given up."""
 
-from oraculo.core.events import Delivered, DeliveryFailed, Repeated
+from oraculo.core.events import Delivered, DeliveryFailed, DeliveryMoved, Repeated
 from oraculo.core.machine import DELIVERY_LEASE, Verdict
 from oraculo.core.run import DeliveryStatus
 
@@ -99,3 +99,26 @@ def test_news_of_a_delivery_does_not_move_the_deadline_of_a_reopened_run() -> No
     driver.at(50).apply(Repeated())
     assert driver.apply(DeliveryFailed(0, 1, "x", START + 60)) is Verdict.APPLIED
     assert driver.head.due_at == START + 350
+
+
+def test_whoever_has_a_delivery_may_keep_it_for_longer() -> None:
+    driver = ended()
+    entries = len(driver.history)
+    assert driver.apply(DeliveryMoved(0, 1, LEASE, START + 70)) is Verdict.APPLIED
+    webhook, queue = driver.head.deliveries
+    assert (webhook.due_at, queue.due_at, driver.head.due_at) == (START + 70, LEASE, LEASE)
+    assert (webhook.status, webhook.attempts, len(driver.history)) == ("pendente", 0, entries)
+    driver.apply(Delivered(1, 1))
+    assert driver.head.due_at == START + 70
+    assert driver.at(69).run_due() is Verdict.NOTHING
+
+
+def test_a_delivery_that_another_engine_has_taken_over_or_made_is_nobody_elses_to_keep() -> None:
+    driver = ended(responder_em=None)
+    driver.at(15).run_due()
+    assert driver.apply(DeliveryMoved(0, 1, LEASE, START + 70)) is Verdict.NOTHING
+    assert driver.head.due_at == LEASE + DELIVERY_LEASE
+    assert driver.apply(DeliveryMoved(0, 2, LEASE + DELIVERY_LEASE, START + 70)) is Verdict.NOTHING
+    driver.apply(Delivered(0, 1))
+    assert driver.apply(DeliveryMoved(0, 1, None, START + 70)) is Verdict.NOTHING
+    assert driver.head.due_at is None

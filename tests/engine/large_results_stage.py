@@ -96,7 +96,7 @@ class PlainWorker:
     async def answers(self, run_id: str, payload: dict[str, Any], **fields: Any) -> None:
         event = "resultado_coleta" if self.queue.startswith("escavador") else "resultado_execucao"
         await self.oraculo.publish(
-            "resultados", answer(run_id, tarefa=self.queue, tipo_evento=event, payload=payload, **fields)
+            "resultados", answer(run_id, **{"tarefa": self.queue, "tipo_evento": event, "payload": payload, **fields})
         )
 
 

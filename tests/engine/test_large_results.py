@@ -11,7 +11,8 @@ import pytest
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.reference import encode_reference, read_reference
 from oraculo.engine import outbox, results
-from oraculo.errors import NotFound, ObjectsUnavailable
+from oraculo.errors import MessageTooLarge, NotFound, ObjectsUnavailable
+from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.objects import put_result
 from oraculo.ports.telemetry import LoopFailed, Record
@@ -283,3 +284,83 @@ async def test_a_slow_object_store_keeps_nobody_waiting_for_ever(
         with pytest.raises(ObjectsUnavailable):
             await oraculo.operations.result(run_id, "escavador_a")
     assert "not read in" in told.failures[0]
+
+
+# -- a broker that takes no message of that size --------------------------------------------------------------------
+
+
+class Narrow(MemoryBroker):
+    """Takes none over so many bytes on the queue of replies."""
+
+    limit = 400_000
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        for message in messages:
+            if message.queue == "respostas" and len(message.body) > self.limit:
+                raise MessageTooLarge("respostas: too large", len(message.body), self.limit)
+        return await super().publish(messages)
+
+
+ONE_AND_A_HALF = {
+    "destinos": [{"id": "grande", "fila": "escavador_a"}, {"id": "menor", "fila": "executador_b"}],
+    "responder_em": "respostas",
+}
+
+
+async def ended_with_one_and_a_half(oraculo: Harness) -> str:
+    run_id = await oraculo.submit(ONE_AND_A_HALF)
+    for task, queue, size in (("grande", "escavador_a", 300_000), ("menor", "executador_b", 150_000)):
+        worker = PlainWorker(oraculo, queue)
+        await worker.takes()
+        await worker.answers(run_id, {"status": "ok", "dados": "x" * size}, tarefa=task)
+    await oraculo.ended(run_id)
+    return run_id
+
+
+@pytest.mark.parametrize(("limit", "left"), [(400_000, {"grande"}), (10_000, {"grande", "menor"})])
+async def test_what_is_too_much_for_the_broker_of_a_reply_stays_a_reference(
+    tmp_path: Path, limit: int, left: set[str]
+) -> None:
+    broker, objects, told = Narrow(), FolderObjects(tmp_path), Told()
+    broker.limit = limit
+    async with Harness(settings=KEPT, broker=broker, objects=objects, telemetry=told) as oraculo:
+        run_id = await ended_with_one_and_a_half(oraculo)
+        found = (await PlainWorker(oraculo, "respostas").takes())["resultados"]
+        references = {name: read_reference(run_id, msgspec.json.encode(found[name])) for name in found}
+        assert {name for name, reference in references.items() if reference is not None} == left
+        for reference in filter(None, references.values()):
+            assert reference.names(await objects.get(reference.key)), (
+                "also one that was too small to be put there before"
+            )
+        assert f"{len(left)} results of a reply stay references" in told.failures[-1]
+
+
+async def test_a_reply_that_its_broker_takes_in_no_form_is_given_up_with_the_reason() -> None:
+    async with Harness(settings=KEPT, broker=Narrow()) as oraculo:
+        run_id = await ended_with_one_and_a_half(oraculo)
+
+        async def is_given_up() -> bool:
+            return "is given up after 1 attempt (respostas: too large)" in await oraculo.operations.explain(run_id)
+
+        await until(is_given_up)
+
+
+async def test_an_engine_without_the_object_store_says_that_it_hands_out_references(tmp_path: Path) -> None:
+    """As beside one that has it, while that is rolled out."""
+    seen: list[Any] = []
+    store = store_at(tmp_path)
+    async with Harness(two_steps_app(seen), settings=shared(tmp_path), objects=Faulty(tmp_path), store=store) as before:
+        run = await before.run({"destinos": ["escavador_a"]})
+    told = Told()
+    async with Harness(settings=KEPT, store=store_at(tmp_path), telemetry=told) as oraculo:
+        assert "objects" not in (await oraculo.operations.health()).parts
+        for _ in range(2):
+            view = await oraculo.operations.view(await oraculo.operations.run(run["correlation_id"]))
+            assert read_reference(run["correlation_id"], bytes(view["resultados"]["escavador_a"])) is not None
+        health = await oraculo.operations.health()
+        assert health.is_ready
+        assert "set ORACULO_OBJECTS_URL" in (health.parts["objects"] or "")
+        assert len(told.failures) == 1

@@ -99,3 +99,12 @@ class DeliveryFailed(Event, frozen=True, gc=False):
     edition: int
     reason: str
     retry_at: float | None = None  # None: given up
+
+
+class DeliveryMoved(Event, frozen=True, gc=False):
+    """Whoever had the delivery until `due_at` keeps it until `until`: it is attempted now, or waits for its turn."""
+
+    channel: int
+    edition: int
+    due_at: float | None
+    until: float

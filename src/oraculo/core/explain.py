@@ -32,7 +32,7 @@ def explain(
 ) -> str:
     """`audiences`: of the queues of which it is known. `troubles`: the brokers and queues that cannot be used now, and
     why. `refusals`: the queues that did not take the run's commands, and why: it may be the command that is wrong."""
-    return _why_open(run, now, audiences, troubles, refusals) if run.is_open else _why_ended(run)
+    return _why_open(run, now, audiences, troubles, refusals) if run.is_open else _why_ended(run, now)
 
 
 def _why_open(
@@ -100,7 +100,7 @@ def _what_then(run: Run, now: float) -> str:
     return f"{when}, when what has not answered is marked timeout and the run ends as {end_status(run)}{comma} {then}"
 
 
-def _why_ended(run: Run) -> str:
+def _why_ended(run: Run, now: float) -> str:
     counts = summary(run.head)
     words = ("concluidas", "erros", "timeouts", "ignoradas", "canceladas")
     tally = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
@@ -108,19 +108,26 @@ def _why_ended(run: Run) -> str:
     why = "; ".join(f"'{run.plan.steps[task.number].id}' {task.status}: {task.reason}" for task in lost[:_NAMED])
     more = f"; {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
     when = to_iso(run.head.ended_at if run.head.ended_at is not None else run.head.deadline)
-    deliveries = "".join(f"; {_delivery_state(delivery)}" for delivery in run.head.deliveries)
+    deliveries = "".join(f"; {_delivery_state(delivery, now)}" for delivery in run.head.deliveries)
+    is_delivering = any(delivery.status is DeliveryStatus.PENDING for delivery in run.head.deliveries)
     return (
         f"Run {run.id} ended as {run.head.status} at {when} with {tally} of {_count(run.head.total, 'task')}"
-        f"{' (' + why + more + ')' if why else ''}{deliveries}; it waits for nothing."
+        f"{' (' + why + more + ')' if why else ''}{deliveries}; it waits for nothing{' else' if is_delivering else ''}."
     )
 
 
-def _delivery_state(delivery: Delivery) -> str:
+def _delivery_state(delivery: Delivery, now: float) -> str:
     what = f"its aggregate for {delivery.channel} {delivery.target}"
     if delivery.status is DeliveryStatus.DELIVERED:
         return f"{what} was delivered"
     tried = f"after {_count(delivery.attempts, 'attempt')}" + (f" ({delivery.error})" if delivery.error else "")
-    return f"{what} is {'given up' if delivery.status is DeliveryStatus.UNDELIVERED else 'not delivered yet'} {tried}"
+    if delivery.status is DeliveryStatus.UNDELIVERED:
+        return f"{what} is given up {tried}"
+    if not delivery.attempts:
+        under_way = "the first attempt is under way, or waits for its turn behind others for the same receiver"
+        return f"{what} is not delivered yet: {under_way}"
+    left = in_words(max(0.0, (delivery.due_at or now) - now))
+    return f"{what} is not delivered yet {tried}, and the next is under way or due within {left}"
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

@@ -23,6 +23,7 @@ from oraculo.core.events import (
     DeadLetterDiscarded,
     Delivered,
     DeliveryFailed,
+    DeliveryMoved,
     Event,
     Progressed,
     Redriven,
@@ -55,7 +56,8 @@ TOLD_STRAYS = 100
 TOLD_ENTRIES = 1_000
 TOLD_ENTRIES_PER_TASK = 100
 
-# An engine that ends a run delivers its aggregate at once; whoever finds it undelivered after this does it instead.
+# An engine that ends a run delivers its aggregate at once; whoever finds it undelivered after this does it instead,
+# unless it was moved: by an engine that needs longer, or where it waits for its turn.
 DELIVERY_LEASE = 15.0
 
 
@@ -435,6 +437,18 @@ def _lease_delivery(run: Run, now: float, changes: Changes) -> Verdict:
     return Verdict.APPLIED
 
 
+def _delivery_moved(run: Run, event: DeliveryMoved, now: float, changes: Changes) -> Verdict:
+    """Not when another has taken it over since, or it is done."""
+    delivery = run.head.deliveries[event.channel]
+    is_pending = event.edition == run.head.edition and delivery.status is DeliveryStatus.PENDING
+    if not is_pending or delivery.due_at != event.due_at:
+        return Verdict.NOTHING
+    delivery.due_at = event.until
+    changes.dirty = True
+    _next_delivery(run)
+    return Verdict.APPLIED
+
+
 def _next_delivery(run: Run) -> None:
     due = [d.due_at for d in run.head.deliveries if d.status is DeliveryStatus.PENDING and d.due_at is not None]
     if not run.is_open:
@@ -531,4 +545,5 @@ _HANDLERS: dict[type[Event], Callable[[Run, Any, float, Changes], Verdict]] = {
     DeadLetterDiscarded: _dead_letter_discarded,
     Delivered: _delivered,
     DeliveryFailed: _delivery_failed,
+    DeliveryMoved: _delivery_moved,
 }

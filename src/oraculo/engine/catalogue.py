@@ -3,8 +3,9 @@
 import asyncio
 import importlib.resources
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from oraculo.core import naming
@@ -31,9 +32,15 @@ class Catalogue:
     """What a user put wins over the folder, and the folder over what is built in."""
 
     def __init__(
-        self, routes: Mapping[str, Sequence[str]], folder: str, default_retry: RetryPolicy, default_timeout: float
+        self,
+        routes: Mapping[str, Sequence[str]],
+        folder: str,
+        default_retry: RetryPolicy,
+        default_timeout: float,
+        threads: Executor | None = None,
     ) -> None:
         self.routes = routes
+        self._threads = threads
         self._folder = Path(folder) if folder else None
         self._default_retry = default_retry
         self._default_timeout = default_timeout
@@ -83,7 +90,10 @@ class Catalogue:
 
     async def refresh_folder_aside(self) -> bool:
         """The same, while the engine goes on: thousands of files take a while to be looked at, and seconds to read."""
-        return self._folder is not None and self._take_folder(await asyncio.to_thread(self._read_folder))
+        if self._folder is None:
+            return False
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, self._read_folder)
+        return self._take_folder(found)
 
     def _take_folder(self, found: Mapping[str, Definition] | None) -> bool:
         if found is None:
@@ -95,13 +105,14 @@ class Catalogue:
     async def put(self, name: str, text: bytes, store: Store, clock: Clock) -> tuple[Definition, bool]:
         """The definition, and whether its name is new. Raises InvalidPipeline with step and fault."""
         # A large text takes seconds to read, and the engine has other things to do.
-        definition = await asyncio.to_thread(
+        read = partial(
             read_pipeline,
             text,
             name=name,
             default_retry=self._default_retry,
             default_timeout=self._default_timeout,
         )
+        definition = await asyncio.get_running_loop().run_in_executor(self._threads, read)
         is_new = name not in self._merged
         await store.put_pipeline(name, encode_definition(definition), clock.now())
         self._layers[Origin.STORED] = {**self._layers[Origin.STORED], name: definition}

@@ -1,37 +1,71 @@
-"""Brings the aggregate of an ended run to its webhook and to its reply queue, and notes how it went."""
+"""Brings the aggregate of an ended run to its webhook and to its reply queue, and notes how it went.
+
+A delivery has a lease: until its timer rings, it is this engine's to attempt. Where that is not long enough the timer
+is moved, and an attempt that waited for its turn begins only when the store agrees that it is still this engine's: so
+several engines do not bring the same aggregate twice.
+"""
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from string import punctuation
-from urllib.parse import quote
+from math import inf
+from urllib.parse import urlsplit
 
-import httpx2
 import msgspec
-from standardwebhooks import Webhook
 
-from oraculo.core import machine, naming
-from oraculo.core.events import Delivered, DeliveryFailed, Event
-from oraculo.core.message import Message, encode_message
+from oraculo.core import machine
+from oraculo.core.events import Delivered, DeliveryFailed, DeliveryMoved, Event
+from oraculo.core.machine import Verdict
 from oraculo.core.naming import QueueNames
 from oraculo.core.retry import RetryPolicy
 from oraculo.core.run import Channel, Delivery, DeliveryStatus, RunHead
-from oraculo.core.timestamps import in_words, to_iso
-from oraculo.engine.inputs import Inbox, Note
-from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, NotTaken, Outgoing
+from oraculo.engine.inputs import Inbox, Note, Wish
+from oraculo.engine.replies import Replies
+from oraculo.engine.results import LargeResults
+from oraculo.engine.turns import Turns
+from oraculo.engine.webhooks import NotPosted, Post, Webhooks
+from oraculo.errors import BrokerUnavailable, MessageTooLarge, OraculoError
+from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeliveryAttempted, Telemetry
 from oraculo.settings import WebhookSettings
 
 # Attempts of one channel under way or waiting; past that a run is left to its delivery timer, which finds it again.
-MAX_UNDER_WAY = 1_000
+MAX_UNDER_WAY = 2_000
 MAX_BYTES_UNDER_WAY = 64 * 1024 * 1024
-_PLAIN = punctuation.replace("%", "")  # what a header may have unencoded; quote() lets letters and digits pass
+_MARGIN = 2.0  # seconds of a lease, besides those of an attempt, for its outcome to be committed
+_SHORTEST_REST, _LONGEST_REST = 1.0, 900.0  # seconds for which a delivery that must wait is left to its timer
 
-Post = Callable[[str, bytes, dict[str, str]], Awaitable[int]]
+_LONGEST_PAUSE = {Channel.WEBHOOK: inf, Channel.QUEUE: 300.0}  # seconds; what is set is for receivers of webhooks
+
+
+@dataclass(slots=True, eq=False)
+class _Errand:
+    """One delivery that waits for its turn, or is being attempted."""
+
+    run_id: str
+    number: int
+    delivery: Delivery
+    edition: int
+    aggregate: bytes
+    has_begun: bool = False
+    is_put_off: bool = False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.run_id, self.number
+
+    @property
+    def receiver(self) -> str:
+        """A host and its port, or a queue."""
+        if self.delivery.channel is Channel.QUEUE:
+            return self.delivery.target
+        url = urlsplit(self.delivery.target)
+        return f"{url.scheme}://{url.hostname}:{url.port}"
+
+    def moved(self, until: float) -> DeliveryMoved:
+        return DeliveryMoved(self.number, self.edition, self.delivery.due_at, until)
 
 
 class Courier:
@@ -39,6 +73,7 @@ class Courier:
         self,
         broker: Broker,
         inbox: Inbox,
+        results: LargeResults,
         settings: WebhookSettings,
         *,
         names: QueueNames,
@@ -47,148 +82,132 @@ class Courier:
         telemetry: Telemetry,
         post: Post,
     ) -> None:
-        self._broker = broker
         self._inbox = inbox
-        self._names = names
         self._clock = clock
         self._entropy = entropy
         self._telemetry = telemetry
-        self._post = post
+        self._webhooks = Webhooks(post, settings.secret, clock)
+        self._replies = Replies(broker, results, names, clock)
         self._retry = RetryPolicy(settings.max_attempts, settings.backoff, settings.max_backoff)
-        self._signer = Webhook(settings.secret) if settings.secret else None
-        # Apart, so that neither webhooks that are slow nor a broker that is frozen hold up the others.
-        self._slots = {channel: asyncio.Semaphore(settings.concurrency) for channel in Channel}
-        self._attempts = Counter[Channel]()
-        self._under_way: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._bytes = 0
+        # Apart, so that neither webhooks that are slow nor a broker that is frozen hold up the others. One receiver of
+        # webhooks has a quarter of the places; all queues are one broker's.
+        places = settings.concurrency
+        self._turns = {
+            Channel.WEBHOOK: Turns(places, max(1, places // 4), MAX_UNDER_WAY, MAX_BYTES_UNDER_WAY),
+            Channel.QUEUE: Turns(places, places, MAX_UNDER_WAY, MAX_BYTES_UNDER_WAY),
+        }
+        self._longest = {Channel.WEBHOOK: settings.timeout + _MARGIN, Channel.QUEUE: 0.0}
+        self._errands: dict[tuple[str, int], _Errand] = {}
+        self._under_way: set[asyncio.Task[None]] = set()
 
     def deliver(self, head: RunHead, aggregate: bytes, due: Sequence[int]) -> None:
         """Starts an attempt for each delivery that is due, by number. Never blocks."""
         for number in due:
-            key, delivery = (head.id, number), head.deliveries[number]
-            if delivery.status is not DeliveryStatus.PENDING or key in self._under_way:
-                continue
-            is_too_much = self._bytes and self._bytes + len(aggregate) > MAX_BYTES_UNDER_WAY  # one alone always goes
-            if self._attempts[delivery.channel] >= MAX_UNDER_WAY or is_too_much:
-                continue
-            attempt = self._attempt(head.id, number, msgspec.structs.replace(delivery), head.edition, aggregate)
-            self._bytes += len(aggregate)
-            self._attempts[delivery.channel] += 1
-            self._under_way[key] = asyncio.create_task(attempt)
-            self._under_way[key].add_done_callback(partial(self._finished, key, delivery.channel, len(aggregate)))
+            delivery = msgspec.structs.replace(head.deliveries[number])
+            if delivery.status is DeliveryStatus.PENDING:
+                self._take_up(_Errand(head.id, number, delivery, head.edition, aggregate))
 
-    def _finished(self, key: tuple[str, int], channel: Channel, size: int, _: object) -> None:
-        del self._under_way[key]
-        self._attempts[channel] -= 1
-        self._bytes -= size
+    def _take_up(self, errand: _Errand) -> None:
+        under_way = self._errands.get(errand.key)
+        if under_way is None:
+            if self._turns[errand.delivery.channel].enter(errand.receiver, len(errand.aggregate)):
+                self._begin(errand)
+            else:
+                self._put_off(errand)
+        elif under_way.edition == errand.edition and not under_way.has_begun:
+            under_way.delivery = errand.delivery  # with its new lease
+            self._put_off(under_way)
+
+    def _begin(self, errand: _Errand) -> None:
+        self._errands[errand.key] = errand
+        task = asyncio.create_task(self._attempt(errand))
+        self._under_way.add(task)
+        task.add_done_callback(partial(self._ended, errand))
+
+    def _ended(self, errand: _Errand, task: "asyncio.Task[None]") -> None:
+        self._under_way.discard(task)
+        del self._errands[errand.key]
+        self._turns[errand.delivery.channel].leave(errand.receiver, len(errand.aggregate))
+
+    def _put_off(self, errand: _Errand) -> None:
+        """It must wait for its turn: its timer need not ring before that. What is not known is left as it is."""
+        ahead = self._turns[errand.delivery.channel].seconds_ahead(errand.receiver)
+        if ahead:
+            # Not all at the same time: many may be put off together.
+            rest = max(_SHORTEST_REST, min(ahead, _LONGEST_REST) * (1 + self._entropy.jitter()) / 2)
+            moved = errand.moved(self._clock.now() + rest)
+            errand.delivery.due_at, errand.is_put_off = moved.until, True
+            self._note(errand.run_id, moved)
 
     async def finished(self) -> None:
         """Returns when no attempt is under way."""
         while self._under_way:
-            await asyncio.wait(list(self._under_way.values()))
+            await asyncio.wait(self._under_way)
 
     async def abandon(self) -> None:
         """Stops the attempts under way; their timers bring them back."""
-        for task in self._under_way.values():
+        for task in self._under_way:
             task.cancel()
         await self.finished()
 
-    async def _attempt(self, run_id: str, number: int, delivery: Delivery, edition: int, aggregate: bytes) -> None:
-        async with self._slots[delivery.channel]:
-            try:
-                if delivery.channel is Channel.WEBHOOK:
-                    await self._send_webhook(run_id, delivery.target, edition, aggregate)
-                else:
-                    await self._send_reply(run_id, delivery, aggregate)
-            except Exception as error:  # noqa: BLE001  whatever it is, the attempt failed and is noted as such
-                self._note_failure(run_id, number, delivery, edition, error)
+    async def _attempt(self, errand: _Errand) -> None:
+        async with self._turns[errand.delivery.channel].turn(errand.receiver):
+            errand.has_begun = True
+            if not await self._is_still_ours(errand):
                 return
-        self._telemetry.emit(DeliveryAttempted(run_id, delivery.channel, "delivered"))
-        self._note(run_id, Delivered(number, edition))
+            try:
+                await self._send(errand)
+            except Exception as error:  # noqa: BLE001  whatever it is, the attempt failed and is noted as such
+                self._note_failure(errand, error)
+                return
+        self._telemetry.emit(DeliveryAttempted(errand.run_id, errand.delivery.channel, "delivered"))
+        self._note(errand.run_id, Delivered(errand.number, errand.edition))
 
-    def _note_failure(self, run_id: str, number: int, delivery: Delivery, edition: int, error: Exception) -> None:
+    async def _is_still_ours(self, errand: _Errand) -> bool:
+        """The lease of one that waited must last for the attempt, and is made anew: that fails when another engine has
+        taken it over, or has delivered."""
+        now, longest = self._clock.now(), self._longest[errand.delivery.channel]
+        if not errand.is_put_off and (errand.delivery.due_at or now) >= now + longest:
+            return True
+        until = now + max(machine.DELIVERY_LEASE, longest + _MARGIN)
+        wish = Wish(errand.run_id, errand.moved(until), asyncio.get_running_loop().create_future())
+        self._inbox.put([wish])
+        return await wish.done is Verdict.APPLIED
+
+    async def _send(self, errand: _Errand) -> None:
+        run_id, delivery = errand.run_id, errand.delivery
+        if delivery.channel is Channel.WEBHOOK:
+            await self._webhooks.send(run_id, delivery.target, errand.edition, errand.aggregate)
+        else:
+            await self._replies.send(run_id, delivery, errand.aggregate)
+
+    def _note_failure(self, errand: _Errand, error: Exception) -> None:
+        run_id, delivery = errand.run_id, errand.delivery
         attempt, reason = delivery.attempts + 1, _told(error)
+        is_away = isinstance(error, BrokerUnavailable)
         retry_at = None
-        # A reply queue is our own broker's: it comes back, so the reply is never given up.
-        if delivery.channel is Channel.QUEUE or attempt < self._retry.max_attempts:
+        if self._may_come_through(delivery.channel, attempt, error):
             delay = self._retry.delay(attempt, self._entropy.jitter())
-            soon = machine.DELIVERY_LEASE if isinstance(error, _Away) else delay
-            retry_at = self._clock.now() + min(delay, soon)
+            longest = machine.DELIVERY_LEASE if is_away else _LONGEST_PAUSE[delivery.channel]
+            retry_at = self._clock.now() + min(delay, longest)
         outcome = "given_up" if retry_at is None else "failed"
         self._telemetry.emit(DeliveryAttempted(run_id, delivery.channel, outcome, reason))
-        # An absence of the broker is noted once. What it holds up then comes back with the timer of its lease, soon
-        # and however long the absence lasts, where a backoff would have grown with every attempt.
-        if not isinstance(error, _Away) or delivery.error is None:
-            self._note(run_id, DeliveryFailed(number, edition, reason, retry_at))
+        # An absence of the broker, or of room in the queue, is noted once. What it holds up then comes back with the
+        # timer of its lease, soon and however long it lasts, where a backoff would have grown with every attempt.
+        if not is_away or delivery.error is None:
+            self._note(run_id, DeliveryFailed(errand.number, errand.edition, reason, retry_at))
+
+    def _may_come_through(self, channel: Channel, attempt: int, error: Exception) -> bool:
+        """A reply queue is our own broker's: it comes back, so a reply is not given up unless it can never be taken."""
+        if channel is Channel.QUEUE:
+            return not isinstance(error, MessageTooLarge)
+        return attempt < self._retry.max_attempts
 
     def _note(self, run_id: str, event: Event) -> None:
         self._inbox.note([Note(run_id, event)])
 
-    async def _send_reply(self, run_id: str, delivery: Delivery, aggregate: bytes) -> None:
-        message = Message(
-            correlation_id=run_id,
-            tipo_evento=naming.RUN_ENDED,
-            payload=msgspec.Raw(aggregate),
-            timestamp=to_iso(self._clock.now()),
-        )
-        try:
-            queue = self._names.physical(delivery.target)
-            await self._broker.publish([Outgoing(queue, encode_message(message), prefer=delivery.via)])
-        except BrokerError as error:
-            is_away = isinstance(error, BrokerUnavailable) and not isinstance(error, NotTaken)
-            raise (_Away if is_away else _Refused)(str(error)) from error
-
-    async def _send_webhook(self, run_id: str, url: str, edition: int, aggregate: bytes) -> None:
-        status = await self._post(url, aggregate, self._headers(run_id, edition, aggregate))
-        if not 200 <= status < 300:
-            raise _Refused(f"answered {status}; a 2xx is awaited")
-
-    def _headers(self, run_id: str, edition: int, aggregate: bytes) -> dict[str, str]:
-        """The id is the same at every attempt of one edition, so that the receiver can tell a repeat."""
-        message_id = _header_value(f"{run_id}.{edition}")
-        moment = datetime.fromtimestamp(self._clock.now(), UTC)
-        headers = {
-            "content-type": "application/json",
-            "webhook-id": message_id,
-            "webhook-timestamp": str(int(moment.timestamp())),
-        }
-        if self._signer is not None:
-            headers["webhook-signature"] = self._signer.sign(message_id, moment, aggregate.decode())
-        return headers
-
-
-def _header_value(text: str) -> str:
-    """Percent-encoded but for visible ASCII characters: HTTP takes no control characters, nor spaces at the ends, and
-    who passes it on may change other spaces, which would break the signature."""
-    return quote(text, safe=_PLAIN)
-
-
-class _Refused(Exception):
-    pass
-
-
-class _Away(_Refused):
-    """By a broker that cannot be reached."""
-
 
 def _told(error: Exception) -> str:
-    if isinstance(error, _Refused):
+    if isinstance(error, (NotPosted, OraculoError)):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")
-
-
-def http_post(client: httpx2.AsyncClient, seconds: float) -> Post:
-    """Posts with `client` and returns the status. The body of the answer is of no use and is not read: a receiver
-    that drips it would hold the attempt for ever."""
-
-    async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
-        try:
-            async with (
-                asyncio.timeout(seconds),
-                client.stream("POST", url, content=body, headers=headers) as response,
-            ):
-                return response.status_code
-        except TimeoutError:
-            raise _Refused(f"no answer in {in_words(seconds)}") from None
-
-    return post

@@ -6,6 +6,7 @@ It is a relief, not a duty: when the object store fails, the answer stays as it 
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 
 from oraculo.core.answer import is_failure
 from oraculo.core.reference import encode_reference
@@ -26,11 +27,13 @@ class Offload:
         claim_fault: Callable[[], Awaitable[str | None]],
         threshold: int,
         telemetry: Telemetry,
+        threads: Executor,
     ) -> None:
         self._objects = objects
         self._claim_fault = claim_fault
         self._is_claimed = False
         self._telemetry = telemetry
+        self._threads = threads
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._rests_until = 0.0
         self._reason = ""
@@ -74,11 +77,11 @@ class Offload:
 
     async def _keep(self, answer: Answer) -> None:
         """A failure's payload is not kept, and need not be put anywhere."""
-        payload = bytes(answer.message.payload)
+        message, payload = answer.message, bytes(answer.message.payload)
         if self._objects is None or len(payload) <= self.threshold or is_failure(payload):
             return
         async with self._slots:
-            reference = await put_result(self._objects, answer.message.correlation_id, answer.message.tarefa, payload)
+            reference = await put_result(self._objects, message.correlation_id, message.tarefa, payload, self._threads)
         answer.reference = encode_reference(reference)
 
     def _rest(self, reason: str) -> None:

@@ -102,7 +102,9 @@ class Operations:
     async def _make_submission(self, body: bytes, traceparent: str | None) -> Submission:
         """One with thousands of destinations takes a while, and the engine has other things to do."""
         make = partial(self._engine.maker.submission, body, traceparent=traceparent)
-        return await asyncio.to_thread(make) if len(body) > LARGE_REQUEST else make()
+        if len(body) <= LARGE_REQUEST:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self._engine.threads, make)
 
     async def _create(self, submission: Submission) -> Created:
         self._expect_accepting()

@@ -1,24 +1,26 @@
 """Reads large results back from the object store, for whoever is given them: the aggregate, the API, a command."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import msgspec
 
 from oraculo.core.aggregate import aggregate, encode_aggregate
 from oraculo.core.pipeline import Step
-from oraculo.core.reference import Reference, read_reference, references_in
+from oraculo.core.reference import Reference, encode_reference, read_reference, references_in
 from oraculo.core.run import Run
 from oraculo.core.views import run_view
 from oraculo.errors import NotFound, ObjectLost, ObjectsUnavailable
-from oraculo.ports.objects import Objects, get_result
+from oraculo.ports.objects import Objects, get_result, put_result
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 
 PATIENCE = 10.0  # seconds for all the large results of one aggregate, or of one command
 REST = 2.0  # seconds after a failure in which no command asks again, nor an aggregate after one that took too long
 _AGGREGATES_AT_ONCE = 8
 _COMMANDS_AT_ONCE = 4
+_LONGEST_REFERENCE = 400  # bytes
 _NO_OBJECTS = "no object store is set; set ORACULO_OBJECTS_URL to the one that the result was put into"
 
 
@@ -31,6 +33,7 @@ class LargeResults:
         self,
         objects: Objects | None,
         telemetry: Telemetry,
+        threads: Executor,
         *,
         inline_bytes: int = 0,
         hands_on: bool = False,
@@ -39,18 +42,25 @@ class LargeResults:
         self._bridged = bridged
         self._objects = objects
         self._telemetry = telemetry
+        self._threads = threads
         self._inline_bytes = inline_bytes
         self._hands_on = hands_on
         self._aggregates = asyncio.Semaphore(_AGGREGATES_AT_ONCE)
         self._commands = asyncio.Semaphore(_COMMANDS_AT_ONCE)
         self._hangs_until = 0.0
         self._rests_until = 0.0
+        self.trouble: str | None = None  # what was seen that cannot be read here
 
     # -- aggregates -------------------------------------------------------------------------------------------
 
     def references(self, run: Run) -> dict[str, Reference]:
         """What the aggregate of the run lacks; nothing when nothing could be read."""
-        return {} if self._objects is None else references_in(run)
+        if self._objects is not None:
+            return references_in(run)
+        if self.trouble is None and references_in(run):  # another engine put them there; that is told once
+            self.trouble = f"large results are handed out as references: {_NO_OBJECTS}"
+            self._telemetry.emit(LoopFailed("objects", self.trouble))
+        return {}
 
     async def fill(self, results: dict[str, msgspec.Raw], references: Mapping[str, Reference]) -> None:
         """Puts what can be read in the place of its reference. Never raises: an aggregate is worth having without."""
@@ -90,6 +100,23 @@ class LargeResults:
             return encode_aggregate(run)
         made = aggregate(run)
         await self.fill(made["resultados"], references)
+        return msgspec.json.encode(made)
+
+    async def lessened(self, run_id: str, encoded: bytes, excess: int) -> bytes | None:
+        """An aggregate for a broker that takes no message of that size: its largest results are left as references, of
+        them as few as are needed. None when that is not enough, or there is no object store. Raises ObjectsError."""
+        if self._objects is None:
+            return None
+        made = msgspec.json.decode(encoded, type=dict[str, msgspec.Raw])
+        results = msgspec.json.decode(made["resultados"], type=dict[str, msgspec.Raw])
+        if (chosen := _largest(results, excess)) is None:
+            return None
+        for name in chosen:
+            reference = await put_result(self._objects, run_id, name, bytes(results[name]), self._threads)
+            results[name] = msgspec.Raw(encode_reference(reference))
+        told = f"{len(chosen)} results of a reply stay references: its broker takes no message of {len(encoded)} bytes"
+        self._telemetry.emit(LoopFailed("objects", told))
+        made["resultados"] = msgspec.Raw(msgspec.json.encode(results))
         return msgspec.json.encode(made)
 
     async def view(self, run: Run) -> dict[str, Any]:
@@ -151,4 +178,16 @@ class LargeResults:
     async def _get(self, reference: Reference) -> bytes:
         if self._objects is None:
             raise ObjectsUnavailable(_NO_OBJECTS)
-        return await get_result(self._objects, reference)
+        return await get_result(self._objects, reference, self._threads)
+
+
+def _largest(results: Mapping[str, msgspec.Raw], excess: int) -> Sequence[str] | None:
+    """Those without which an aggregate is so many bytes shorter; None when it is not without them all."""
+    chosen: list[str] = []
+    for name in sorted(results, key=lambda name: len(results[name]), reverse=True):
+        gain = len(results[name]) - _LONGEST_REFERENCE
+        if excess <= 0 or gain <= 0:
+            break
+        chosen.append(name)
+        excess -= gain
+    return None if excess > 0 else chosen

@@ -7,20 +7,18 @@ still in its queue, and goes on at the next start.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
 from functools import partial
 
-import httpx2
-
-from oraculo import __version__
 from oraculo.core.events import Untaken
 from oraculo.core.naming import QueueNames
 from oraculo.core.request import Limits
 from oraculo.engine.aftermath import Consequences
 from oraculo.engine.cache import HotRuns, Plans
 from oraculo.engine.catalogue import Catalogue
-from oraculo.engine.delivery import Courier, Post, http_post
+from oraculo.engine.delivery import Courier
 from oraculo.engine.destinations import Destinations
 from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble
 from oraculo.engine.inputs import Inbox
@@ -36,6 +34,7 @@ from oraculo.engine.results import LargeResults
 from oraculo.engine.retention import Retention
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Lookout, Watchers
+from oraculo.engine.webhooks import HttpPost, Post
 from oraculo.errors import BrokerUnavailable, InvalidPipeline, StoreError, StoreUnavailable
 from oraculo.ports.bridge import RunningBridge
 from oraculo.ports.broker import Broker
@@ -46,8 +45,8 @@ from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import Settings
 
 _FIRST_PAUSE, _PAUSE_AFTER_FAILURE = 0.1, 1.0
+_THREADS = 4
 _LAST_NOTES = 2.0  # seconds, at the end, for what was sent to be noted
-_AGENT = {"user-agent": f"oraculo/{__version__}"}
 
 
 class Role(Enum):
@@ -91,7 +90,9 @@ class Engine:
         self.bridges = bridges
         self._must_be_alone = must_be_alone
         self.peers = Peers(store, clock, telemetry, name or entropy.new_id(), engine.poll, self._decides)
-        self.catalogue = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout)
+        # Apart from the event loop's own, which name servers that are silent may fill.
+        self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="oraculo-engine")
+        self.catalogue = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout, self.threads)
         self.destinations = Destinations(broker, self.catalogue, self.names)
         self.plans = Plans()
         self.inbox = Inbox(engine.note_linger)
@@ -101,14 +102,12 @@ class Engine:
         self.results = LargeResults(
             objects,
             telemetry,
+            self.threads,
             inline_bytes=settings.objects.inline_bytes,
             hands_on=bool(settings.objects.url),
             bridged=settings.bullmq.queues,
         )
-        self._http: httpx2.AsyncClient | None = None
-        if post is None:
-            self._http = httpx2.AsyncClient(timeout=settings.webhook.timeout, headers=_AGENT)
-            post = http_post(self._http, settings.webhook.timeout)
+        self._http = HttpPost(settings.webhook)
         self.maker = RunMaker(
             self.catalogue,
             self.plans,
@@ -132,14 +131,15 @@ class Engine:
         self._courier = Courier(
             broker,
             self.inbox,
+            self.results,
             settings.webhook,
             names=self.names,
             clock=clock,
             entropy=entropy,
             telemetry=telemetry,
-            post=post,
+            post=post or self._http,
         )
-        self._offload = Offload(objects, self._claim_fault, settings.objects.threshold_bytes, telemetry)
+        self._offload = Offload(objects, self._claim_fault, settings.objects.threshold_bytes, telemetry, self.threads)
         self._consequences = Consequences(
             self._outbox, self._timers, self._courier, self.watchers, self.results, telemetry
         )
@@ -338,14 +338,14 @@ class Engine:
         await self._outbox.abandon()
         await self._stop_deciding()
         await self.own_queues.close()
-        if self._http is not None:
-            await self._http.aclose()
+        await self._http.close()
         await self.broker.close()
         if self.role is Role.WHOLE:
             await self.peers.depart()
         await self.store.close()
         if self.objects is not None:
             await self.objects.close()
+        self.threads.shutdown(wait=False)
 
     async def _finish_in_grace(self) -> None:
         with suppress(TimeoutError):
@@ -390,6 +390,8 @@ class Engine:
         parts: dict[str, str | None] = {}
         if self.objects is not None:  # without it, large results stay in the store
             parts[f"objects {self.objects.name}"] = self._offload.trouble or await fault_of(self.objects.check)
+        elif self.results.trouble is not None:
+            parts["objects"] = self.results.trouble
         parts |= {f"ponte {bridge.name}": bridge.trouble for bridge in self.bridges}  # steps of others go on
         if self.role is Role.FRONT:
             parts["engines"] = await fault_of(self._expect_engines)

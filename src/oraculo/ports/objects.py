@@ -6,6 +6,7 @@ ObjectsError (refused).
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import Protocol
 
 import msgspec
@@ -59,16 +60,20 @@ class Objects(Protocol):
         ...
 
 
-async def put_result(objects: Objects, run_id: str, task: str | None, payload: bytes) -> Reference:
-    """Hashing takes a while: it is done in a thread, too."""
-    reference = await asyncio.to_thread(make_reference, run_id, task, payload)
+async def put_result(
+    objects: Objects, run_id: str, task: str | None, payload: bytes, threads: Executor | None = None
+) -> Reference:
+    """Hashing takes a while: it is done in a thread, too; in one of `threads`, or of the event loop's own, where others
+    may keep it waiting."""
+    loop = asyncio.get_running_loop()
+    reference = await loop.run_in_executor(threads, make_reference, run_id, task, payload)
     await objects.put(run_id, reference.key, payload)
     return reference
 
 
-async def get_result(objects: Objects, reference: Reference) -> bytes:
+async def get_result(objects: Objects, reference: Reference, threads: Executor | None = None) -> bytes:
     """Raises ObjectLost when it is not there, or is not what was put."""
     payload = await objects.get(reference.key)
-    if not await asyncio.to_thread(reference.names, payload):
+    if not await asyncio.get_running_loop().run_in_executor(threads, reference.names, payload):
         raise ObjectLost(f"{reference.key} is not what was put: its size or SHA-256 differs")
     return payload

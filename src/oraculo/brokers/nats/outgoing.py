@@ -15,7 +15,7 @@ from oraculo.brokers.nats.layout import (
     quarantine_of,
 )
 from oraculo.brokers.nats.replies import UNANSWERED, PubAck, Request, read_confirm
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import NO_REASON, NotTaken, Outgoing
 
 WINDOW = 1000  # messages that wait for their confirm at a time; JetStream refuses when ten thousand do
@@ -31,7 +31,7 @@ class Refusals:
     """What became of the messages of one call that were not confirmed."""
 
     def __init__(self) -> None:
-        self.for_good: dict[str, None] = {}  # why messages are such that NATS can never take them
+        self.for_good: dict[str, BrokerError] = {}  # why messages are such that NATS can never take them
         self.left: dict[int, str] = {}  # why their queue did not take the others, by the id of the request
         self.down: set[int] = set()  # those of them whose queue does not work at all
         self.forbidden: set[int] = set()  # and those of them whose queue will not, as it is now
@@ -50,6 +50,8 @@ class Refusals:
             self.forbidden.add(id(request))
 
     def raise_for_good(self) -> None:
+        if len(self.for_good) == 1:
+            raise next(iter(self.for_good.values()))
         if self.for_good:
             raise BrokerError("; ".join(list(self.for_good)[:_MOST_TOLD]))
 
@@ -63,11 +65,11 @@ def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | No
     """None when NATS cannot take it."""
     queue, body, room = message.queue, message.body, most - len(message.body)
     if fault := name_fault(queue):
-        refusals.for_good[fault] = None
+        refusals.for_good[fault] = BrokerError(fault)
         return None
     if room < 0:
-        told = f"a message of {len(body)} bytes for {queue} is over the server's max_payload of {most} bytes"
-        refusals.for_good[f"{told}; {_REMEDY}"] = None
+        told = f"a message of {len(body)} bytes for {queue} is over the server's max_payload of {most} bytes; {_REMEDY}"
+        refusals.for_good[told] = MessageTooLarge(told, len(body), most)
         return None
     if message.reason is not None:
         return Request(quarantine_of(queue), body, letter_headers(message.reason or NO_REASON, 0, room))

@@ -9,7 +9,7 @@ from oraculo.brokers.nats.layout import quarantine_of, source_of, stream_of
 from oraculo.brokers.nats.making import Maker
 from oraculo.brokers.nats.outgoing import Refusals, confirms_of, windows
 from oraculo.brokers.nats.replies import NOBODY, UNANSWERED, ApiError, Request
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 
 CONFIRM_SHARE = 0.8  # of the time of a call; in the rest a server that did not confirm may show that it works
 
@@ -105,4 +105,5 @@ class Sender:
         elif isinstance(refusal, BrokerUnavailable):
             raise refusal
         else:
-            refusals.for_good[str(refusal)] = None
+            too_large = MessageTooLarge(str(refusal), len(request.body), 0)  # the owner's limit is not told
+            refusals.for_good[str(refusal)] = too_large if error.is_over_size else refusal

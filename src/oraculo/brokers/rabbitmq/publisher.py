@@ -1,6 +1,7 @@
 """Publishing with confirms, pipelined: a batch is written at once, and done when the server has confirmed all of it."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -10,11 +11,12 @@ from weakref import WeakSet
 
 from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, Channel, Connection, Refused
 from oraculo.brokers.rabbitmq.wire import Confirms, Fit, Packer, Parcel
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 
 _MOST_QUEUES = 10_000  # of which it is remembered that they were there
 _MOST_TOLD = 5  # queues that are named, and reasons
 _PRECONDITION_FAILED = 406  # on a channel that only publishes: a message is too large
+_SIZES = re.compile(r"message size (\d+) .*max size (\d+)")
 
 # A queue that was deleted is not made again at once, but after so many seconds: RabbitMQ (seen on 3.10) would forget to
 # cancel those who consumed the old one, and give the messages of the new one to them, where they are lost to everybody
@@ -178,9 +180,12 @@ class _Session:
         batches, self._batches, self._unconfirmed = list(self._batches), {}, {}
         if isinstance(fault, Refused) and fault.code == ACCESS_REFUSED:
             fault = Forbidden(str(fault))
+        is_too_large = isinstance(fault, Refused) and fault.code == _PRECONDITION_FAILED
+        if is_too_large and (sizes := _SIZES.search(str(fault))):
+            fault = MessageTooLarge(str(fault), int(sizes[1]), int(sizes[2]))
         culprit = max(batches, key=lambda batch: batch.largest, default=None)
         for batch in batches:
-            is_told = batch is culprit or not isinstance(fault, Refused) or fault.code != _PRECONDITION_FAILED
+            is_told = batch is culprit or not is_too_large
             batch.fail(fault if is_told else BrokerUnavailable("RabbitMQ closed the channel; publish again"))
 
 

@@ -1,0 +1,41 @@
+"""Brings aggregates to reply queues, as messages."""
+
+import msgspec
+
+from oraculo.core import naming
+from oraculo.core.message import Message, encode_message
+from oraculo.core.naming import QueueNames
+from oraculo.core.run import Delivery
+from oraculo.core.timestamps import to_iso
+from oraculo.engine.results import LargeResults
+from oraculo.errors import MessageTooLarge
+from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.clock import Clock
+
+
+class Replies:
+    def __init__(self, broker: Broker, results: LargeResults, names: QueueNames, clock: Clock) -> None:
+        self._broker = broker
+        self._results = results
+        self._names = names
+        self._clock = clock
+
+    async def send(self, run_id: str, delivery: Delivery, aggregate: bytes) -> None:
+        """Raises BrokerError; MessageTooLarge when the broker takes it in no form."""
+        try:
+            await self._publish(run_id, delivery, aggregate)
+        except MessageTooLarge as error:
+            smaller = await self._results.lessened(run_id, aggregate, error.excess)
+            if smaller is None:
+                raise
+            await self._publish(run_id, delivery, smaller)
+
+    async def _publish(self, run_id: str, delivery: Delivery, aggregate: bytes) -> None:
+        message = Message(
+            correlation_id=run_id,
+            tipo_evento=naming.RUN_ENDED,
+            payload=msgspec.Raw(aggregate),
+            timestamp=to_iso(self._clock.now()),
+        )
+        queue = self._names.physical(delivery.target)
+        await self._broker.publish([Outgoing(queue, encode_message(message), prefer=delivery.via)])

@@ -1,0 +1,161 @@
+"""Posts aggregates to webhooks, signed as Standard Webhooks has it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from ipaddress import ip_address
+from string import punctuation
+from typing import NamedTuple
+from urllib.parse import quote
+from urllib.request import getproxies, proxy_bypass
+
+import httpx2
+from standardwebhooks import Webhook
+
+from oraculo import __version__
+from oraculo.core.timestamps import in_words
+from oraculo.engine.addresses import Addresses
+from oraculo.ports.clock import Clock
+from oraculo.settings import WebhookSettings
+
+_AGENT = {"user-agent": f"oraculo/{__version__}"}
+_PLAIN = punctuation.replace("%", "")  # what a header may have unencoded; quote() lets letters and digits pass
+
+Post = Callable[[str, bytes, dict[str, str]], Awaitable[int]]
+
+
+class NotPosted(Exception):
+    """In words for people."""
+
+
+class Webhooks:
+    def __init__(self, post: Post, secret: str, clock: Clock) -> None:
+        self._post = post
+        self._signer = Webhook(secret) if secret else None
+        self._clock = clock
+
+    async def send(self, run_id: str, url: str, edition: int, aggregate: bytes) -> None:
+        status = await self._post(url, aggregate, self._headers(run_id, edition, aggregate))
+        if not 200 <= status < 300:
+            raise NotPosted(f"answered {status}; a 2xx is awaited")
+
+    def _headers(self, run_id: str, edition: int, aggregate: bytes) -> dict[str, str]:
+        """The id is the same at every attempt of one edition, so that the receiver can tell a repeat."""
+        message_id = _header_value(f"{run_id}.{edition}")
+        moment = datetime.fromtimestamp(self._clock.now(), UTC)
+        headers = {
+            "content-type": "application/json",
+            "webhook-id": message_id,
+            "webhook-timestamp": str(int(moment.timestamp())),
+        }
+        if self._signer is not None:
+            headers["webhook-signature"] = self._signer.sign(message_id, moment, aggregate.decode())
+        return headers
+
+
+def _header_value(text: str) -> str:
+    """Percent-encoded but for visible ASCII characters: HTTP takes no control characters, nor spaces at the ends, and
+    who passes it on may change other spaces, which would break the signature."""
+    return quote(text, safe=_PLAIN)
+
+
+class _Place(NamedTuple):
+    """Where a request goes, and what it must say besides when that is an address in the place of the host's name."""
+
+    url: httpx2.URL
+    headers: dict[str, str]
+    extensions: dict[str, str]
+
+
+class HttpPost:
+    """Posts and returns the status. The body of the answer is of no use and is not read: a receiver that drips it would
+    hold the attempt for ever."""
+
+    def __init__(self, settings: WebhookSettings) -> None:
+        self._seconds = settings.timeout
+        self._concurrency = settings.concurrency
+        self._addresses = Addresses()
+        self._opening = asyncio.Lock()
+        self._client: httpx2.AsyncClient | None = None
+
+    async def __call__(self, url: str, body: bytes, headers: dict[str, str]) -> int:
+        late = "its name was not resolved"
+        try:
+            async with asyncio.timeout(self._seconds):
+                places = await self._places(httpx2.URL(url))
+                late = "no answer"
+                return await self._post(places, body, headers)
+        except (TimeoutError, httpx2.TimeoutException):
+            raise NotPosted(f"{late} in {in_words(self._seconds)}") from None
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _places(self, url: httpx2.URL) -> Sequence[_Place]:
+        """An address needs no lookup, and a host behind a proxy is the proxy's to look up."""
+        host = url.raw_host.decode()
+        if _is_address(host) or _is_proxied(url):
+            return [_Place(url, {}, {})]
+        try:
+            addresses = await self._addresses.of(host)
+        except OSError as error:
+            raise NotPosted(f"its name was not resolved: {error.strerror or error}") from None
+        named = {"host": url.netloc.decode()}
+        return [_Place(url.copy_with(host=address), named, {"sni_hostname": host}) for address in addresses]
+
+    async def _post(self, places: Sequence[_Place], body: bytes, headers: dict[str, str]) -> int:
+        """To the first of them that can be reached."""
+        client = await self._opened()
+        timeout = httpx2.Timeout(self._seconds, connect=self._seconds / len(places))
+        for place in places:
+            try:
+                async with client.stream(
+                    "POST",
+                    place.url,
+                    content=body,
+                    headers=headers | place.headers,
+                    extensions=place.extensions,
+                    timeout=timeout,
+                ) as response:
+                    return response.status_code
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                if place is places[-1]:
+                    raise
+        raise AssertionError("a host that was found has an address")
+
+    async def _opened(self) -> httpx2.AsyncClient:
+        """Made when it is first needed: a proxy that cannot be used is no matter of those who have no webhooks. To read
+        all certificates takes a while: it is done in a thread."""
+        async with self._opening:
+            if self._client is None:
+                try:
+                    self._client = await asyncio.to_thread(_client, self._concurrency)
+                except (ImportError, ValueError, httpx2.InvalidURL) as error:
+                    needs = "a SOCKS proxy needs pip install socksio" if isinstance(error, ImportError) else str(error)
+                    raise NotPosted(f"the proxy that the environment names cannot be used: {needs}") from None
+        return self._client
+
+
+def _client(concurrency: int) -> httpx2.AsyncClient:
+    """One that keeps no cookies, which would go from one run to another's; and no connections, for an address is not
+    the name that its certificate was checked for."""
+    return httpx2.AsyncClient(
+        headers=_AGENT,
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+        limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=0),
+    )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_proxied(url: httpx2.URL) -> bool:
+    proxies = getproxies()
+    return (url.scheme in proxies or "all" in proxies) and not proxy_bypass(url.host)

@@ -1,0 +1,136 @@
+"""Receivers that say nothing or have many waiting: they hold up no other, and nobody is brought the same twice."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from oraculo.core import machine
+from oraculo.core.events import Delivered
+from oraculo.core.run import Changes
+from oraculo.engine import delivery
+from oraculo.engine.cache import Plans
+from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.ports.store import Store
+from oraculo.ports.telemetry import DeliveryAttempted
+from oraculo.settings import EngineSettings, Settings, WebhookSettings
+from oraculo.testing.harness import Harness
+from tests.engine.test_brokers import Durable, Told
+from tests.engine.test_delivery import delivery_state
+from tests.waiting import until
+
+QUICK = EngineSettings(poll=0.02, note_linger=0.005, stop_grace=0.05)
+MUTE, GOOD = "http://mudo.example/gancho", "http://bom.example/gancho"
+
+
+class Receivers:
+    """Those of MUTE say nothing until it speaks; all others answer at once."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        self.speaks = asyncio.Event()
+
+    async def post(self, url: str, body: bytes, headers: dict[str, str]) -> int:
+        self.called.append(headers["webhook-id"].removesuffix(".1"))
+        if url == MUTE:
+            await self.speaks.wait()
+        return 200
+
+
+def engine(receivers: Receivers, **webhook: float) -> Harness:
+    settings = Settings(engine=QUICK, webhook=WebhookSettings(**{"concurrency": 4, **webhook}))
+    return Harness(settings=settings, post=receivers.post)
+
+
+async def ended_run(oraculo: Harness, webhook: str, **more: object) -> str:
+    return await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.02, "webhook": webhook, **more})
+
+
+async def dues(oraculo: Harness, run_ids: Sequence[str]) -> list[float]:
+    """In how many seconds the timer of each delivery rings."""
+    heads = await oraculo.store.heads(run_ids)
+    return [(head.deliveries[0].due_at or 0.0) - time.time() for head in heads.values()]
+
+
+async def test_a_receiver_that_says_nothing_holds_up_no_other() -> None:
+    receivers = Receivers()
+    async with engine(receivers) as oraculo:
+        for _ in range(20):
+            await ended_run(oraculo, MUTE)
+        await until(lambda: len(oraculo.engine._courier._errands) == 20, saying="all to wait for it")
+        assert len(receivers.called) == 1, "a quarter of four places"
+        run_id = await ended_run(oraculo, GOOD)
+        await until(lambda: run_id in receivers.called, saying="the webhook of the other")
+
+
+async def test_what_waits_for_its_turn_is_left_alone_for_longer_the_more_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.2)
+    monkeypatch.setattr(delivery, "MAX_UNDER_WAY", 10)
+    async with engine(Receivers()) as oraculo:
+        waiting = [await ended_run(oraculo, MUTE) for _ in range(30)]
+
+        async def are_left_alone() -> bool:
+            return min(await dues(oraculo, waiting)) > 0.6
+
+        await until(are_left_alone, saying="timers that ring much later than the lease")
+        heads = (await oraculo.store.heads(waiting)).values()
+        assert {head.deliveries[0].attempts for head in heads} == {0}
+
+
+async def test_an_attempt_has_a_lease_that_is_longer_than_it_may_take() -> None:
+    receivers = Receivers()
+    async with engine(receivers, timeout=60) as oraculo:
+        run_id = await ended_run(oraculo, MUTE)
+        await until(lambda: receivers.called)
+        assert min(await dues(oraculo, [run_id])) > 60
+
+
+async def test_what_another_engine_delivered_while_it_waited_is_not_delivered_again() -> None:
+    receivers = Receivers()
+    async with engine(receivers, timeout=60) as oraculo:
+        first = await ended_run(oraculo, MUTE)
+        await until(lambda: receivers.called == [first])
+        second, third = await ended_run(oraculo, MUTE), await ended_run(oraculo, MUTE)
+        await until(lambda: len(oraculo.engine._courier._errands) == 3, saying="two to wait for their turn")
+        await delivered_by_another(oraculo.store, second)
+        receivers.speaks.set()
+        await oraculo.engine._courier.finished()
+        assert receivers.called == [first, third]
+
+
+async def delivered_by_another(store: Store, run_id: str) -> None:
+    run = Plans().restore((await store.load([run_id]))[run_id])
+    changes = Changes(run)
+    machine.apply(run, Delivered(0, 1), time.time(), changes)
+    assert not (await store.commit([], [changes])).conflicts
+
+
+async def test_bytes_of_webhooks_that_wait_hold_up_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "MAX_BYTES_UNDER_WAY", 500)
+    async with engine(Receivers()) as oraculo:
+        for _ in range(3):
+            await ended_run(oraculo, MUTE)
+        await until(lambda: oraculo.engine._courier._errands, saying="a webhook under way")
+        await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.02, "responder_em": "respostas"})
+        await until(lambda: oraculo.broker.queues(["respostas"]), saying="the reply")
+
+
+async def test_a_reply_comes_soon_after_its_queue_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.05)
+    broker, told, has_room = Durable("rabbitmq"), Told(), asyncio.Event()
+    take = broker.publish
+
+    async def publish(messages: Sequence[Outgoing]) -> Sequence[str]:
+        if messages[0].queue == "respostas" and not has_room.is_set():
+            raise NotTaken("respostas is full", [None])
+        return await take(messages)
+
+    monkeypatch.setattr(broker, "publish", publish)
+    settings = Settings(engine=QUICK, webhook=WebhookSettings(backoff=0.01))
+    async with Harness(settings=settings, broker=broker, telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.02, "responder_em": "respostas"})
+        await until(lambda: len(told.of(DeliveryAttempted)) > 15, saying="many attempts")  # 0.01 s, doubled 15 times
+        assert await delivery_state(oraculo, run_id) == ("pendente", 1)
+        has_room.set()
+        await until(lambda: broker.queues(["respostas"]), saying="the reply")

@@ -1,0 +1,172 @@
+"""How a webhook is posted: who looks up its host, by which proxy, with what it must not carry along."""
+
+import asyncio
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oraculo.core.retry import RetryPolicy
+from oraculo.engine.webhooks import HttpPost, NotPosted
+from oraculo.settings import EngineSettings, Settings, WebhookSettings
+from oraculo.testing.harness import Harness
+from tests.engine.test_delivery import receiving
+from tests.servers.certificates import make_certificates
+from tests.waiting import until
+
+_OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nset-cookie: sessao=1; Path=/\r\nconnection: close\r\n\r\n"
+
+
+class Heads(list[str]):
+    """The heads of the requests that a server got."""
+
+    port = 0
+
+
+@asynccontextmanager
+async def heads(*, gate: asyncio.Barrier | None = None, tls: ssl.SSLContext | None = None) -> AsyncIterator[Heads]:
+    got = Heads()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        if gate is not None:
+            await gate.wait()
+        writer.write(_OK)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls, backlog=500)
+    got.port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield got
+
+
+@asynccontextmanager
+async def posting(**settings: Any) -> AsyncIterator[HttpPost]:
+    post = HttpPost(WebhookSettings(**({"timeout": 5} | settings)))
+    yield post
+    await post.close()
+
+
+class Names:
+    """A name server: it knows these, and says nothing of any other until it is let go."""
+
+    def __init__(self, **known: list[str]) -> None:
+        self.known = known
+        self.asked: list[str] = []
+        self.speaks = threading.Event()
+
+    def look_up(self, host: str, port: object, *_: object, **__: object) -> list[tuple[Any, ...]]:
+        self.asked.append(host)
+        if host not in self.known and not self.speaks.wait(30):
+            raise AssertionError("nobody let it go")
+        if host not in self.known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.known[host]]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
+    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.lower(), raising=False)
+    names = Names(bom=["127.0.0.1"])
+    monkeypatch.setattr(socket, "getaddrinfo", names.look_up)
+    yield names
+    names.speaks.set()
+
+
+async def test_a_host_whose_name_server_is_silent_holds_up_nobody(names: Names) -> None:
+    webhook = WebhookSettings(timeout=0.5, max_attempts=1, concurrency=100)
+    settings = Settings(webhook=webhook, engine=EngineSettings(poll=0.02, note_linger=0.005))
+    request = {"destinos": ["escavador_a"], "timeout": 0.05}
+    async with receiving() as receiver, Harness(settings=settings) as oraculo:
+        silent = [await oraculo.submit(request | {"webhook": "http://mudo/"}) for _ in range(60)]
+        await until(lambda: names.asked, saying="the lookup")
+        await oraculo.submit(request | {"webhook": receiver.url.replace("127.0.0.1", "bom")})
+        await until(lambda: receiver.received, within=5, saying="the webhook of a host that is known")
+        assert await asyncio.wait_for(asyncio.to_thread(int, "1"), 5), "the threads of others are free"
+
+        async def given_up() -> bool:
+            heads = await oraculo.store.heads(silent)
+            return all(head.deliveries[0].error == "its name was not resolved in 0.5 s" for head in heads.values())
+
+        await until(given_up)
+        assert names.asked.count("mudo") == 1, "those who wait for the same host share its lookup"
+
+
+async def test_a_name_that_is_nobodys_is_told_at_once(names: Names) -> None:
+    names.speaks.set()
+    async with posting() as post:
+        with pytest.raises(NotPosted, match=r"^its name was not resolved: Name or service not known$"):
+            await post("http://ninguem/", b"{}", {})
+
+
+async def test_a_host_is_called_by_its_name_at_the_first_of_its_addresses_that_answers(names: Names) -> None:
+    async with heads() as got, posting() as post:
+        names.known["dois"] = ["127.0.0.9", "127.0.0.1"]
+        assert await post(f"http://dois:{got.port}/gancho?a=1", b"{}", {}) == 200
+    (head,) = got
+    assert head.startswith("POST /gancho?a=1 HTTP/1.1\r\n")
+    assert f"\r\nhost: dois:{got.port}\r\n" in head.lower()
+
+
+async def test_a_certificate_is_checked_against_the_hosts_name(
+    names: Names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    certificates = make_certificates(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificates.certificate, certificates.key)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.authority))
+    names.known |= {"localhost": ["127.0.0.1"], "outro": ["127.0.0.1"]}
+    async with heads(tls=tls) as got, posting() as post:
+        assert await post(f"https://localhost:{got.port}/", b"{}", {}) == 200
+        with pytest.raises(Exception, match="Hostname mismatch"):
+            await post(f"https://outro:{got.port}/", b"{}", {})
+
+
+async def test_a_host_behind_a_proxy_is_the_proxys_to_look_up(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with heads() as proxy, posting() as post:
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
+        assert await post("http://longe.example/gancho", b"{}", {}) == 200
+    assert proxy[0].startswith("POST http://longe.example/gancho HTTP/1.1\r\n")
+    assert names.asked == []
+
+
+async def test_a_proxy_that_cannot_be_used_is_told_when_a_webhook_is_posted(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    async with Harness():
+        pass
+    async with posting() as post:
+        with pytest.raises(NotPosted, match="cannot be used: a SOCKS proxy needs pip install socksio"):
+            await post("http://longe.example/", b"{}", {})
+
+
+async def test_no_cookie_goes_from_one_webhook_to_the_next() -> None:
+    async with heads() as got, posting() as post:
+        for path in ("uma", "outra"):
+            await post(f"http://127.0.0.1:{got.port}/{path}", b"{}", {})
+    assert len(got) == 2
+    assert not any("cookie" in head.lower() for head in got)
+
+
+async def test_as_many_are_posted_at_once_as_was_set() -> None:
+    async with heads(gate=asyncio.Barrier(120)) as got, posting(concurrency=120) as post:
+        url = f"http://127.0.0.1:{got.port}/"
+        assert set(await asyncio.gather(*(post(url, b"{}", {}) for _ in range(120)))) == {200}
+
+
+def test_a_receiver_may_be_away_for_most_of_a_day() -> None:
+    settings = WebhookSettings()
+    retry = RetryPolicy(settings.max_attempts, settings.backoff, settings.max_backoff)
+    hours = sum(retry.delay(attempt, 0.5) for attempt in range(1, settings.max_attempts)) / 3600
+    assert 19 < hours < 20
