@@ -191,6 +191,43 @@ def test_a_nameless_answer_that_is_delivered_again_is_not_that_of_the_next_step(
     assert verdict(first) is verdict(second) is Verdict.DUPLICATE
 
 
+def test_an_answer_that_names_but_its_queue_and_is_delivered_again_is_not_that_of_the_next_step_there() -> None:
+    first, second = ({"type": "t", "id": name, "queue": "escavador_a"} for name in ("a1", "a2"))
+    driver = flow(first, second | {"dependsOn": ["a1"]}, {"type": "t", "id": "a3", "queue": "escavador_a"}).sent()
+    driver.ok("a3")
+    answer = message({"status": "ok", "destino": "escavador_a"})
+
+    def task_named() -> str:
+        event = read_answer(driver.run, answer, 0.5, redelivered=True)
+        assert isinstance(event, Answered), event
+        driver.apply(event)
+        return driver.run.plan.steps[event.task].id
+
+    assert task_named() == "a1"
+    driver.sent()
+    assert task_named() == "a1"
+    assert (driver.statuses["a2"], driver.head.duplicates) == ("em_execucao", 1)
+    driver.ok("a2")
+    assert task_named() == "a1", "nor is it nobody's when none is open"
+
+
+def test_a_nameless_failure_that_is_delivered_again_is_known_while_its_task_is_tried_again() -> None:
+    driver = flow("a", "escavador_x", "b<escavador_x").sent()
+    assert driver.answer({"status": "erro"}, "resultado_execucao") is Verdict.APPLIED
+    driver.ok("escavador_x")
+    event = read_answer(driver.run, message({"status": "erro"}, "resultado_execucao"), 0.5, redelivered=True)
+    assert isinstance(event, Answered), "two are awaited now, but one of them had it"
+    assert (event.task, driver.apply(event)) == (0, Verdict.DUPLICATE)
+
+
+def test_an_answer_that_is_delivered_again_is_not_that_of_the_other_kind_with_the_same_bytes() -> None:
+    driver = fan_out("escavador_a", "executador_b").sent()
+    driver.answer({"status": "ok"})
+    event = read_answer(driver.run, message({"status": "ok"}, "resultado_execucao"), 0.5, redelivered=True)
+    assert isinstance(event, Answered)
+    assert event.task == 1
+
+
 def test_the_seeds_bare_worker_is_a_full_citizen() -> None:
     driver = fan_out("escavador_youtube", "executador_relatorio").sent()
     assert driver.answer({"dados": [1]}) is Verdict.APPLIED

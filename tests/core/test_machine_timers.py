@@ -91,6 +91,15 @@ def test_a_failure_just_before_the_deadline_is_a_failure() -> None:
     assert (driver.status, driver.task("a").cause) == ("erro", Cause.ANSWER)
 
 
+@pytest.mark.parametrize(("run", "own"), [(30, 60), (60, 30)])
+def test_a_retry_that_the_earlier_deadline_leaves_no_time_for_is_not_waited_for(run: int, own: int) -> None:
+    step = {"type": "a", "timeout": own, "retry": {"maxAttempts": 2, "backoff": 40}}
+    driver = flow(step, timeout=run).sent()
+    driver.fail("a", "boom", jitter=0.9)
+    reason = "boom (no time left for another attempt before the deadline)"
+    assert (driver.statuses, driver.task("a").reason) == ({"a": "erro"}, reason)
+
+
 def test_a_retry_that_waits_at_the_deadline_tells_what_failed() -> None:
     driver = flow({"type": "a", "retry": {"maxAttempts": 2, "backoff": 50}}, timeout=60).sent()
     driver.fail("a", "boom", jitter=0.9)

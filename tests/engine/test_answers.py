@@ -1,11 +1,12 @@
 """Answers of every kind: plain workers, repeats, strays and garbage. Nothing is lost and nothing loops."""
 
+import json
 from typing import Any
 
 import pytest
 
 from oraculo.core.run import Run
-from oraculo.ports.broker import DeadLetter
+from oraculo.ports.broker import DeadLetter, Outgoing
 from oraculo.testing.harness import Harness
 from tests.engine.workers import answer
 from tests.waiting import until
@@ -185,3 +186,22 @@ async def test_payloads_come_out_exactly_as_they_went_in() -> None:
         aggregate = await oraculo.operations.wait(run_id, 10)
     assert aggregate is not None
     assert raw in aggregate
+
+
+async def test_a_step_that_fails_in_the_batch_that_began_it_leaves_a_dead_letter_and_no_command() -> None:
+    steps = [{"type": "a", "queue": "q-a"}, {"type": "b", "queue": "q-b", "dependsOn": ["a"]}]
+    async with Harness() as oraculo:
+        await oraculo.operations.put_pipeline("p", json.dumps({"name": "p", "steps": steps}).encode())
+        run_id = await oraculo.submit({"pipeline": "p"})
+        command, *_ = await (await oraculo.broker.consume("q-a", prefetch=1)).take(1)
+        assert json.loads(command.body)["tarefa"] == "a"
+        failure = {"status": "erro", "erros": ["x"], "repetir": False}
+        answers = [
+            answer(run_id, tarefa="a", tipo_evento="resultado_execucao"),
+            answer(run_id, tarefa="b", tipo_evento="resultado_execucao", payload=failure),
+        ]
+        await oraculo.broker.publish([Outgoing("resultados", json.dumps(one).encode()) for one in answers])
+        assert (await oraculo.ended(run_id))["status"] == "erro"
+        await one_letter(oraculo, "q-b")
+        (state,) = await oraculo.broker.queues(["q-b"])
+        assert (state.ready, state.unacked, state.dead_letters) == (0, 0, 1)

@@ -213,6 +213,19 @@ async def test_repetir_runs_again_only_what_failed() -> None:
     assert journal.lines.count(("start", "escavador_blog")) == 1
 
 
+async def test_repetir_of_a_run_that_met_its_quorum_is_refused_in_words_that_name_it() -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_x", "escavador_blog"], "quorum": 1})
+        failure = {"status": "erro", "repetir": False}
+        await oraculo.publish("resultados", answer(run_id, tarefa="executador_x", payload=failure))
+        await oraculo.publish("resultados", answer(run_id, tarefa="escavador_blog"))
+        aggregate = await oraculo.ended(run_id)
+        assert aggregate["falhas"]["executador_x"]["status"] == "erro"
+        with pytest.raises(Conflict, match=f"run {run_id} has met its quorum of 1; .* can be redriven"):
+            await oraculo.operations.repeat(run_id)
+        assert await oraculo.ended(run_id) == aggregate
+
+
 async def test_cancel_ends_the_run_and_what_comes_later_is_late() -> None:
     async with Harness(everyone(pause=0.2)) as oraculo:
         run_id = await oraculo.submit({"destinos": ["escavador_blog", "escavador_ninguem"]})

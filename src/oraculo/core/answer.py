@@ -1,7 +1,7 @@
 """Reading a worker's answer: did it fail, and which task is it about."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -108,8 +108,9 @@ def _find_task(run: Run, message: Message, names: Sequence[str], redelivered: bo
     if message.tarefa is not None and (number := run.plan.by_id.get(message.tarefa)) is not None:
         return number
     named = [found for name in names if (found := _named(run, name, message.tipo_evento))]
+    mark = _mark_of(message) if redelivered else None
     for numbers in named:
-        if (number := _one_of(run, numbers)) is not None:
+        if (number := _one_of(run, numbers, mark)) is not None:
             return number
     if named:  # it said whose it is: it must not be taken for the answer of another destination
         return None
@@ -118,16 +119,17 @@ def _find_task(run: Run, message: Message, names: Sequence[str], redelivered: bo
         if not kinds:
             return 0 if len(run.plan) == 1 else None
         return _only(kinds[0]) if len(kinds) == 1 else None
-    if redelivered and (number := _counted_for(run, _mark_of(message))) is not None:
-        return number
     kind = message.tipo_evento == naming.COLLECTED
+    of_kind = (number for number, collects in enumerate(run.plan.is_collector) if collects is kind)
+    if (number := _counted_for(run, of_kind, mark)) is not None:
+        return number
     # With nothing awaited it is late or a repeat, and can only be of the one task that ever awaited its kind.
     return _only(run.awaited[kind]) if run.awaited[kind] else run.plan.only_of_kind[kind]
 
 
-def _counted_for(run: Run, mark: int) -> int | None:
-    """The task that this very message ended before: its ack was lost, and another may be awaited now."""
-    return next((task.number for task in run.tasks if task.mark == mark and not task.is_open), None)
+def _counted_for(run: Run, numbers: Iterable[int], mark: int | None) -> int | None:
+    """The task that had this very message before: its ack was lost, and another may be awaited now."""
+    return None if mark is None else next((number for number in numbers if run.tasks[number].mark == mark), None)
 
 
 def _names(reply: _Reply, prefix: str) -> list[str]:
@@ -141,10 +143,12 @@ def _named(run: Run, name: str, event: str) -> Sequence[int]:
     return run.plan.named(name, collects=None if event == naming.PROGRESS else event == naming.COLLECTED)
 
 
-def _one_of(run: Run, numbers: Sequence[int]) -> int | None:
-    """Of the tasks of one destination, its only one, or the only one that awaits an answer."""
+def _one_of(run: Run, numbers: Sequence[int], mark: int | None) -> int | None:
+    """Of the tasks of one destination, its only one, the one that had this answer, or the only one that awaits one."""
     if len(numbers) == 1:
         return numbers[0]
+    if (number := _counted_for(run, numbers, mark)) is not None:
+        return number
     return _only(run.awaited_on.get(run.plan.steps[numbers[0]].queue, set()))
 
 

@@ -124,7 +124,7 @@ class Outbox:
         if self._line_of(run, number, dead).load >= 1:
             self._spilled = True
             return
-        if task.attempt != attempt or not task.unsent:  # overtaken within the same batch
+        if _is_overtaken(task, key):  # within the same batch
             return
         if references := self._results.needed(run, number, shared.references):
             if len(self._reading) >= _MOST_READING:
@@ -175,7 +175,7 @@ class Outbox:
         if self._line_of(run, key[1], dead).load >= 1:  # it filled up while the results were read
             self._spilled = True
             return
-        if task.attempt == key[2] and task.unsent:  # else it was overtaken while the results were read
+        if not _is_overtaken(task, key):  # while the results were read
             now_iso = to_iso(self._clock.now())
             self._line_up(key, run, dead, encode_command(run, task, now_iso, self._names.answers, results))
             del self._reading[key]
@@ -321,3 +321,9 @@ def _message_key(run: Run, task: Task) -> str:
     """Of a command. With the run's birth, for its id may be given again once that run is gone; and with the last
     sending that was noted, for what is sent again because a broker was lost is meant to come again."""
     return f"{run.id}:{run.head.created_at}:{task.number}:{task.attempt}:{task.sent_at}"
+
+
+def _is_overtaken(task: Task, key: Key) -> bool:
+    """An open task has a command to send, an ended one at most a dead letter."""
+    _, _, attempt, is_dead = key
+    return task.attempt != attempt or not task.unsent or task.is_open is is_dead
