@@ -127,7 +127,7 @@ class WebhookSettings(Section, frozen=True):
     max_attempts: Attempts = 50  # to deliver one aggregate; with the pauses unless set, 16 to 23 hours
     backoff: Pause = 2.0  # the longest pause before the second attempt; doubled before each further one
     max_backoff: Pause = 3600.0  # where the doubling ends; for a reply queue at 300 s at the latest
-    concurrency: Count = 20  # attempts under way at a time, of one receiver at most a quarter; as many to reply queues
+    concurrency: Count = 80  # attempts under way at a time, of one receiver at most a quarter; as many to reply queues
 
 
 class WorkerSettings(Section, frozen=True):
