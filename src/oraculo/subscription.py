@@ -17,8 +17,11 @@ Tell = Callable[[str, str, Exception], None]
 class Backoff:
     """Longer and longer pauses while something fails; short ones again once it works."""
 
-    def __init__(self, entropy: Entropy, longest: float = LONGEST_PAUSE) -> None:
-        self._policy = RetryPolicy(backoff=0.1, max_backoff=longest)
+    _policy = RetryPolicy(backoff=0.1, max_backoff=LONGEST_PAUSE)
+
+    def __init__(self, entropy: Entropy, longest: float | None = None) -> None:
+        if longest is not None:
+            self._policy = RetryPolicy(backoff=0.1, max_backoff=longest)
         self._entropy = entropy
         self._failures = 0
 

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from oraculo.brokers.failover import FailoverBroker
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import Broker, Link, NotTaken, Outgoing
 from tests.brokers import failover_stage as stage
 from tests.brokers.failover_stage import Named, Refusing, Two, Unreadable, troubles
@@ -41,6 +41,21 @@ async def test_one_that_refuses_a_queue_does_not_keep_the_others_and_is_told_as_
     async with asyncio.timeout(10):
         assert [delivery.body for delivery in await consumer.take(5)] == [b"over the first"]
     assert [state.consumers for state in await second.queues(["q"])] == [1]
+
+
+async def test_what_is_too_large_for_one_is_not_refused_for_good_while_another_is_away(two: Two) -> None:
+    async def too_large(messages: Sequence[Outgoing]) -> Sequence[str]:
+        raise MessageTooLarge("9 bytes are too many", 9, 8)
+
+    both, first, second = two
+    first.publish = second.publish = too_large  # type: ignore[method-assign]
+    with pytest.raises(MessageTooLarge):
+        await both.publish([Outgoing("q", bytes(9))])
+    first.away = "pulled out"
+    await until(lambda: troubles(both)["first"], saying="the first to be away")
+    with pytest.raises(BrokerError, match="too many") as told:
+        await both.publish([Outgoing("q", bytes(9))])
+    assert not isinstance(told.value, MessageTooLarge)
 
 
 async def test_one_that_cannot_be_read_is_told_with_the_reason_and_asked_last_until_it_can() -> None:

@@ -317,6 +317,12 @@ class TestFull:
                 with pytest.raises(MessageTooLarge, match="larger than") as caught:
                     await broker.publish([Outgoing(fresh_name(), bytes(2007))])
                 assert caught.value.excess == 7
+                queue = fresh_name()
+                await broker.declare([queue])
+                both = [broker.publish([Outgoing(queue, bytes(size))]) for size in (2100, 3000)]
+                _, told = await asyncio.gather(*both, return_exceptions=True)
+                assert isinstance(told, MessageTooLarge)
+                assert told.excess == 1000, "RabbitMQ names the first of the two"
         finally:
             await asyncio.to_thread(server.control, "eval", set_limit.format(134217728))
 

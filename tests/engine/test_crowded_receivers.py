@@ -8,7 +8,7 @@ import pytest
 
 from oraculo.core import machine
 from oraculo.core.events import Delivered
-from oraculo.core.run import Changes
+from oraculo.core.run import Changes, Channel
 from oraculo.engine import delivery
 from oraculo.engine.cache import Plans
 from oraculo.ports.broker import NotTaken, Outgoing
@@ -97,6 +97,38 @@ async def test_what_another_engine_delivered_while_it_waited_is_not_delivered_ag
         receivers.speaks.set()
         await oraculo.engine._courier.finished()
         assert receivers.called == [first, third]
+
+
+async def test_what_waited_when_an_engine_stops_is_not_left_waiting() -> None:
+    receivers = Receivers()
+    async with engine(receivers, timeout=60) as oraculo:
+        waiting = [await ended_run(oraculo, MUTE) for _ in range(5)]
+        await until(lambda: len(oraculo.engine._courier._errands) == 5, saying="all to wait for it")
+        for errand in oraculo.engine._courier._errands.values():
+            if not errand.has_begun:
+                oraculo.engine._courier._move(errand, 100.0)
+                errand.is_put_off = True
+        await oraculo.engine._courier.abandon()
+
+        async def are_due_soon() -> bool:
+            return max(await dues(oraculo, [run_id for run_id in waiting if run_id not in receivers.called])) < 20
+
+        await until(are_due_soon, saying="timers that ring soon")
+
+
+async def test_a_new_edition_takes_the_place_of_the_one_that_waits() -> None:
+    receivers = Receivers()
+    async with engine(receivers, timeout=60) as oraculo:
+        first = await ended_run(oraculo, MUTE)
+        await until(lambda: receivers.called == [first])
+        second = await ended_run(oraculo, MUTE)
+        await until(lambda: len(oraculo.engine._courier._errands) == 2, saying="one to wait for its turn")
+        await oraculo.operations.repeat(second)
+        await until(lambda: oraculo.engine._courier._errands[second, 0].edition == 2, saying="the new edition")
+        receivers.speaks.set()
+        await oraculo.engine._courier.finished()
+        assert receivers.called == [first, f"{second}.2"]
+        assert not oraculo.engine._courier._turns[Channel.WEBHOOK]._bytes
 
 
 async def delivered_by_another(store: Store, run_id: str) -> None:

@@ -26,6 +26,7 @@ QUICK = Settings(
     webhook=WebhookSettings(secret=SECRET, backoff=0.01, max_attempts=3, timeout=2),
     engine=EngineSettings(poll=0.02, note_linger=0.005),
 )
+CUT_OFF = EngineSettings(poll=0.02, note_linger=0.005, stop_grace=0.2)  # where a stop would wait for a broker in vain
 
 
 @dataclass
@@ -173,7 +174,7 @@ async def test_a_reply_comes_soon_after_its_broker_is_back_however_long_that_was
 async def test_a_reply_that_waits_for_its_broker_does_not_hurry_the_webhook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.05)
     monkeypatch.setattr(SystemEntropy, "jitter", lambda self: 0.9)
-    settings = Settings(webhook=WebhookSettings(backoff=600, max_backoff=600), engine=QUICK.engine)
+    settings = Settings(webhook=WebhookSettings(backoff=600, max_backoff=600), engine=CUT_OFF)
     broker, told = Durable("rabbitmq"), Told()
     async with receiving(*[500] * 9) as receiver, Harness(settings=settings, broker=broker, telemetry=told) as oraculo:
         await broker.leave()
@@ -184,7 +185,7 @@ async def test_a_reply_that_waits_for_its_broker_does_not_hurry_the_webhook(monk
 
 
 async def test_replies_to_a_broker_that_is_frozen_hold_up_no_webhook(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(webhook=WebhookSettings(concurrency=1), engine=QUICK.engine)
+    settings = Settings(webhook=WebhookSettings(concurrency=1), engine=CUT_OFF)
     broker = Durable("rabbitmq")
     async with receiving() as receiver, Harness(settings=settings, broker=broker) as oraculo:
 

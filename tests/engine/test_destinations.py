@@ -85,6 +85,18 @@ async def test_a_broker_that_may_be_another_gets_all_queues_again(what: str) -> 
         assert broker.asked == []  # once is enough
 
 
+async def test_a_queue_that_is_refused_keeps_no_other_from_being_declared_again() -> None:
+    broker = Ledger()
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        await oraculo.operations.put_pipeline("novo", pipeline("executador_a", "executador_z"))
+        broker.refused = {"executador_a"}
+        broker.asked.clear()
+        oraculo.engine.destinations._declared.clear()  # as after a loss
+        await looks(oraculo)
+        for queue in ("escavador_youtube", "executador_z"):
+            assert broker.asked.count(queue) == 2, "with the others, which failed, and alone"
+
+
 async def test_a_queue_that_is_refused_is_not_asked_for_at_every_look() -> None:
     broker = Ledger()
     async with Harness(settings=QUICK, broker=broker) as oraculo:
@@ -92,4 +104,4 @@ async def test_a_queue_that_is_refused_is_not_asked_for_at_every_look() -> None:
         with pytest.raises(BrokerError, match="not allowed"):
             await oraculo.operations.put_pipeline("novo", pipeline("executador_a"))
         await looks(oraculo)
-        assert broker.asked.count("executador_a") == 2  # by the one who put it, and once more
+        assert broker.asked.count("executador_a") == 3  # by the one who put it, with others, and alone

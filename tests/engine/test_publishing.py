@@ -61,7 +61,8 @@ async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest
 )
 async def test_a_run_says_why_a_command_is_not_taken(moody: Moody, fault: BrokerError, told: str) -> None:
     moody.fault = fault
-    async with Harness(settings=Settings(engine=EngineSettings(poll=0.05)), broker=moody) as oraculo:
+    engine = EngineSettings(poll=0.05, stop_grace=0.2)  # a stop would wait for the broker in vain
+    async with Harness(settings=Settings(engine=engine), broker=moody) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_bom", "executador_ruim"], "payload": {}, "timeout": 1})
 
         async def is_told() -> bool:

@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from oraculo.core.retry import RetryPolicy
+from oraculo.engine import addresses
 from oraculo.engine.webhooks import HttpPost, NotPosted
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.testing.harness import Harness
@@ -68,7 +70,11 @@ class Names:
             raise AssertionError("nobody let it go")
         if host not in self.known:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.known[host]]
+        return [(_family(address), socket.SOCK_STREAM, 6, "", (address, port)) for address in self.known[host]]
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 @pytest.fixture
@@ -83,7 +89,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
 
 
 async def test_a_host_whose_name_server_is_silent_holds_up_nobody(names: Names) -> None:
-    webhook = WebhookSettings(timeout=0.5, max_attempts=1, concurrency=100)
+    # Time enough to read all certificates on a slow machine; and places for all of the silent host's at once.
+    webhook = WebhookSettings(timeout=3, max_attempts=1, concurrency=240)
     settings = Settings(webhook=webhook, engine=EngineSettings(poll=0.02, note_linger=0.005))
     request = {"destinos": ["escavador_a"], "timeout": 0.05}
     async with receiving() as receiver, Harness(settings=settings) as oraculo:
@@ -95,7 +102,7 @@ async def test_a_host_whose_name_server_is_silent_holds_up_nobody(names: Names) 
 
         async def given_up() -> bool:
             heads = await oraculo.store.heads(silent)
-            return all(head.deliveries[0].error == "its name was not resolved in 0.5 s" for head in heads.values())
+            return all(head.deliveries[0].error == "its name was not resolved in 3 s" for head in heads.values())
 
         await until(given_up)
         assert names.asked.count("mudo") == 1, "those who wait for the same host share its lookup"
@@ -115,6 +122,73 @@ async def test_a_host_is_called_by_its_name_at_the_first_of_its_addresses_that_a
     (head,) = got
     assert head.startswith("POST /gancho?a=1 HTTP/1.1\r\n")
     assert f"\r\nhost: dois:{got.port}\r\n" in head.lower()
+
+
+async def test_a_host_is_reached_though_most_of_its_addresses_are_dead(names: Names) -> None:
+    async with heads() as got, posting() as post:
+        names.known["muitos"] = [*(f"127.0.0.{last}" for last in range(2, 10)), "127.0.0.1"]
+        assert await post(f"http://muitos:{got.port}/", b"{}", {}) == 200
+
+
+async def test_no_family_of_addresses_keeps_the_other_from_its_turn(names: Names) -> None:
+    names.known["seis"] = [*(f"::{last}" for last in range(2, 30)), "127.0.0.1", "127.0.0.2"]
+    found = await addresses.Addresses().of("seis")
+    assert found[:5] == ["::2", "127.0.0.1", "::3", "127.0.0.2", "::4"]
+    assert len(found) == 16
+
+
+async def test_a_lookup_whose_thread_cannot_be_started_is_begun_again(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(addresses, "_AT_ONCE", 1)
+    lookups = addresses.Addresses()
+    with monkeypatch.context() as no_room:
+        no_room.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match="can't start new thread"):
+            await lookups.of("bom")
+    assert await asyncio.wait_for(lookups.of("bom"), 5) == ["127.0.0.1"]
+
+
+async def test_a_host_that_was_found_is_not_looked_up_again_at_once(names: Names) -> None:
+    lookups = addresses.Addresses()
+    assert await lookups.of("bom") == await lookups.of("bom")
+    assert names.asked == ["bom"]
+
+
+async def test_a_host_that_was_not_reached_is_looked_up_again(names: Names) -> None:
+    async with posting() as post:
+        for _ in range(2):
+            with pytest.raises(httpx2.ConnectError):
+                await post("http://bom:1/", b"{}", {})
+    assert names.asked == ["bom", "bom"]
+
+
+async def test_silent_names_hold_up_no_host_that_was_found_before(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "_AT_ONCE", 2)
+    monkeypatch.setattr(addresses, "_FRESH", 0.0)
+    lookups = addresses.Addresses()
+    await lookups.of("bom")
+    await lookups.of("bom")
+    assert names.asked == ["bom", "bom"], "what is no longer fresh is looked up while there is a place"
+    silent = [asyncio.create_task(lookups.of(f"mudo{number}")) for number in range(3)]
+    await until(lambda: len(names.asked) == 4, saying="the lookups of the silent names")
+    assert await asyncio.wait_for(lookups.of("bom"), 5) == ["127.0.0.1"]
+    names.speaks.set()
+    await asyncio.gather(*silent, return_exceptions=True)
+
+
+async def test_only_so_many_hosts_are_remembered(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "_MOST_REMEMBERED", 2)
+    names.known |= {"um": ["127.0.0.1"], "dois": ["127.0.0.1"]}
+    lookups = addresses.Addresses()
+    for host in ("bom", "um", "dois", "um", "bom"):
+        await lookups.of(host)
+    assert names.asked == ["bom", "um", "dois", "bom"], "the oldest is forgotten first"
 
 
 async def test_a_certificate_is_checked_against_the_hosts_name(
@@ -137,6 +211,15 @@ async def test_a_host_behind_a_proxy_is_the_proxys_to_look_up(names: Names, monk
         assert await post("http://longe.example/gancho", b"{}", {}) == 200
     assert proxy[0].startswith("POST http://longe.example/gancho HTTP/1.1\r\n")
     assert names.asked == []
+
+
+async def test_a_host_that_no_proxy_names_is_called_directly(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with heads() as proxy, heads() as got, posting() as post:
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("NO_PROXY", "bom")
+        assert await post(f"http://bom:{got.port}/gancho", b"{}", {}) == 200
+    assert proxy == []
+    assert got[0].startswith("POST /gancho HTTP/1.1\r\n")
 
 
 async def test_a_proxy_that_cannot_be_used_is_told_when_a_webhook_is_posted(

@@ -35,8 +35,9 @@ from oraculo.settings import WebhookSettings
 MAX_UNDER_WAY = 2_000
 MAX_BYTES_UNDER_WAY = 64 * 1024 * 1024
 _MARGIN = 2.0  # seconds of a lease, besides those of an attempt, for its outcome to be committed
-_SHORTEST_REST, _LONGEST_REST = 1.0, 900.0  # seconds for which a delivery that must wait is left to its timer
-
+# Seconds for which a delivery that must wait is left to its timer. A reply comes soon after its broker is back.
+_SHORTEST_REST = 1.0
+_LONGEST_REST = {Channel.WEBHOOK: 120.0, Channel.QUEUE: machine.DELIVERY_LEASE}
 _LONGEST_PAUSE = {Channel.WEBHOOK: inf, Channel.QUEUE: 300.0}  # seconds; what is set is for receivers of webhooks
 
 
@@ -114,7 +115,11 @@ class Courier:
                 self._begin(errand)
             else:
                 self._put_off(errand)
-        elif under_way.edition == errand.edition and not under_way.has_begun:
+        elif not under_way.has_begun:
+            self._turns[errand.delivery.channel].resize(
+                errand.receiver, len(errand.aggregate) - len(under_way.aggregate)
+            )
+            under_way.edition, under_way.aggregate = errand.edition, errand.aggregate
             under_way.delivery = errand.delivery  # with its new lease
             self._put_off(under_way)
 
@@ -134,10 +139,14 @@ class Courier:
         ahead = self._turns[errand.delivery.channel].seconds_ahead(errand.receiver)
         if ahead:
             # Not all at the same time: many may be put off together.
-            rest = max(_SHORTEST_REST, min(ahead, _LONGEST_REST) * (1 + self._entropy.jitter()) / 2)
-            moved = errand.moved(self._clock.now() + rest)
-            errand.delivery.due_at, errand.is_put_off = moved.until, True
-            self._note(errand.run_id, moved)
+            longest = _LONGEST_REST[errand.delivery.channel]
+            self._move(errand, max(_SHORTEST_REST, min(ahead, longest) * (1 + self._entropy.jitter()) / 2))
+            errand.is_put_off = True
+
+    def _move(self, errand: _Errand, rest: float) -> None:
+        moved = errand.moved(self._clock.now() + rest)
+        errand.delivery.due_at = moved.until
+        self._note(errand.run_id, moved)
 
     async def finished(self) -> None:
         """Returns when no attempt is under way."""
@@ -145,7 +154,10 @@ class Courier:
             await asyncio.wait(self._under_way)
 
     async def abandon(self) -> None:
-        """Stops the attempts under way; their timers bring them back."""
+        """Stops the attempts under way; their timers bring them back, and soon: who takes them up knows of no line."""
+        for errand in self._errands.values():
+            if errand.is_put_off and not errand.has_begun:
+                self._move(errand, _SHORTEST_REST + machine.DELIVERY_LEASE * self._entropy.jitter())
         for task in self._under_way:
             task.cancel()
         await self.finished()

@@ -39,8 +39,19 @@ class Destinations:
                 await self.declare(missing)
             except BrokerUnavailable:
                 pass  # the next look tries again
-            except BrokerError:  # not to be refused at every look: who publishes to a queue declares it too
-                self._declared |= missing
+            except BrokerError:
+                await self._declare_singly(missing)
+
+    async def _declare_singly(self, queues: Collection[str]) -> None:
+        """One that is refused keeps no other from being declared, and is not asked for again at every look: who
+        publishes to it declares it too."""
+        for queue in sorted(queues):
+            try:
+                await self.declare([queue])
+            except BrokerUnavailable:
+                return
+            except BrokerError:
+                self._declared.add(queue)
 
     def _working_brokers(self) -> set[tuple[str, int]]:
         return {(link.name, link.losses) for link in self._broker.links() if link.trouble is None}

@@ -104,6 +104,7 @@ class Operations:
         make = partial(self._engine.maker.submission, body, traceparent=traceparent)
         if len(body) <= LARGE_REQUEST:
             return make()
+        self._expect_accepting()
         return await asyncio.get_running_loop().run_in_executor(self._engine.threads, make)
 
     async def _create(self, submission: Submission) -> Created:
@@ -231,6 +232,7 @@ class Operations:
         return self._engine.catalogue.get(name), self._engine.catalogue.origin(name)
 
     async def put_pipeline(self, name: str, text: bytes) -> tuple[Definition, bool]:
+        self._expect_accepting()
         definition, is_new = await self._engine.catalogue.put(name, text, self._engine.store, self._engine.clock)
         with suppress(BrokerUnavailable):  # it is put, and its queues are declared when the broker is back
             await self._engine.destinations.declare({step.queue for step in definition.steps})

@@ -1,7 +1,7 @@
 """Reads large results back from the object store, for whoever is given them: the aggregate, the API, a command."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -34,6 +34,7 @@ class LargeResults:
         objects: Objects | None,
         telemetry: Telemetry,
         threads: Executor,
+        claim_fault: Callable[[], Awaitable[str | None]],
         *,
         inline_bytes: int = 0,
         hands_on: bool = False,
@@ -43,6 +44,7 @@ class LargeResults:
         self._objects = objects
         self._telemetry = telemetry
         self._threads = threads
+        self._claim_fault = claim_fault
         self._inline_bytes = inline_bytes
         self._hands_on = hands_on
         self._aggregates = asyncio.Semaphore(_AGGREGATES_AT_ONCE)
@@ -107,6 +109,8 @@ class LargeResults:
         them as few as are needed. None when that is not enough, or there is no object store. Raises ObjectsError."""
         if self._objects is None:
             return None
+        if fault := await self._claim_fault():
+            raise ObjectsUnavailable(fault)
         made = msgspec.json.decode(encoded, type=dict[str, msgspec.Raw])
         results = msgspec.json.decode(made["resultados"], type=dict[str, msgspec.Raw])
         if (chosen := _largest(results, excess)) is None:

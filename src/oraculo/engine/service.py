@@ -103,6 +103,7 @@ class Engine:
             objects,
             telemetry,
             self.threads,
+            self._claim_fault,
             inline_bytes=settings.objects.inline_bytes,
             hands_on=bool(settings.objects.url),
             bridged=settings.bullmq.queues,

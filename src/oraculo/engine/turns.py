@@ -55,6 +55,10 @@ class Turns:
         if not line.length:
             del self._lines[receiver]
 
+    def resize(self, receiver: str, more: int) -> None:
+        """What one of its line brings has become larger, or smaller."""
+        self._count(self._lines[receiver], 0, more)
+
     def _count(self, line: _Line, one: int, size: int) -> None:
         line.length += one
         line.bytes += size

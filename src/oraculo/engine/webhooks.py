@@ -20,6 +20,7 @@ from oraculo.ports.clock import Clock
 from oraculo.settings import WebhookSettings
 
 _AGENT = {"user-agent": f"oraculo/{__version__}"}
+_LEAST_TO_CONNECT = 1.0  # s for each address of a host, however many share the attempt's time
 _PLAIN = punctuation.replace("%", "")  # what a header may have unencoded; quote() lets letters and digits pass
 
 Post = Callable[[str, bytes, dict[str, str]], Awaitable[int]]
@@ -77,26 +78,31 @@ class HttpPost:
         self._concurrency = settings.concurrency
         self._addresses = Addresses()
         self._opening = asyncio.Lock()
-        self._client: httpx2.AsyncClient | None = None
+        self._clients: dict[bool, httpx2.AsyncClient] = {}  # by whether a proxy is used
 
     async def __call__(self, url: str, body: bytes, headers: dict[str, str]) -> int:
-        late = "its name was not resolved"
+        late, target = "its name was not resolved", httpx2.URL(url)
         try:
             async with asyncio.timeout(self._seconds):
-                places = await self._places(httpx2.URL(url))
+                is_proxied = _is_proxied(target)
+                places = [_Place(target, {}, {})] if is_proxied else await self._places(target)
                 late = "no answer"
-                return await self._post(places, body, headers)
+                return await self._post(await self._client(is_proxied=is_proxied), places, body, headers)
+        except httpx2.ConnectError:
+            self._addresses.forget(target.raw_host.decode())
+            raise
         except (TimeoutError, httpx2.TimeoutException):
+            self._addresses.forget(target.raw_host.decode())
             raise NotPosted(f"{late} in {in_words(self._seconds)}") from None
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
+        for client in self._clients.values():
+            await client.aclose()
 
     async def _places(self, url: httpx2.URL) -> Sequence[_Place]:
-        """An address needs no lookup, and a host behind a proxy is the proxy's to look up."""
+        """An address needs no lookup."""
         host = url.raw_host.decode()
-        if _is_address(host) or _is_proxied(url):
+        if _is_address(host):
             return [_Place(url, {}, {})]
         try:
             addresses = await self._addresses.of(host)
@@ -105,10 +111,11 @@ class HttpPost:
         named = {"host": url.netloc.decode()}
         return [_Place(url.copy_with(host=address), named, {"sni_hostname": host}) for address in addresses]
 
-    async def _post(self, places: Sequence[_Place], body: bytes, headers: dict[str, str]) -> int:
+    async def _post(
+        self, client: httpx2.AsyncClient, places: Sequence[_Place], body: bytes, headers: dict[str, str]
+    ) -> int:
         """To the first of them that can be reached."""
-        client = await self._opened()
-        timeout = httpx2.Timeout(self._seconds, connect=self._seconds / len(places))
+        timeout = httpx2.Timeout(self._seconds, connect=max(self._seconds / len(places), _LEAST_TO_CONNECT))
         for place in places:
             try:
                 async with client.stream(
@@ -125,27 +132,36 @@ class HttpPost:
                     raise
         raise AssertionError("a host that was found has an address")
 
-    async def _opened(self) -> httpx2.AsyncClient:
+    async def _client(self, *, is_proxied: bool) -> httpx2.AsyncClient:
         """Made when it is first needed: a proxy that cannot be used is no matter of those who have no webhooks. To read
-        all certificates takes a while: it is done in a thread."""
+        all certificates takes a while: it is done in a thread. No connection is kept, for an address is not the name
+        that its certificate was checked for."""
         async with self._opening:
-            if self._client is None:
+            if is_proxied not in self._clients:
+                make = _proxied_client if is_proxied else _direct_client
+                limits = httpx2.Limits(max_connections=self._concurrency, max_keepalive_connections=0)
                 try:
-                    self._client = await asyncio.to_thread(_client, self._concurrency)
+                    self._clients[is_proxied] = await asyncio.to_thread(make, limits)
                 except (ImportError, ValueError, httpx2.InvalidURL) as error:
                     needs = "a SOCKS proxy needs pip install socksio" if isinstance(error, ImportError) else str(error)
                     raise NotPosted(f"the proxy that the environment names cannot be used: {needs}") from None
-        return self._client
+        return self._clients[is_proxied]
 
 
-def _client(concurrency: int) -> httpx2.AsyncClient:
-    """One that keeps no cookies, which would go from one run to another's; and no connections, for an address is not
-    the name that its certificate was checked for."""
-    return httpx2.AsyncClient(
-        headers=_AGENT,
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-        limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=0),
-    )
+def _proxied_client(limits: httpx2.Limits) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(headers=_AGENT, cookies=_no_cookies(), limits=limits)
+
+
+def _direct_client(limits: httpx2.Limits) -> httpx2.AsyncClient:
+    """One with a transport of its own takes no proxy from the environment: NO_PROXY has the names of hosts, and would
+    not know their addresses."""
+    transport = httpx2.AsyncHTTPTransport(limits=limits)
+    return httpx2.AsyncClient(headers=_AGENT, cookies=_no_cookies(), transport=transport)
+
+
+def _no_cookies() -> CookieJar:
+    """They would go from one run to another's."""
+    return CookieJar(DefaultCookiePolicy(allowed_domains=()))
 
 
 def _is_address(host: str) -> bool:

@@ -10,7 +10,7 @@ from weakref import WeakSet
 from oraculo.brokers.failover.branch import Branch, told
 from oraculo.brokers.failover.consumer import FailoverConsumer
 from oraculo.brokers.failover.offers import Group, Outcome
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import (
     LETTER_SEPARATOR,
     Broker,
@@ -184,7 +184,13 @@ class FailoverBroker:
         for branch, down in passed_over:
             await group.offer(branch, [place for place in group.left if place in down and branch.is_up])
         if group.left and not group.is_known:
-            raise group.refusal or self._none_works()
+            raise self._final(group.refusal) if group.refusal else self._none_works()
+
+    def _final(self, refusal: BrokerError) -> BrokerError:
+        """That a message is too large for one broker says nothing of those that were not asked."""
+        if isinstance(refusal, MessageTooLarge) and not all(branch.is_up for branch in self._branches):
+            return BrokerError(str(refusal))
+        return refusal
 
     async def consume(self, queue: str, *, prefetch: int) -> FailoverConsumer:
         if not self._probes:

@@ -111,6 +111,7 @@ class RabbitMQConsumer:
         self._limit = None if is_dlq(queue) else delivery_limit  # a dead letter has nowhere else to go
         self._held: dict[Token, bytes] = {}  # the properties of what is not settled, by delivery tag, ascending
         self._moving: set[Token] = set()  # of these, those that are on the way to another queue
+        self._burying = asyncio.Lock()  # a few at a time: what is on the way when the line breaks may come twice
         self._waiting: deque[Delivery] = deque()  # of these, those that nobody took yet
         self._arrived = asyncio.Event()
         self._kept: dict[Token, _Move] = {}  # of these, those that could not be moved yet
@@ -197,7 +198,8 @@ class RabbitMQConsumer:
                 letter = dead(properties, reason, self._clock.now(), delivery.redeliveries)
                 moves[delivery.token] = _Move(self._grave, letter, delivery.body)
         if moves:
-            await self._move(moves)
+            async with self._burying:
+                await self._move(moves)
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         """Nothing to do: a delivery is its consumer's while that lives. Raises BrokerUnavailable when it does not."""

@@ -182,7 +182,9 @@ class _Session:
             fault = Forbidden(str(fault))
         is_too_large = isinstance(fault, Refused) and fault.code == _PRECONDITION_FAILED
         if is_too_large and (sizes := _SIZES.search(str(fault))):
-            fault = MessageTooLarge(str(fault), int(sizes[1]), int(sizes[2]))
+            # Of several that are too large the first is named, and the largest is told.
+            largest = max((batch.largest for batch in batches), default=0)
+            fault = MessageTooLarge(str(fault), max(largest, int(sizes[1])), int(sizes[2]))
         culprit = max(batches, key=lambda batch: batch.largest, default=None)
         for batch in batches:
             is_told = batch is culprit or not is_too_large

@@ -121,14 +121,15 @@ class Queues:
 
     async def declare(self, names: Iterable[str]) -> None:
         """Makes each, and its dead-letter queue before it, so that no dead letter finds it missing."""
-        sources = list(dict.fromkeys(source_name(name) for name in names))
-        for fault in filter(None, map(name_fault, sources)):
-            raise BrokerError(fault)
+        every = list(dict.fromkeys(source_name(name) for name in names))
+        sources = [name for name in every if not name_fault(name)]
         for start in range(0, len(sources), _DECLARED_TOGETHER):
             some = sources[start : start + _DECLARED_TOGETHER]
             if len(some) == 1 or not await self._declare_together(some):
                 for name in some:
                     await self._declare_alone(name)
+        for fault in filter(None, map(name_fault, every)):
+            raise BrokerError(fault)
 
     async def _declare_together(self, names: Sequence[str]) -> bool:
         """Whether they are as we would make them. Without an answer for each, for which RabbitMQ would count what is in
