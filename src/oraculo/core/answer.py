@@ -45,10 +45,11 @@ def read_answer(
         reply = _read_reply(payload)
     except (msgspec.DecodeError, RecursionError) as error:
         return f"payload cannot be read: {error}"
-    names = _names(reply, prefix)
-    number = _find_task(run, message, names, redelivered)
+    number = None if message.tarefa is None else run.plan.by_id.get(message.tarefa)
     if number is None:
-        return _why_not_found(run, message, names)
+        names = _names(reply, prefix)
+        if (number := _find_task(run, message, names, redelivered)) is None:
+            return _why_not_found(run, message, names)
     attempt = _attempt(run, number, message.tentativa)
     if message.tipo_evento == naming.PROGRESS:
         return Progressed(number, _percent(reply.percentual), _text(reply.mensagem))
@@ -104,9 +105,7 @@ def _mark_of(message: Message) -> int:
 
 
 def _find_task(run: Run, message: Message, names: Sequence[str], redelivered: bool) -> int | None:
-    """The first of: `tarefa`; a name in the payload; the only task that awaits such an answer."""
-    if message.tarefa is not None and (number := run.plan.by_id.get(message.tarefa)) is not None:
-        return number
+    """Where `tarefa` does not tell: by a name in the payload, or the only task that awaits such an answer."""
     named = [found for name in names if (found := _named(run, name, message.tipo_evento))]
     mark = _mark_of(message) if redelivered else None
     for numbers in named:

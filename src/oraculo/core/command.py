@@ -45,7 +45,7 @@ def encode_command(
         Message(
             correlation_id=run.id,
             tipo_evento=naming.START_COLLECT if run.plan.is_collector[task.number] else naming.START_EXECUTE,
-            payload=_payload(run, task, results, {} if written is None else written),
+            payload=_payload(run, task, results, written),
             timestamp=now_iso,
             tarefa=step.id,
             tentativa=task.attempt,
@@ -62,13 +62,16 @@ def deadline_of(run: Run, task: Task) -> float:
     return run.head.deadline if task.deadline is None else min(task.deadline, run.head.deadline)
 
 
-def _payload(run: Run, task: Task, results: Mapping[str, bytes], written: Written) -> msgspec.Raw:
+def _payload(run: Run, task: Task, results: Mapping[str, bytes], written: Written | None) -> msgspec.Raw:
     step = run.plan.steps[task.number]
     if run.plan.kind is Kind.FAN_OUT:
         return step.payload or msgspec.Raw(run.payload)
     sources = run.plan.dependencies[task.number]
-    if (handed_on := written.get(sources)) is None:
-        handed_on = written[sources] = _results_of(run, sources, results)
+    handed_on: object
+    if written is None:
+        handed_on = _results_of(run, sources, results)
+    elif (handed_on := written.get(sources)) is None:
+        handed_on = written[sources] = msgspec.Raw(_encoder.encode(_results_of(run, sources, results)))
     payload: dict[str, Any] = {
         "config": step.config or _EMPTY,
         "entrada": msgspec.Raw(run.payload),
@@ -80,13 +83,12 @@ def _payload(run: Run, task: Task, results: Mapping[str, bytes], written: Writte
     return msgspec.Raw(_encoder.encode(payload))
 
 
-def _results_of(run: Run, sources: tuple[int, ...], results: Mapping[str, bytes]) -> msgspec.Raw:
+def _results_of(run: Run, sources: tuple[int, ...], results: Mapping[str, bytes]) -> dict[str, msgspec.Raw]:
     steps, tasks = run.plan.steps, run.tasks
-    found = {
+    return {
         steps[number].id: msgspec.Raw(results.get(steps[number].id) or tasks[number].result or b"{}")
         for number in sources
     }
-    return msgspec.Raw(_encoder.encode(found))
 
 
 def _collector_parameters(entry: bytes, config: msgspec.Raw) -> dict[str, msgspec.Raw]:

@@ -41,7 +41,7 @@ class _Shared(NamedTuple):
     """By the commands of one commit: what many of them hand on is looked at, and written, once."""
 
     now_iso: str
-    written: Written
+    written: Written | None  # None: there is but one
     references: dict[tuple[int, ...], dict[str, Reference]]
 
 
@@ -110,7 +110,8 @@ class Outbox:
             await asyncio.sleep(0)
 
     def _add_all(self, run: Run, commands: Sequence[_Wanted], dead_letters: Sequence[_Wanted]) -> None:
-        shared = _Shared(to_iso(self._clock.now()), {}, {})
+        is_alone = len(commands) + len(dead_letters) == 1
+        shared = _Shared(to_iso(self._clock.now()), None if is_alone else {}, {})
         for number, attempt in commands:
             self._add(run, number, attempt, None, shared)
         for number, attempt in dead_letters:
