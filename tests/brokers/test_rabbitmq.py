@@ -13,8 +13,8 @@ import pytest
 
 from oraculo.brokers.address import read_address
 from oraculo.brokers.rabbitmq import RabbitMQBroker
-from oraculo.brokers.rabbitmq.broker import RabbitMQConsumer
 from oraculo.brokers.rabbitmq.connection import Channel, Connection
+from oraculo.brokers.rabbitmq.consumer import RabbitMQConsumer
 from oraculo.brokers.rabbitmq.publisher import VANISHED_PAUSE
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import Broker, Capabilities, Link, Outgoing

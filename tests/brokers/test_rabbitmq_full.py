@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
-from oraculo.brokers.rabbitmq.broker import RabbitMQConsumer
 from oraculo.brokers.rabbitmq.connection import BLOCKED
+from oraculo.brokers.rabbitmq.consumer import RabbitMQConsumer
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerUnavailable, MessageTooLarge
@@ -102,7 +102,7 @@ class TestFull:
         self, broker: RabbitMQBroker, url: str, queue: str, owner: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A queue that has a limit and no dead letters would drop it."""
-        monkeypatch.setattr("oraculo.brokers.rabbitmq.broker.FAILED_MOVE_PAUSE", 0.01)
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.consumer.FAILED_MOVE_PAUSE", 0.01)
         with plain_channel(url) as channel:
             arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
             channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
@@ -129,7 +129,7 @@ class TestFull:
     async def test_of_several_that_are_buried_together_only_those_wait_that_the_quarantine_has_no_room_for(
         self, broker: RabbitMQBroker, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("oraculo.brokers.rabbitmq.broker.FAILED_MOVE_PAUSE", 0.01)
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.consumer.FAILED_MOVE_PAUSE", 0.01)
         with plain_channel(url) as channel:
             arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
             channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
