@@ -1,6 +1,7 @@
 """Answers of every kind: plain workers, repeats, strays and garbage. Nothing is lost and nothing loops."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,9 +25,18 @@ async def sent(oraculo: Harness, run_id: str) -> Run:
     return await until(run)
 
 
+async def letters(oraculo: Harness, count: int, queue: str = "resultados") -> Sequence[DeadLetter]:
+    async def all_are_there() -> Sequence[DeadLetter] | None:
+        found = await oraculo.operations.dead_letters(queue)
+        return found if len(found) >= count else None
+
+    found = await until(all_are_there)
+    assert len(found) == count
+    return found
+
+
 async def one_letter(oraculo: Harness, queue: str = "resultados") -> DeadLetter:
-    (letter,) = await until(lambda: oraculo.operations.dead_letters(queue))
-    return letter
+    return (await letters(oraculo, 1, queue))[0]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +76,12 @@ async def test_an_answer_that_fits_two_tasks_rests_in_the_dlq_and_says_which_wer
         assert "escavador_youtube" in letter.reason
         assert "escavador_blog" in letter.reason
         assert (await oraculo.operations.run(run_id)).head.succeeded == 0
+        history = await oraculo.operations.history(run_id)
+        assert [entry.detail for entry in history if entry.what == "resposta_recusada"] == [letter.reason]
+        assert f"; an answer was put into resultados.dlq ({letter.reason})" in await oraculo.operations.explain(run_id)
+        await oraculo.publish("resultados", answer(run_id))
+        await letters(oraculo, 2)
+        assert "; 2 answers were put into resultados.dlq (the last: " in await oraculo.operations.explain(run_id)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oraculo.core.message import decode_message
-from oraculo.errors import Conflict, IdempotencyKeyReused
+from oraculo.errors import Conflict, IdempotencyKeyReused, InvalidInput
 from oraculo.ports.telemetry import BatchCommitted
 from oraculo.settings import BrokerSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
@@ -318,3 +318,11 @@ async def test_many_runs_at_once_each_get_their_own_answers() -> None:
     for number, aggregate in enumerate(aggregates):
         assert_whole(aggregate)
         assert aggregate["resultados"]["escavador_blog"]["dados"]["recebido"] == {"n": number}
+
+
+async def test_a_worker_that_cannot_start_leaves_no_engine_behind() -> None:
+    before = asyncio.all_tasks()
+    with pytest.raises(InvalidInput, match="has no handlers"):
+        async with Harness(App("empty")):
+            pass
+    await until(lambda: asyncio.all_tasks() == before)

@@ -118,6 +118,17 @@ def test_an_exception_is_one_line_with_its_trace() -> None:
     assert len(lines(stream)) == 2
 
 
+def test_a_trace_for_people_does_not_show_what_variables_hold() -> None:
+    stream = configured(layout="console")
+    senha = "".join(["ab", "racadabra"])
+    try:
+        raise ValueError(len(senha))
+    except ValueError:
+        structlog.get_logger("y").exception("failed")
+    assert "ValueError: 11" in stream.getvalue()
+    assert "abracadabra" not in stream.getvalue()
+
+
 def test_what_cannot_be_json_is_still_told() -> None:
     stream = configured()
     structlog.get_logger("x").info("odd", value=object(), text="\ud800 não")

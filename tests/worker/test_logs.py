@@ -50,3 +50,20 @@ async def test_a_broker_that_fails_meanwhile_stops_nothing(stage: Stage) -> None
         assert (await stage.payload())["resultado"] == 1
         assert (await stage.payload())["resultado"] == 1  # it could not be acked, and came again
     assert await stage.left("q") == (0, 0, 0)
+
+
+async def test_where_nobody_set_up_the_log_a_trace_shows_no_variables(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    structlog.reset_defaults()
+    app = App("a")
+
+    @app.queue("q")
+    def fail(payload: Any) -> None:
+        senha = "".join(["ab", "racadabra"])
+        raise ValueError(len(senha))
+
+    await stage.payload_for(app, "q")
+    told = capsys.readouterr().out
+    assert "ValueError: 11" in told
+    assert "abracadabra" not in told

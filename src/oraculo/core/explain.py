@@ -1,10 +1,11 @@
 """One sentence that says why a run is not finished: what it waits for, until when, and what happens then."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from oraculo.core.aggregate import end_status, summary
+from oraculo.core.naming import ANSWERS, dlq_of
 from oraculo.core.pipeline import Kind
 from oraculo.core.run import Delivery, DeliveryStatus, Run, Task, TaskStatus
 from oraculo.core.timestamps import in_words, to_iso
@@ -29,19 +30,18 @@ def explain(
     audiences: Mapping[str, Audience],
     troubles: Mapping[str, str] = _NONE,
     refusals: Mapping[str, str] = _NONE,
+    refused_answers: Sequence[str] = (),
 ) -> str:
     """`audiences`: of the queues of which it is known. `troubles`: the brokers and queues that cannot be used now, and
-    why. `refusals`: the queues that did not take the run's commands, and why: it may be the command that is wrong."""
-    return _why_open(run, now, audiences, troubles, refusals) if run.is_open else _why_ended(run, now)
+    why. `refusals`: the queues that did not take the run's commands, and why: it may be the command that is wrong.
+    `refused_answers`: why each of the run's latest was put aside."""
+    if not run.is_open:
+        return _why_ended(run, now)
+    away = _what_is_away(troubles, refusals) + _what_was_refused(refused_answers)
+    return _why_open(run, now, audiences, away)
 
 
-def _why_open(
-    run: Run,
-    now: float,
-    audiences: Mapping[str, Audience],
-    troubles: Mapping[str, str],
-    refusals: Mapping[str, str],
-) -> str:
+def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], away: str) -> str:
     open_tasks = [task for task in run.tasks if task.is_open]
     active = [task for task in open_tasks if not task.missing]
     told = [_task_state(run, task, now, audiences) for task in active[:_NAMED]]
@@ -53,12 +53,23 @@ def _why_open(
         if blocked
         else ""
     )
-    away = "".join(f"; {name} cannot be used ({_line(why)})" for name, why in troubles.items())
-    away += "".join(f"; queue {name} does not take the command ({_line(why)})" for name, why in refusals.items())
     return (
         f"Run {run.id} has {len(open_tasks)} of {_count(run.head.total, 'task')} open and waits for "
         f"{_join(told)}{behind}{away}; {_what_then(run, now)}."
     )
+
+
+def _what_is_away(troubles: Mapping[str, str], refusals: Mapping[str, str]) -> str:
+    away = "".join(f"; {name} cannot be used ({_line(why)})" for name, why in troubles.items())
+    return away + "".join(f"; queue {name} does not take the command ({_line(why)})" for name, why in refusals.items())
+
+
+def _what_was_refused(answers: Sequence[str]) -> str:
+    if not answers:
+        return ""
+    some = "an answer was" if len(answers) == 1 else f"{len(answers)} answers were"
+    last = "" if len(answers) == 1 else "the last: "
+    return f"; {some} put into {dlq_of(ANSWERS)} ({last}{_line(answers[-1])})"
 
 
 def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audience]) -> str:

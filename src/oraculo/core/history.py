@@ -20,6 +20,7 @@ class Happened(StrEnum):
     LATE = "resposta_tardia"
     DUPLICATE = "resposta_repetida"
     AMENDED = "resposta_tardia_aceita"
+    ANSWER_REFUSED = "resposta_recusada"
     RUN_ENDED = "orquestracao_encerrada"
     RUN_REOPENED = "orquestracao_reaberta"
     DELIVERED = "entrega_concluida"

@@ -5,10 +5,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.explain import Audience, explain
+from oraculo.core.history import Happened
 from oraculo.core.run import Run, Task
 from oraculo.engine.service import Engine
 from oraculo.errors import BrokerError
 
+_LATEST = 50  # entries of the history
 _OWN_QUEUES = (naming.ANSWERS, naming.REQUESTS)
 
 
@@ -22,7 +24,15 @@ class Explanation:
         stuck = {queue: why for queue, why in self._stuck_queues(run, active).items() if queue not in refusals}
         knows = stuck.keys().isdisjoint(_OWN_QUEUES)  # who fails them does not know who listens elsewhere
         audiences = await self._audiences(_queues_of(run, active)) if active and knows else {}
-        return explain(run, self._engine.clock.now(), audiences, self._troubles(run, active, stuck), refusals)
+        troubles, refused = self._troubles(run, active, stuck), await self._refused_answers(run)
+        return explain(run, self._engine.clock.now(), audiences, troubles, refusals, refused)
+
+    async def _refused_answers(self, run: Run) -> Sequence[str]:
+        """Why the last answers of an open run were put aside, if any were: its worker believes that it has answered."""
+        if not run.is_open:
+            return ()
+        latest = await self._engine.store.history(run.id, after=max(0, run.head.entries - _LATEST))
+        return [entry.detail or "" for entry in latest if entry.what is Happened.ANSWER_REFUSED]
 
     def _troubles(self, run: Run, active: Sequence[Task], stuck: Mapping[str, str]) -> dict[str, str]:
         links = self._engine.broker.links()

@@ -16,6 +16,7 @@ import msgspec
 from oraculo.core import machine, naming
 from oraculo.core.answer import read_answer
 from oraculo.core.events import Answered, Event
+from oraculo.core.history import Happened
 from oraculo.core.machine import Verdict
 from oraculo.core.message import Message, decode_message
 from oraculo.core.naming import QueueNames
@@ -354,6 +355,8 @@ class Intake:
         decision = Decision(Changes(run))
         for item in items:
             verdict, why = self._apply(run, item, now, decision.changes)
+            if isinstance(item, Answer) and verdict is Verdict.UNKNOWN:  # whoever looks why the run waits looks here
+                decision.changes.tell(now, Happened.ANSWER_REFUSED, detail=why)
             decision.verdicts.append((item, verdict, why))
         return decision
 

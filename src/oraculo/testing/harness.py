@@ -73,9 +73,13 @@ class Harness:
         ]
 
     async def __aenter__(self) -> Self:
-        await self.engine.start()
-        for worker in self.workers:
-            await worker.start()
+        try:
+            await self.engine.start()
+            for worker in self.workers:
+                await worker.start()
+        except BaseException:
+            await self.stop()
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:

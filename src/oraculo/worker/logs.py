@@ -1,6 +1,7 @@
 """The worker's log: a line that cannot be written costs nothing but itself."""
 
 import sys
+import traceback
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +12,10 @@ _log = structlog.get_logger("oraculo.worker")
 
 class WorkerLog:
     """Speaks as structlog does. It raises nothing: a log that is full, closed or of an encoding without the letter must
-    not cost an answer, nor stop what keeps the worker alive. What it cannot write goes to stderr, in ASCII."""
+    not cost an answer, nor stop what keeps the worker alive. What it cannot write goes to stderr, in ASCII.
+
+    Where nobody has set structlog up, tracebacks are Python's own: structlog's show what variables hold, passwords
+    too, and each keeps the event loop for a quarter of a second."""
 
     def __init__(self, **named: object) -> None:
         self._named = named
@@ -33,6 +37,8 @@ class WorkerLog:
 
     def _write(self, level: str, event: str, fields: dict[str, Any]) -> None:
         try:
+            if not structlog.is_configured() and isinstance(error := fields.get("exc_info"), BaseException):
+                fields = fields | {"exc_info": None, "exception": "".join(traceback.format_exception(error))}
             getattr(_log, level)(event, **self._named | fields)
         except Exception as error:  # noqa: BLE001 - processors and streams are the user's, and may raise anything
             with suppress(Exception):
