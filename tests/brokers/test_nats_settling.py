@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from oraculo.brokers.nats.layout import quarantine_of, stream_of
-from oraculo.core.naming import dlq_of
+from oraculo.brokers.nats.layout import stream_of
+from oraculo.core.naming import dlq_name, dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from tests.brokers import nats_stage as stage
@@ -144,7 +144,7 @@ async def test_a_message_whose_quarantine_is_full_makes_no_queue_deaf(
 async def test_one_that_its_quarantine_refuses_holds_up_no_other_that_is_buried_with_it(url: str, queue: str) -> None:
     async with running(url) as broker, plain_client(url) as client:
         await broker.declare([queue])
-        stream = stream_of(quarantine_of(queue))
+        stream = stream_of(dlq_name(queue))
         config = (await api(client, f"STREAM.INFO.{stream}"))["config"]
         assert "error" not in await api(client, f"STREAM.UPDATE.{stream}", {**config, "max_msg_size": 1000})
         await broker.publish([Outgoing(queue, body) for body in (b"0", bytes(2000), b"2")])

@@ -25,10 +25,10 @@ QUORUM: Schema = {
 }
 
 
-def record(properties: Schema, *, optional: tuple[str, ...] = (), closed: bool = True, **more: Any) -> Schema:
+def record(properties: Schema, *, optional: tuple[str, ...] = (), **more: Any) -> Schema:
     """An object whose properties are all there, but for the optional ones."""
     required = [name for name in properties if name not in optional]
-    schema = {"type": "object", "properties": properties, "additionalProperties": not closed, **more}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False, **more}
     return schema | {"required": required} if required else schema
 
 

@@ -14,7 +14,7 @@ from itertools import takewhile
 from math import inf
 
 from oraculo.brokers.memory_queues import Budget, Lanes, Message, Quarantine, Queue
-from oraculo.core.naming import DLQ_SUFFIX, dlq_of, shown
+from oraculo.core.naming import dlq_name, dlq_of, is_dlq, shown, source_name
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import NO_REASON, Capabilities, DeadLetter, Delivery, Link, Outgoing, QueueState
 from oraculo.ports.clock import Clock
@@ -51,30 +51,30 @@ class _Depot:
 
     def quarantine(self, name: str) -> Queue:
         """The dead-letter queue of `name`; a dead-letter queue is its own."""
-        return self.queue(_dlq_name(name))
+        return self.queue(dlq_name(name))
 
     def letters(self, name: str) -> Quarantine | None:
         """The dead letters of `name`, where there is a place for them."""
-        queue = self.queues.get(_dlq_name(name))
+        queue = self.queues.get(dlq_name(name))
         return queue.stock if queue and isinstance(queue.stock, Quarantine) else None
 
     def declare(self, name: str) -> None:
         dlq = self.quarantine(name)
-        dlq.is_declared = self.queue(_source_name(dlq.name)).is_declared = True
+        dlq.is_declared = self.queue(source_name(dlq.name)).is_declared = True
 
     def tidy(self, name: str) -> None:
         """Forgets the queue and its dead-letter queue where nothing is left of them and nobody declared them.
 
         Whoever still has such a queue in hand is a consumer that closed, and gets nothing from it any more.
         """
-        source, dlq = _source_name(name), _dlq_name(name)
+        source, dlq = source_name(name), dlq_name(name)
         if dlq in self.queues and self.queues[dlq].is_idle:
             del self.queues[dlq]
         if dlq not in self.queues and source in self.queues and self.queues[source].is_idle:
             del self.queues[source]
 
     def remove(self, name: str) -> None:
-        for each in (_source_name(name), _dlq_name(name)):
+        for each in (source_name(name), dlq_name(name)):
             if queue := self.queues.pop(each, None):
                 queue.stop()
                 queue.weigh(-queue.held)
@@ -82,8 +82,8 @@ class _Depot:
                     consumer.abandon()
 
     def _new_queue(self, name: str) -> Queue:
-        if name.endswith(DLQ_SUFFIX):
-            self.queue(_source_name(name))  # dead letters are shown with their queue, so there is one
+        if is_dlq(name):
+            self.queue(source_name(name))  # dead letters are shown with their queue, so there is one
             self.queues[name] = Queue(name, Quarantine(), self.dead)
         else:
             self.queues[name] = Queue(name, Lanes(), self.work)
@@ -93,7 +93,7 @@ class _Depot:
 
     def admit(self, messages: Sequence[Outgoing]) -> None:
         """Takes all of them or, when they would pass a limit of memory, none."""
-        dlqs = {name for name in {message.queue for message in messages} if name.endswith(DLQ_SUFFIX)}
+        dlqs = {name for name in {message.queue for message in messages} if is_dlq(name)}
         letters = [message for message in messages if message.reason is not None or message.queue in dlqs]
         bodies = _cost(letters)
         self._require(self.dead, bodies + sum([len(letter.reason or NO_REASON) for letter in letters]))
@@ -124,7 +124,7 @@ class _Depot:
         found = letters.find(ids)
         self._require(self.work, _cost(found))
         self.discard(name, letters, found)
-        target = self.queue(_source_name(name))
+        target = self.queue(source_name(name))
         for letter in found:
             message = self._message(letter.body, letter.priority, inf)
             target.stock.put(message)
@@ -221,14 +221,6 @@ class _Depot:
         most = f", most of them {largest.held} in {largest.name}" if largest else ""
         mend = "consume" if budget is self.work else "redrive or discard"
         return f"{budget.what} take {budget.held} of {budget.limit} bytes{most}; {mend}, or raise max_bytes"
-
-
-def _dlq_name(name: str) -> str:
-    return name if name.endswith(DLQ_SUFFIX) else dlq_of(name)
-
-
-def _source_name(name: str) -> str:
-    return name.removesuffix(DLQ_SUFFIX)
 
 
 def _cost(messages: Sequence[Outgoing] | Sequence[Message]) -> int:
@@ -441,19 +433,19 @@ class MemoryBroker:
         depot = self._open()
         depot.sweep()
         wanted = list(depot.queues) if names is None else names
-        return [self._state(depot, name) for name in wanted if name in depot.queues and not name.endswith(DLQ_SUFFIX)]
+        return [self._state(depot, name) for name in wanted if name in depot.queues and not is_dlq(name)]
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         if after is not None and not _number(after):
             raise BrokerError(f"after: not the id of a dead letter: {shown(after)}")
-        letters, source = self._open().letters(queue), _source_name(queue)
+        letters, source = self._open().letters(queue), source_name(queue)
         found = letters.peek(limit, _number(after or "")) if letters else ()
         return [_shown_letter(source, letter) for letter in found]
 
     async def look_through(
         self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
     ) -> None:
-        letters, source = self._open().letters(queue), _source_name(queue)
+        letters, source = self._open().letters(queue), source_name(queue)
         for letter in letters.find(None if ids is None else sorted(map(_number, ids))) if letters else ():
             see(_shown_letter(source, letter))
 

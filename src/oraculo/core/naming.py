@@ -58,6 +58,20 @@ def dlq_of(queue: str) -> str:
     return queue + DLQ_SUFFIX
 
 
+def is_dlq(queue: str) -> bool:
+    return queue.endswith(DLQ_SUFFIX)
+
+
+def dlq_name(queue: str) -> str:
+    """The dead-letter queue of `queue`; a dead-letter queue is its own."""
+    return queue if is_dlq(queue) else dlq_of(queue)
+
+
+def source_name(queue: str) -> str:
+    """The queue whose dead letters lie in `queue`, or `queue` itself."""
+    return queue.removesuffix(DLQ_SUFFIX)
+
+
 def source_of(queue: str) -> str:
     """`youtube` for `escavador_youtube`: what a collector knows as `fonte`."""
     return queue.removeprefix(COLLECTOR_PREFIX).lstrip("_-.") or queue

@@ -1,6 +1,6 @@
 """Much in parts of a bounded size."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -19,3 +19,8 @@ def slices(items: Iterable[Item], size_of: Callable[[Item], int], most: int) -> 
             part, size = [], 0
     if part:
         yield part
+
+
+def pages(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """So many at a time."""
+    return (items[start : start + size] for start in range(0, len(items), size))

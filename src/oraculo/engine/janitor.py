@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import cycle
 
 from oraculo.core.reference import CLAIM, SHARDS, run_folder
+from oraculo.core.slices import pages
 from oraculo.engine.peers import Peers
 from oraculo.errors import Fault, InvalidSettings, ObjectsError
 from oraculo.ports.clock import Clock
@@ -68,8 +69,8 @@ class Janitor:
         before = self._clock.now() - MIN_AGE
         old = [folder.name for folder in await self._objects.folders(shard) if folder.written_at < before]
         deleted = 0
-        for start in range(0, len(old), _TOGETHER):
-            for folder in await self._nobodys(old[start : start + _TOGETHER]):
+        for some in pages(old, _TOGETHER):
+            for folder in await self._nobodys(some):
                 deleted += await self._objects.delete(folder, before)
         return deleted
 

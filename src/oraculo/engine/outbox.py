@@ -12,6 +12,7 @@ from oraculo.core.events import Answered, Sent
 from oraculo.core.naming import QueueNames
 from oraculo.core.reference import Reference
 from oraculo.core.run import Changes, Run, Task
+from oraculo.core.slices import pages
 from oraculo.core.timestamps import to_iso
 from oraculo.core.troubled import TroubledQueues
 from oraculo.engine.inputs import Inbox, Note, Resend
@@ -92,8 +93,8 @@ class Outbox:
         if len(changes.commands) + len(changes.dead_letters) <= PORTION:
             self._add_all(changes.run, changes.commands, changes.dead_letters)
             return
-        portions: list[_Portion] = [(changes.run, some, ()) for some in _cut(changes.commands)]
-        portions += [(changes.run, (), some) for some in _cut(changes.dead_letters)]
+        portions: list[_Portion] = [(changes.run, some, ()) for some in pages(changes.commands, PORTION)]
+        portions += [(changes.run, (), some) for some in pages(changes.dead_letters, PORTION)]
         for portion in portions:
             if self._later.full():
                 self._spilled = True
@@ -312,10 +313,6 @@ class Outbox:
         """Only by what is sent now: neither a quarantine that is full nor queues in doubt hold up the commands."""
         lined_up = max(self._commands.load, self._later.qsize() / self._later.maxsize)
         return lined_up >= 0.5 or len(self._reading) >= _MOST_READING
-
-
-def _cut(wanted: Sequence[_Wanted]) -> list[Sequence[_Wanted]]:
-    return [wanted[start : start + PORTION] for start in range(0, len(wanted), PORTION)]
 
 
 def _message_key(run: Run, task: Task) -> str:

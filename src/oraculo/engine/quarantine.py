@@ -14,6 +14,7 @@ from oraculo.core.machine import Verdict
 from oraculo.core.message import decode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import Run, Task, TaskStatus
+from oraculo.core.slices import pages
 from oraculo.engine.cache import Plans
 from oraculo.engine.inputs import Inbox, Wish, patiently
 from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound
@@ -72,8 +73,8 @@ class Quarantine:
         letters of opened tasks are gone, the next redrive deletes these as obsolete."""
         letters, physical = await self._named(queue, ids), self._names.physical(queue)
         move, reopened, obsolete = list[str](), list[str](), list[str]()
-        for start in range(0, len(letters), _PAGE):
-            found = await self._sort(letters[start : start + _PAGE])
+        for some in pages(letters, _PAGE):
+            found = await self._sort(some)
             reopened += await self._reopen(found)
             move += found.move
             obsolete += found.obsolete

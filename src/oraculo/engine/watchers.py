@@ -1,10 +1,11 @@
 """Those who wait inside this process for a run to change or to end: `Prefer: wait`, live events, the SDK's tests."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from oraculo.core.run import RunStatus
+from oraculo.core.slices import pages
 from oraculo.engine.cache import Plans
 from oraculo.engine.results import LargeResults
 from oraculo.ports.store import Store
@@ -125,10 +126,10 @@ class Lookout:
             await asyncio.sleep(pause)
             now = asyncio.get_running_loop().time()
             watched = self._watchers.due_for_a_look(now, pause, self._poll)
-            for start in range(0, len(watched), _PAGE):
-                await self._look_at(watched[start : start + _PAGE])
+            for some in pages(watched, _PAGE):
+                await self._look_at(some)
 
-    async def _look_at(self, run_ids: list[str]) -> None:
+    async def _look_at(self, run_ids: Sequence[str]) -> None:
         for run_id, head in (await self._store.heads(run_ids)).items():
             self._watchers.looked_at(run_id, head.entries)
             if head.status is not RunStatus.RUNNING and self._watchers.awaits_end(run_id):

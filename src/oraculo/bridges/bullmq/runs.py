@@ -18,6 +18,7 @@ from oraculo.core import naming
 from oraculo.core.message import Message, decode_message, encode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import DeliveryStatus, RunHead, RunStatus
+from oraculo.core.slices import pages
 from oraculo.core.timestamps import to_iso
 from oraculo.errors import BrokerError, InvalidInput, OraculoError
 from oraculo.ports.broker import Broker, DeadLetter, Delivery, Outgoing
@@ -160,10 +161,9 @@ class Runs:
                     self._telemetry.emit(LoopFailed("bridge bullmq", f"runs cannot be followed: {error}"))
 
     async def _look(self) -> None:
-        run_ids = list(self._followed)
-        for start in range(0, len(run_ids), PAGE):
-            heads = await self._store.heads(run_ids[start : start + PAGE])
-            for run_id in run_ids[start : start + PAGE]:
+        for run_ids in pages(list(self._followed), PAGE):
+            heads = await self._store.heads(run_ids)
+            for run_id in run_ids:
                 if (followed := self._followed.get(run_id)) is not None:
                     followed.news(heads.get(run_id))
         await self._look_for_aggregates()

@@ -28,9 +28,7 @@ from oraculo.brokers.nats.layout import (
     is_queue,
     letter_headers,
     name_fault,
-    quarantine_of,
     queue_of,
-    source_of,
     stream_of,
 )
 from oraculo.brokers.nats.letters import Quarantine
@@ -38,7 +36,8 @@ from oraculo.brokers.nats.making import LOOK_SHARE, Maker
 from oraculo.brokers.nats.outgoing import Refusals, request_of
 from oraculo.brokers.nats.replies import UNANSWERED, ApiError, Request
 from oraculo.brokers.nats.sending import Sender
-from oraculo.core.naming import DLQ_SUFFIX, shown
+from oraculo.core.naming import dlq_name, is_dlq, shown, source_name
+from oraculo.core.slices import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings
 from oraculo.ports.broker import Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
@@ -79,7 +78,7 @@ class NatsBroker:
     ) -> None:
         known = frozenset({"credentials", "replicas"})
         self._address = read_address(url, port=DEFAULT_PORT, known=known, is_cluster=True)
-        self._name = name
+        self.name = name
         self._delivery_limit = delivery_limit
         self._heartbeat = heartbeat
         self._connect_timeout = connect_timeout
@@ -103,10 +102,6 @@ class NatsBroker:
         self._trouble: str | None = _CLOSED
 
     @property
-    def name(self) -> str:
-        return self._name
-
-    @property
     def capabilities(self) -> Capabilities:
         """JetStream counts pulls that wait, which are not the consumers: one may have many, or none while it works."""
         return Capabilities(
@@ -120,7 +115,7 @@ class NatsBroker:
 
     def links(self) -> Sequence[Link]:
         stuck = self._connection.stuck() if self._connection is not None else {}
-        return [Link(self._name, self._trouble, self._births.losses, stuck=tuple(stuck.items()))]
+        return [Link(self.name, self._trouble, self._births.losses, stuck=tuple(stuck.items()))]
 
     async def start(self) -> None:
         """Raises BrokerUnavailable when the server cannot be reached; the next call tries again. Raises BrokerError
@@ -291,12 +286,12 @@ class NatsBroker:
     # -- the queues -----------------------------------------------------------------------------------------------
 
     async def declare(self, queues: Sequence[str]) -> None:
-        sources = list(dict.fromkeys(source_of(queue) for queue in queues))
+        sources = list(dict.fromkeys(source_name(queue) for queue in queues))
         for fault in filter(None, map(name_fault, sources)):
             raise BrokerError(fault)
-        for start in range(0, len(sources), MADE_TOGETHER):  # each part has its own time: a disk may be slow
+        for some in pages(sources, MADE_TOGETHER):  # each part has its own time: a disk may be slow
             async with self._calling(self._publish_timeout) as connection:
-                _raise_first(await self._maker.make(connection, sources[start : start + MADE_TOGETHER]))
+                _raise_first(await self._maker.make(connection, some))
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
         async with self._calling(self._publish_timeout) as connection:
@@ -304,7 +299,7 @@ class NatsBroker:
                 counts = await self._all_counts(connection)
             else:
                 counts = await self._counts(connection, [name for name in names if not name_fault(name)])
-            sources = dict.fromkeys(source_of(name) for name in counts)
+            sources = dict.fromkeys(source_name(name) for name in counts)
             if names is not None:
                 sources = dict.fromkeys(name for name in names if name in sources)
             calls = ((f"CONSUMER.INFO.{stream_of(name)}.{stream_of(name)}", None) for name in sources)
@@ -324,7 +319,7 @@ class NatsBroker:
                 return counts
 
     async def _counts(self, connection: Connection, names: Sequence[str]) -> dict[str, int]:
-        wanted = list(dict.fromkeys(name for each in names for name in (each, quarantine_of(each))))
+        wanted = list(dict.fromkeys(name for each in names for name in (each, dlq_name(each))))
         looks = ((f"STREAM.INFO.{stream_of(name)}", None) for name in wanted)
         answers = await connection.ask_many(looks, self._look_patience)
         counts = {}
@@ -341,7 +336,7 @@ class NatsBroker:
         if not isinstance(consumer, ApiError):
             unacked = consumer["num_ack_pending"] - self._given_back.count(queue, consumer)
         stored = counts.get(queue, 0)
-        return QueueState(queue, max(stored - unacked, 0), unacked, counts.get(quarantine_of(queue), 0))
+        return QueueState(queue, max(stored - unacked, 0), unacked, counts.get(dlq_name(queue), 0))
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
@@ -356,10 +351,10 @@ class NatsBroker:
                 await self._require_work(connection)
         refusals.raise_for_good()
         if not refusals.left:
-            return [self._name] * len(messages)
+            return [self.name] * len(messages)
         if len(refusals.forbidden) == len(messages):
             raise BrokerError(refusals.told)
-        vias = [None if id(request) in refusals.left else self._name for request in requests]
+        vias = [None if id(request) in refusals.left else self.name for request in requests]
         down = {number for number, request in enumerate(requests) if id(request) in refusals.down}
         raise NotTaken(refusals.told, vias, down)
 
@@ -378,7 +373,7 @@ class NatsBroker:
             refusals = Refusals()
             requests = [
                 Request(
-                    quarantine_of(letter.queue),
+                    dlq_name(letter.queue),
                     letter.body,
                     letter_headers(letter.reason, letter.redeliveries, room - len(letter.body), letter.id),
                 )
@@ -394,10 +389,10 @@ class NatsBroker:
             raise BrokerError(f"prefetch: must be at least 1, got {prefetch}")
         if fault := name_fault(queue):
             raise BrokerError(fault)
-        is_quarantine = queue.endswith(DLQ_SUFFIX)
+        is_quarantine = is_dlq(queue)
         limit = None if is_quarantine else self._delivery_limit
         async with self._calling(self._publish_timeout) as connection:
-            _raise_first(await self._maker.make(connection, [source_of(queue)]))
+            _raise_first(await self._maker.make(connection, [source_name(queue)]))
             if is_quarantine:
                 _raise_first(await self._maker.make_consumers(connection, [queue]))
             terms = Terms(prefetch, self._maker.lease_of(queue), self._heartbeat, limit)
@@ -426,7 +421,7 @@ class NatsBroker:
         return await self._quarantine.discard(queue, ids)
 
     async def remove(self, queues: Sequence[str]) -> None:
-        sources = [source for source in dict.fromkeys(map(source_of, queues)) if not name_fault(source)]
+        sources = [source for source in dict.fromkeys(map(source_name, queues)) if not name_fault(source)]
         async with self._calling(self._publish_timeout) as connection:
             await self._maker.remove(connection, sources)
         for source in sources:

@@ -34,6 +34,7 @@ from oraculo.brokers.nats.replies import (
     Request,
     read_answer,
 )
+from oraculo.core.slices import pages
 from oraculo.core.troubled import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
 
@@ -231,8 +232,7 @@ class Connection:
         leader are UNANSWERED after that."""
         requests = [Request(_API + verb, msgspec.json.encode(what) if what else b"") for verb, what in calls]
         answers: list[dict[str, Any] | ApiError] = []
-        for start in range(0, len(requests), _API_WINDOW):
-            window = requests[start : start + _API_WINDOW]
+        for window in pages(requests, _API_WINDOW):
             if patience is None:
                 answers += await self.exchange(window, read_answer)
             else:

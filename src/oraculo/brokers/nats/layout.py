@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, unquote_to_bytes
 
-from oraculo.core.naming import DLQ_SUFFIX, dlq_of, shown
+from oraculo.core.naming import dlq_of, shown
 from oraculo.ports.broker import NO_REASON
 
 REASON_HEADER = "Oraculo-Reason"
@@ -44,15 +44,6 @@ def stream_of(queue: str) -> str:
 
 def queue_of(stream: str) -> str:
     return stream.replace(_DOT, ".")
-
-
-def quarantine_of(queue: str) -> str:
-    """Where the dead letters of `queue` lie; a dead-letter queue is its own."""
-    return queue if queue.endswith(DLQ_SUFFIX) else dlq_of(queue)
-
-
-def source_of(queue: str) -> str:
-    return queue.removesuffix(DLQ_SUFFIX)
 
 
 def name_fault(queue: str) -> str | None:

@@ -10,16 +10,15 @@ from oraculo.brokers.nats.layout import (
     id_headers,
     name_fault,
     parse_headers,
-    quarantine_of,
     reason_in,
     redeliveries_in,
     seconds_of,
-    source_of,
     stream_of,
 )
 from oraculo.brokers.nats.outgoing import Refusals
 from oraculo.brokers.nats.replies import ApiError, Request
-from oraculo.core.naming import shown
+from oraculo.core.naming import dlq_name, shown, source_name
+from oraculo.core.slices import pages
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import DeadLetter
 
@@ -104,8 +103,8 @@ class Quarantine:
         async with self._calling() as connection:
             _, most = await self._extent(connection, queue)
         done = 0
-        for start in range(0, len(sequences), most):
-            wanted = [{"seq": sequence} for sequence in sequences[start : start + most]]
+        for some in pages(sequences, most):
+            wanted = [{"seq": sequence} for sequence in some]
             async with self._calling() as connection:
                 done += await work(connection, queue, await self._read(connection, queue, wanted))
         return done
@@ -114,7 +113,7 @@ class Quarantine:
         return await self._delete(connection, queue, [int(letter.id) for letter in letters])
 
     async def _move_back(self, connection: Connection, queue: str, letters: Sequence[DeadLetter]) -> int:
-        target, stream = source_of(queue), stream_of(quarantine_of(queue))
+        target, stream = source_name(queue), stream_of(dlq_name(queue))
         refusals = Refusals()
         requests = []
         for letter in letters:
@@ -129,7 +128,7 @@ class Quarantine:
         return deleted
 
     async def _delete(self, connection: Connection, queue: str, sequences: Sequence[int]) -> int:
-        verb = f"STREAM.MSG.DELETE.{stream_of(quarantine_of(queue))}"
+        verb = f"STREAM.MSG.DELETE.{stream_of(dlq_name(queue))}"
         answers = await connection.ask_many((verb, {"seq": sequence, "no_erase": True}) for sequence in sequences)
         for answer in answers:
             if isinstance(answer, ApiError) and not (answer.is_missing or answer.err_code in _NOTHING_TO_DELETE):
@@ -139,7 +138,7 @@ class Quarantine:
     async def _extent(self, connection: Connection, queue: str) -> _Extent:
         if name_fault(queue):
             return _Extent(0, PAGE)
-        quarantine = quarantine_of(queue)
+        quarantine = dlq_name(queue)
         (told,) = await connection.ask_many([(f"STREAM.INFO.{stream_of(quarantine)}", None)])
         if not isinstance(told, ApiError):
             state = told["state"]
@@ -154,7 +153,7 @@ class Quarantine:
     ) -> Sequence[DeadLetter]:
         """Some of those behind `after` and not behind `last`; none only where there are none. JetStream finds the first
         one; the numbers that follow it are tried all at once."""
-        first = await self._read(connection, queue, [{"seq": after + 1, "next_by_subj": quarantine_of(queue)}])
+        first = await self._read(connection, queue, [{"seq": after + 1, "next_by_subj": dlq_name(queue)}])
         if not first or int(first[0].id) > last:
             return []
         start = int(first[0].id) + 1
@@ -163,12 +162,12 @@ class Quarantine:
 
     async def _read(self, connection: Connection, queue: str, wanted: Sequence[dict[str, Any]]) -> list[DeadLetter]:
         """Those of the wanted messages that are there."""
-        verb = f"STREAM.MSG.GET.{stream_of(quarantine_of(queue))}"
+        verb = f"STREAM.MSG.GET.{stream_of(dlq_name(queue))}"
         answers = await connection.ask_many((verb, each) for each in wanted)
         for answer in answers:
             if isinstance(answer, ApiError) and not answer.is_missing:
                 raise connection.refusal(answer, f"to read dead letters of {queue}")
-        source = source_of(queue)
+        source = source_name(queue)
         return [_letter_of(source, answer["message"]) for answer in answers if not isinstance(answer, ApiError)]
 
 

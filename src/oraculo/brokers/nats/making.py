@@ -9,13 +9,12 @@ from oraculo.brokers.nats.layout import (
     consumer_config,
     consumer_fault,
     mended_consumer,
-    quarantine_of,
-    source_of,
     stream_config,
     stream_fault,
     stream_of,
 )
 from oraculo.brokers.nats.replies import UNANSWERED, ApiError
+from oraculo.core.naming import dlq_name, source_name
 from oraculo.errors import BrokerError
 
 MAKE_SHARE = 0.6  # of the time of a call, for streams to be made
@@ -46,7 +45,7 @@ class Maker:
 
     async def remove(self, connection: Connection, sources: Sequence[str]) -> None:
         """Raises BrokerError for the first that NATS does not let us delete; the others are gone."""
-        names = [name for source in sources for name in (source, quarantine_of(source))]
+        names = [name for source in sources for name in (source, dlq_name(source))]
         connection.forget_made(sources)
         self._births.forget(names)
         answers = await connection.ask_many((f"STREAM.DELETE.{stream_of(name)}", None) for name in names)
@@ -57,7 +56,7 @@ class Maker:
     async def _make_streams(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
         """They are looked for first: one that is to be made is compared with all that the server has, also when it is
         there already, and with thousands of streams that takes ten times as long."""
-        names = [name for source in sources for name in (source, quarantine_of(source))]
+        names = [name for source in sources for name in (source, dlq_name(source))]
         told = await self._streams_there(connection, names)
         missing = [name for name, seen in told.items() if isinstance(seen, ApiError) and seen is not UNANSWERED]
         calls = ((f"STREAM.CREATE.{stream_of(name)}", stream_config(name, self._replicas)) for name in missing)
@@ -65,9 +64,9 @@ class Maker:
         taken = [name for name, seen in made.items() if isinstance(seen, ApiError) and seen.err_code == _NAME_IN_USE]
         told |= made | await self._streams_there(connection, taken)  # somebody was quicker, and made it otherwise
         faults = {
-            source_of(name): fault for name, seen in told.items() if (fault := _stream_fault(connection, name, seen))
+            source_name(name): fault for name, seen in told.items() if (fault := _stream_fault(connection, name, seen))
         }
-        ours = {name: seen for name, seen in told.items() if isinstance(seen, dict) and source_of(name) not in faults}
+        ours = {name: seen for name, seen in told.items() if isinstance(seen, dict) and source_name(name) not in faults}
         reborn = [name for name, seen in ours.items() if self._births.is_reborn(name, seen["created"])]
         connection.note_working(reborn)
         self._births.losses += bool(reborn)

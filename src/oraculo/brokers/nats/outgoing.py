@@ -12,9 +12,9 @@ from oraculo.brokers.nats.layout import (
     id_headers,
     letter_headers,
     name_fault,
-    quarantine_of,
 )
 from oraculo.brokers.nats.replies import UNANSWERED, PubAck, Request, read_confirm
+from oraculo.core.naming import dlq_name
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import NO_REASON, NotTaken, Outgoing
 
@@ -72,7 +72,7 @@ def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | No
         refusals.for_good[told] = MessageTooLarge(told, len(body), most)
         return None
     if message.reason is not None:
-        return Request(quarantine_of(queue), body, letter_headers(message.reason or NO_REASON, 0, room))
+        return Request(dlq_name(queue), body, letter_headers(message.reason or NO_REASON, 0, room))
     return Request(queue, body, id_headers(as_header(message.key), room) if message.key else None)
 
 

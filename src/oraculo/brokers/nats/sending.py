@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from oraculo.brokers.nats.births import Births
 from oraculo.brokers.nats.connection import MOST_KNOWN, Connection
-from oraculo.brokers.nats.layout import quarantine_of, source_of, stream_of
+from oraculo.brokers.nats.layout import stream_of
 from oraculo.brokers.nats.making import Maker
 from oraculo.brokers.nats.outgoing import Refusals, confirms_of, windows
 from oraculo.brokers.nats.replies import NOBODY, UNANSWERED, ApiError, Request
+from oraculo.core.naming import dlq_name, source_name
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 
 CONFIRM_SHARE = 0.8  # of the time of a call; in the rest a server that did not confirm may show that it works
@@ -33,7 +34,7 @@ class Sender:
                 continue
             homeless = await self._send_window(connection, window, refusals, until)
             if homeless:  # their stream was deleted, so they are nowhere: sending them again makes no duplicate
-                connection.forget_made(source_of(request.subject) for request in homeless)
+                connection.forget_made(source_name(request.subject) for request in homeless)
                 housed = await self._make_missing(connection, homeless, refusals)
                 if await self._send_window(connection, housed, refusals, until):
                     raise BrokerUnavailable(f"the stream of {homeless[0].subject} at {connection.place} is gone again")
@@ -43,7 +44,7 @@ class Sender:
     ) -> Sequence[Request]:
         """Returns those whose queue is there, as far as is known, and works."""
         used = {request.subject for request in requests}
-        sources = {source_of(subject) for subject in used}
+        sources = {source_name(subject) for subject in used}
         missing = connection.unmade(sources)
         if len(connection.made) > MOST_KNOWN // 4:  # some may soon be forgotten: not those in use
             connection.note_made(sources & connection.made.keys())
@@ -63,7 +64,7 @@ class Sender:
         counts as stuck for a while."""
         forbidden: dict[str, BrokerError] = {}
         for source, fault in (await self._maker.make(connection, sources)).items():
-            both = (source, quarantine_of(source))
+            both = (source, dlq_name(source))
             if isinstance(fault, BrokerUnavailable):
                 connection.note_unmakeable(both, str(fault))
             else:
@@ -92,7 +93,7 @@ class Sender:
         """Perhaps its stream has no leader; perhaps it is gone and somebody else listens on its subject."""
         told = f"{connection.place} did not confirm what is for {subject} in time, while it answers otherwise"
         connection.note_silent(subject, told)
-        connection.forget_made([source_of(subject)])
+        connection.forget_made([source_name(subject)])
         return BrokerUnavailable(told)
 
     @staticmethod

@@ -34,10 +34,10 @@ from oraculo.brokers.rabbitmq.letters import (
     fitted,
 )
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Publisher
-from oraculo.brokers.rabbitmq.queues import LOOKS_TOGETHER, Queues, dlq_name, is_dlq
+from oraculo.brokers.rabbitmq.queues import LOOKS_TOGETHER, Queues
 from oraculo.brokers.rabbitmq.sending import Sender, StuckQueues
 from oraculo.brokers.rabbitmq.wire import Parcel
-from oraculo.core.naming import dlq_of
+from oraculo.core.naming import dlq_name, dlq_of, is_dlq
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import NO_REASON, Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
@@ -77,7 +77,7 @@ class RabbitMQBroker:
     ) -> None:
         port = TLS_PORT if url.startswith("amqps:") else PORT
         self._address = read_address(url, port=port, is_cluster=True)
-        self._name = name
+        self.name = name
         self._clock = clock or SystemClock()
         self._delivery_limit = delivery_limit
         times = {"connect_timeout": connect_timeout, "call_timeout": call_timeout}
@@ -91,10 +91,6 @@ class RabbitMQBroker:
         self._consumers: set[RabbitMQConsumer] = set()
         self._is_started = False
         self._trouble: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     @property
     def capabilities(self) -> Capabilities:

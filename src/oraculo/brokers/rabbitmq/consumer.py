@@ -17,8 +17,9 @@ from oraculo.brokers.rabbitmq.letters import (
     redeliveries_of,
 )
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed
-from oraculo.brokers.rabbitmq.queues import NotDelayed, Queues, dlq_name, is_dlq
+from oraculo.brokers.rabbitmq.queues import NotDelayed, Queues
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
+from oraculo.core.naming import dlq_name, is_dlq
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock

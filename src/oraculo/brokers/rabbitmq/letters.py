@@ -24,9 +24,8 @@ from pika import BasicProperties
 
 from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, Refused, unused
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed
-from oraculo.brokers.rabbitmq.queues import dlq_name, source_name
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
-from oraculo.core.naming import AMQP_REASON_HEADER, LONGEST_REASON, shown
+from oraculo.core.naming import AMQP_REASON_HEADER, LONGEST_REASON, dlq_name, shown, source_name
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import NO_REASON, DeadLetter
 

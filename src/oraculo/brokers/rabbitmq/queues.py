@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from oraculo.brokers.rabbitmq.connection import LOCKED, NOT_FOUND, Channel, Connection, Refused
-from oraculo.core.naming import DLQ_SUFFIX, dlq_of, shown
+from oraculo.core.naming import dlq_of, is_dlq, shown, source_name
+from oraculo.core.slices import pages
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 LOOKS_TOGETHER = 4  # each on a channel of its own, for the answer to one is awaited before the next is asked
@@ -123,8 +124,7 @@ class Queues:
         """Makes each, and its dead-letter queue before it, so that no dead letter finds it missing."""
         every = list(dict.fromkeys(source_name(name) for name in names))
         sources = [name for name in every if not name_fault(name)]
-        for start in range(0, len(sources), _DECLARED_TOGETHER):
-            some = sources[start : start + _DECLARED_TOGETHER]
+        for some in pages(sources, _DECLARED_TOGETHER):
             if len(some) == 1 or not await self._declare_together(some):
                 for name in some:
                     await self._declare_alone(name)
@@ -289,15 +289,6 @@ def _delay_name(name: str, milliseconds: int) -> str:
     return f"{name}.retry.{milliseconds}"
 
 
-def source_name(name: str) -> str:
-    return name.removesuffix(DLQ_SUFFIX)
-
-
-def dlq_name(name: str) -> str:
-    """The dead-letter queue of `name`; a dead-letter queue is its own."""
-    return name if is_dlq(name) else dlq_of(name)
-
-
 def name_fault(name: str) -> str | None:
     """Why RabbitMQ cannot have a queue of that name, with those beside it."""
     most = _LONGEST_NAME - _LONGEST_SUFFIX
@@ -316,10 +307,6 @@ def _is_broken(name: str) -> bool:
 
 def _is_reserved(name: str) -> bool:
     return name.startswith("amq.")
-
-
-def is_dlq(name: str) -> bool:
-    return name.endswith(DLQ_SUFFIX)
 
 
 _CLASSIC_ARGUMENTS = frozenset({"x-message-ttl", "x-dead-letter-exchange", "x-dead-letter-routing-key"})

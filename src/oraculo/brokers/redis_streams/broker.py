@@ -26,15 +26,12 @@ from oraculo.brokers.address import read_address
 from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.redis_streams.consumer import SETTLED_TOGETHER, Holder, Orphans, RedisConsumer, Terms
 from oraculo.brokers.redis_streams.layout import (
-    dlq_name,
     is_id,
     is_text,
     keys,
     known_ids,
     letter,
     order,
-    pages,
-    source_name,
     table,
     text,
 )
@@ -49,7 +46,8 @@ from oraculo.brokers.redis_streams.server import (
     is_busy,
 )
 from oraculo.clients.redis import Command, ReplyError, connect, database_of, error_code, read_info, version_of
-from oraculo.core.naming import DLQ_SUFFIX, shown
+from oraculo.core.naming import dlq_name, is_dlq, shown, source_name
+from oraculo.core.slices import pages
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
@@ -88,17 +86,13 @@ class RedisStreamsBroker:
     ) -> None:
         address = read_address(url, port=PORT)
         database_of(address)  # a bad one is told now, not at the first connection
-        self._name = name
+        self.name = name
         self._terms = Terms(delivery_limit, lease, clock or SystemClock())
         self._leases = leases
         self._server = Server(address, connect_timeout, publish_timeout)
         self._orphans = Orphans(self._server, self._terms)
         self._consumers: set[RedisConsumer] = set()
         self._may_transact = True  # unless this server says no
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     @property
     def capabilities(self) -> Capabilities:
@@ -109,7 +103,7 @@ class RedisStreamsBroker:
         await self._server.start()
 
     def links(self) -> Sequence[Link]:
-        return [Link(self._name, self._server.trouble, self._server.losses)]
+        return [Link(self.name, self._server.trouble, self._server.losses)]
 
     async def declare(self, queues: Sequence[str]) -> None:
         names = [name for queue in queues for name in (source_name(queue), dlq_name(queue))]
@@ -128,7 +122,7 @@ class RedisStreamsBroker:
             await self._raise_refused([str(command[1]) for command in added], replies[len(new) :])
         server.know(map(str, new))
         server.note_added(str(added[-1][1]), replies[-1])
-        return [self._name] * len(messages)
+        return [self.name] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:
         if prefetch < 1:
@@ -149,7 +143,7 @@ class RedisStreamsBroker:
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
         is_asked_for = names is not None
         wanted = await self._find() if names is None else list(dict.fromkeys(names))
-        wanted = [name for name in wanted if not name.endswith(DLQ_SUFFIX)]
+        wanted = [name for name in wanted if not is_dlq(name)]
         states: list[QueueState | None] = []
         for some in pages(wanted, COUNTED_TOGETHER):
             replies = iter(await self._server.call([command for name in some for command in _state_commands(name)]))
@@ -273,7 +267,7 @@ class RedisStreamsBroker:
 
     async def _raise_refused(self, names: Sequence[str], outcomes: Sequence[Any]) -> None:
         """Names those that will never be taken, so that the others, which were, are not sent again."""
-        vias = [None if isinstance(outcome, ReplyError) else self._name for outcome in outcomes]
+        vias = [None if isinstance(outcome, ReplyError) else self.name for outcome in outcomes]
         faults = {name: outcome for name, outcome, via in zip(names, outcomes, vias, strict=True) if via is None}
         if not faults:
             return

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from oraculo.brokers.redis_streams.layout import content, keys, order, pages, text
+from oraculo.brokers.redis_streams.layout import content, keys, order, text
 from oraculo.brokers.redis_streams.scripts import ACK, EXTEND, PAGE, RELEASE, RETRY, UPKEEP
 from oraculo.brokers.redis_streams.server import GroupGone, NoRoom, Server
 from oraculo.clients.redis import Command, Connection, ReplyError, Script, error_code
-from oraculo.core.naming import DLQ_SUFFIX
+from oraculo.core.naming import is_dlq
+from oraculo.core.slices import pages
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock
@@ -30,7 +31,7 @@ class Terms(NamedTuple):
 
     def limit_of(self, queue: str) -> int:
         """0, which is none, for a dead-letter queue: a dead letter has nowhere else to go."""
-        return 0 if queue.endswith(DLQ_SUFFIX) else self.delivery_limit
+        return 0 if is_dlq(queue) else self.delivery_limit
 
     def too_often(self, last: str) -> str:
         return f"delivered {self.delivery_limit} times and never settled; the last time {last}"

@@ -1,11 +1,11 @@
 """How queues and messages are laid out in Redis: the keys of a queue, the fields of an entry, and its id."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from oraculo.core.naming import DLQ_SUFFIX, dlq_of
+from oraculo.core.naming import dlq_name
 from oraculo.ports.broker import NO_REASON, DeadLetter
 
 _DELAYED_SUFFIX = ":delayed"  # with a sign that no queue's name has: it is never the stream of another queue
@@ -17,14 +17,6 @@ _SECONDS = re.compile(rb"[0-9]{1,12}(\.[0-9]{1,9})?")
 def keys(queue: str) -> tuple[str, str, str]:
     """The stream, what waits for a delay, and the dead letters; a dead-letter queue is its own."""
     return queue, queue + _DELAYED_SUFFIX, dlq_name(queue)
-
-
-def dlq_name(name: str) -> str:
-    return name if name.endswith(DLQ_SUFFIX) else dlq_of(name)
-
-
-def source_name(name: str) -> str:
-    return name.removesuffix(DLQ_SUFFIX)
 
 
 def is_text(key: bytes) -> bool:
@@ -80,10 +72,6 @@ def is_id(candidate: str) -> bool:
 def known_ids(ids: Iterable[str]) -> list[str]:
     """Those that can be ids, each once."""
     return [each for each in dict.fromkeys(ids) if is_id(each)]
-
-
-def pages(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def _count(field: bytes | None) -> int:

@@ -9,7 +9,6 @@ from oraculo.clients.redis.connection import (
     connect,
     database_of,
     error_code,
-    place_of,
     translated,
 )
 from oraculo.clients.redis.info import read_info, version_of
@@ -27,7 +26,6 @@ __all__ = [
     "connect",
     "database_of",
     "error_code",
-    "place_of",
     "read_info",
     "translated",
     "version_of",

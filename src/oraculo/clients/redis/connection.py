@@ -182,7 +182,7 @@ async def connect(
     Raises `errors.unavailable` when the server cannot be reached, `errors.refused` when it, or its certificate, is
     refused.
     """
-    place = place_of(address)
+    place = address.place
     connection = Connection(place, errors)
     try:
         async with asyncio.timeout(timeout):
@@ -215,7 +215,7 @@ async def _log_in(connection: Connection, address: Address, errors: Errors[Any])
     who, database = credentials_of(address), database_of(address)
     commands: list[Command] = [("AUTH", *who)] if who else []
     commands += [("SELECT", database)] if database else []
-    place = place_of(address)
+    place = address.place
     for command, reply in zip(commands, await connection.call(commands), strict=True):
         if isinstance(reply, ReplyError) and error_code(reply) != "NOAUTH":
             if error_code(reply) in _PASSING:
@@ -228,10 +228,6 @@ async def _log_in(connection: Connection, address: Address, errors: Errors[Any])
         if error_code(pong) == "NOAUTH":
             raise errors.refused(f"{place} wants a password, and the URL has none")
         raise translated(pong, place, errors)
-
-
-def place_of(address: Address) -> str:
-    return address.place
 
 
 def credentials_of(address: Address) -> tuple[str, ...]:

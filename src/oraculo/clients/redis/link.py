@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from oraculo.clients.address import Address
-from oraculo.clients.redis.connection import Command, Connection, Errors, connect, place_of
+from oraculo.clients.redis.connection import Command, Connection, Errors, connect
 
 Prepare = Callable[[Connection], Awaitable[None]]
 
@@ -26,7 +26,7 @@ class Link:
         answer_timeout: float,
         lost: Callable[[str], object] | None = None,
     ) -> None:
-        self.place = place_of(address)
+        self.place = address.place
         self.is_open = False
         self._address = address
         self._errors = errors

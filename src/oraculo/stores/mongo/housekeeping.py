@@ -16,6 +16,7 @@ from typing import Any
 from bson.objectid import ObjectId
 from pymongo import UpdateOne
 
+from oraculo.core.slices import pages
 from oraculo.errors import StoreError
 from oraculo.stores.mongo.faults import translated
 from oraculo.stores.mongo.history import entries_in_document, full_blocks
@@ -63,8 +64,7 @@ class Housekeeping:
         self._later(lambda: self._spill_history(run_ids))
 
     async def _spill_history(self, run_ids: Sequence[str]) -> None:
-        for start in range(0, len(run_ids), _TOGETHER):
-            part = run_ids[start : start + _TOGETHER]
+        for part in pages(run_ids, _TOGETHER):
             wanted = {"historico": 1, "historico_anexos": 1}
             await self._spill(await read_all(self._server, self._server.runs, "correlation_id", part, wanted))
 
@@ -122,8 +122,7 @@ class Housekeeping:
             plain = [run["_id"] for run in runs if "lateral" not in run]
             pruned = await self._delete(plain, {**_prunable(ended_before), "lateral": None})
         with_sides = [run["_id"] for run in runs if "lateral" in run]
-        for start in range(0, len(with_sides), _TOGETHER):  # each in its own time, so that commits go on in between
-            part = with_sides[start : start + _TOGETHER]
+        for part in pages(with_sides, _TOGETHER):  # each in its own time, so that commits go on in between
             with self._server.limit():
                 await self.doubt(part)
                 pruned += await self._delete(part, _prunable(ended_before))

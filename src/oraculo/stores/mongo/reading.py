@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from bson.objectid import ObjectId
 
 from oraculo.core.run import RunHead, RunStatus, Task
+from oraculo.core.slices import pages
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.store import Due, Snapshot, Unsent
 from oraculo.stores.mongo.documents import NOT_OF_HEADS, Parts, content, head_of, names_in, task_of
@@ -41,9 +42,8 @@ async def steadily(server: Server, ask: Callable[[], Awaitable[Result]]) -> Resu
 
 async def load(server: Server, run_ids: Sequence[str]) -> dict[str, Snapshot]:
     loaded: dict[str, Snapshot] = {}
-    for start in range(0, len(run_ids), _PAGE):
-        loading = _Loading(server, run_ids[start : start + _PAGE])
-        loaded |= await steadily(server, loading.ask)
+    for some in pages(run_ids, _PAGE):
+        loaded |= await steadily(server, _Loading(server, some).ask)
     return loaded
 
 

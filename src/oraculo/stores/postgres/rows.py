@@ -5,6 +5,7 @@ for each column: asyncpg encodes them three times as fast.
 """
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -176,9 +177,5 @@ def snapshots_of(rows: Iterable[Sequence[Any]]) -> dict[str, Snapshot]:
         if definition is not None:
             snapshots.append(Snapshot(head_of(columns[:HEAD_COLUMNS]), definition, payload, of_run))
     for of_run in tasks.values():
-        of_run.sort(key=_number_of)
+        of_run.sort(key=attrgetter("number"))
     return {snapshot.head.id: snapshot for snapshot in snapshots}
-
-
-def _number_of(task: Task) -> int:
-    return task.number

@@ -9,10 +9,12 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus
+from oraculo.core.slices import slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.postgres.address import Address, Connection, version_of
@@ -28,9 +30,8 @@ from oraculo.stores.postgres.schema import (
     try_to_migrate,
 )
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
-from oraculo.stores.sql.jobs import parts_to_prune
 
-PRUNED_TASKS = 5_000  # in one transaction
+PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
 UPKEEP = 360  # times the limit of a call: for what goes over whole tables
 
 
@@ -183,8 +184,8 @@ class PostgresStore:
     async def prune(self, ended_before: float, limit: int) -> int:
         found = await self._ask(self._browser, "prunable", ended_before, limit)
         pruned = 0
-        for numbers in parts_to_prune(found, PRUNED_TASKS):
-            [(count,)] = await self._ask(self._browser, "prune", numbers, ended_before)
+        for part in slices(found, itemgetter(1), PRUNED_TASKS):
+            [(count,)] = await self._ask(self._browser, "prune", [n for n, _ in part], ended_before)
             pruned += count
         return pruned
 

@@ -45,9 +45,7 @@ class Server:
     async def open(self) -> None:
         """Raises StoreError for a server that this store cannot be kept in."""
         await self._link.open()
-        reason = _reason_to_refuse(read_info(await self._info()))
-        if reason:
-            raise StoreError(f"{self.place} {reason}")
+        await self.about()
         await self._check_kinds()
 
     async def close(self) -> None:
@@ -111,15 +109,12 @@ class Server:
 
     async def about(self) -> str:
         """Its version, and what is configured so that runs can be lost. Raises StoreError when it cannot be used."""
-        about = read_info(await self._info())
+        (reply,) = await self.call([("INFO",)])
+        about = read_info(reply)
         reason = _reason_to_refuse(about)
         if reason:
             raise StoreError(f"{self.place} {reason}")
         return f"{version_of(about)} at {self.place}{_warning(about)}"
-
-    async def _info(self) -> Any:
-        (reply,) = await self.call([("INFO",)])
-        return reply
 
     async def _prepare(self, connection: Connection) -> None:
         for reply in await connection.call(self._loading()):

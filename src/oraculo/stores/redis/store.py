@@ -22,6 +22,7 @@ from oraculo.clients.address import read_address
 from oraculo.clients.redis import Command, ReplyError, database_of
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus
+from oraculo.core.slices import pages, slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.redis.belief import Belief
@@ -131,7 +132,7 @@ class RedisStore:
         created: list[Created] = []
         conflicts: set[str] = set()
         errors: list[StoreError] = []
-        for some in _together([*births, *updates]):
+        for some in slices([*births, *updates], lambda write: len(write.command), ARGUMENTS_TOGETHER):
             connection = await self._server.connected()
             believed = list(self._believed(some, connection, conflicts))
             replies = await self._server.run_all([write.command for write in believed], repeatable=False)
@@ -187,8 +188,8 @@ class RedisStore:
         with server.translating():
             commands: list[Command] = [(command, self._layout.run(run_id), *arguments) for run_id in different]
         replies: list[Any] = []
-        for start in range(0, len(commands), LOADED_TOGETHER):
-            replies += await server.ask_all(commands[start : start + LOADED_TOGETHER])
+        for some in pages(commands, LOADED_TOGETHER):
+            replies += await server.ask_all(some)
         return dict(zip(different, replies, strict=True))
 
     async def due(self, now: float, limit: int) -> Sequence[Due]:
@@ -311,19 +312,6 @@ class RedisStore:
         server, key = self._opened(), self._layout.key("installation")
         await server.ask("SET", key, secrets.token_hex(16), "NX")
         return str((await server.ask("GET", key)).decode())
-
-
-def _together(writes: list[Write]) -> Iterator[list[Write]]:
-    some: list[Write] = []
-    size = 0
-    for write in writes:
-        some.append(write)
-        size += len(write.command)
-        if size >= ARGUMENTS_TOGETHER:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
 
 
 def _conclude_birth(write: Write, reply: list[bytes]) -> Created:

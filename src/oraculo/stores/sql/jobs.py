@@ -1,9 +1,9 @@
 """What both SQL stores do on the way to a transaction: calls of `commit`, and the queue in which they wait for their
-outcome; and the parts in which runs are pruned."""
+outcome."""
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -100,17 +100,3 @@ class CommitQueue(Generic[AnyJob]):
             raise
         finally:
             self._draining = None
-
-
-def parts_to_prune(found: Iterable[Sequence[int]], most_tasks: int) -> Iterator[list[int]]:
-    """Runs, by number and size, in parts of about so many tasks: a transaction each, so that commits go on between."""
-    numbers: list[int] = []
-    tasks = 0
-    for n, total in found:
-        numbers.append(n)
-        tasks += total
-        if tasks >= most_tasks:
-            yield numbers
-            numbers, tasks = [], 0
-    if numbers:
-        yield numbers

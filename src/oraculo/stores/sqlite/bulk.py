@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Any
 
+from oraculo.core.slices import pages
+
 Row = list[Any]
 
 # SQLite stores NaN as NULL. Python's module binds a float in 0.05 µs and None, which it first tries to adapt, in 0.7;
@@ -33,8 +35,7 @@ class Bulk:
         self._sized: dict[int, str] = {}
 
     def run(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        for start in range(0, len(rows), MOST):
-            part = rows[start : start + MOST]
+        for part in pages(rows, MOST):
             size, width = _size_for(len(part)), len(part[0])
             parameters = part[0] if size == 1 else list(chain.from_iterable(part))
             if size > len(part):
@@ -60,9 +61,7 @@ class Lookup:
     def rows(self, connection: sqlite3.Connection, values: Collection[str]) -> list[Any]:
         if len(values) <= _EXACT:
             return self._rows(connection, list(values)) if values else []
-        every = list(values)
-        parts = (every[start : start + MOST] for start in range(0, len(every), MOST))
-        return [row for part in parts for row in self._rows(connection, part)]
+        return [row for part in pages(list(values), MOST) for row in self._rows(connection, list(part))]
 
     def _rows(self, connection: sqlite3.Connection, values: list[Any]) -> list[Any]:
         size = _size_for(len(values))

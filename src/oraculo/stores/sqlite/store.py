@@ -10,21 +10,22 @@
 import sqlite3
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus
+from oraculo.core.slices import slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
-from oraculo.stores.sql.jobs import parts_to_prune
 from oraculo.stores.sqlite.connections import MEMORY, make_parent, migrate, translated
 from oraculo.stores.sqlite.file_lock import FileLock
 from oraculo.stores.sqlite.lanes import Lane, Writer
 from oraculo.stores.sqlite.ledger import QUERIES, SqliteJob, as_json, prune, write_all
 from oraculo.stores.sqlite.rows import RUN_STATUS, Birth, Update, head_of, task_of
 
-PRUNED_TASKS = 5_000  # in one transaction
+PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
 
 
 class SqliteStore:
@@ -207,8 +208,8 @@ class SqliteStore:
     async def prune(self, ended_before: float, limit: int) -> int:
         found = await self._read("prunable", {"ended_before": ended_before, "limit": limit})
         pruned = 0
-        for numbers in parts_to_prune(found, PRUNED_TASKS):
-            pruned += await self._writer.run(partial(prune, numbers, ended_before))
+        for part in slices(found, itemgetter(1), PRUNED_TASKS):
+            pruned += await self._writer.run(partial(prune, [n for n, _ in part], ended_before))
         return pruned
 
     async def pipelines(self) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ from multiprocessing import get_context
 import msgspec
 import structlog
 
+from oraculo.core.slices import pages
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed
 
@@ -41,8 +42,7 @@ def run_seeds(first: int, count: int, faults: Faults | None = None) -> Iterator[
     started = time.perf_counter()
     total = Tally(broken={})
     chunks = [range(start, min(start + _CHUNK, first + count)) for start in range(first, first + count, _CHUNK)]
-    for shift in range(0, len(chunks), _SHIFT):
-        part = chunks[shift : shift + _SHIFT]
+    for part in pages(chunks, _SHIFT):
         with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as processes:
             for tally in processes.map(_run_chunk, part, [faults] * len(part)):
                 total.add(tally)
