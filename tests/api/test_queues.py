@@ -71,6 +71,8 @@ async def test_a_dead_letter_tells_why_and_what(service: Service) -> None:
     [
         (b"nada", None, "nada"),
         (b"\xff\x00", None, "base64:" + base64.b64encode(b"\xff\x00").decode()),
+        (b'{"a": "\xe7"}', None, "base64:" + base64.b64encode(b'{"a": "\xe7"}').decode()),
+        (b'{"\xe7": 1}', None, "base64:" + base64.b64encode(b'{"\xe7": 1}').decode()),
         (b"", None, ""),
         (b"[1]", [1], None),
         (b"null", None, None),
@@ -135,6 +137,7 @@ async def test_those_named_are_sent_again(service: Service) -> None:
     [
         (b"nada", 400, "", "not valid JSON"),
         (b'{"ids":[', 400, "", "not valid JSON"),
+        (b'{"ids":["\xe7"]}', 400, "", "not UTF-8: byte 9"),
         (b"x" * 1024 * 1025, 413, "request", "limit"),
         (b"[" * 9000, 422, "", 'must be an object, as {"ids": ["1"]}, or nothing at all; got a list'),
         (b'{"ids":"1"}', 422, "ids", "must be a list of ids; got a text"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oraculo.core.message import Message, decode_message, encode_message, fault_of, message_schema
+from oraculo.core.message import Message, correlation_id_of, decode_message, encode_message, fault_of, message_schema
 from oraculo.errors import InvalidInput, InvalidJson, InvalidMessage
 
 GOOD: dict[str, Any] = {
@@ -115,9 +115,45 @@ def test_an_entry_of_redis_without_a_body_is_told_where_it_belongs() -> None:
     assert fault(b"", InvalidJson).endswith("it is empty; on Redis the JSON must be in the field `body`")
 
 
-@pytest.mark.parametrize("body", [b"[]", b"1", b"null", b'"x"'])
-def test_json_that_is_no_object_breaks_the_schema(body: bytes) -> None:
-    assert "expected `object`" in fault(body)
+@pytest.mark.parametrize(
+    ("body", "got"),
+    [
+        (b"[]", "a list"),
+        (b"1", "a whole number"),
+        (b"null", "null"),
+        (rb'"{\"correlation_id\": \"x\"}"', "a text: was it encoded twice?"),
+    ],
+)
+def test_json_that_is_no_object_breaks_the_schema(body: bytes, got: str) -> None:
+    assert fault(body) == f"must be one JSON object; got {got}"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'\xef\xbb\xbf{"a": 1}', "it begins with a byte order mark (U+FEFF), which is not seen; leave it out"),
+        (b'{"a": NaN}', "(byte 6): there stands NaN, which JSON does not have"),
+        (b'{"a": None}', "(byte 6): there stands None, which JSON does not have"),
+        (b'{"a": -Infinity}', "(byte 7): there stands Infinity, which JSON does not have"),
+    ],
+)
+def test_what_other_languages_write_is_named(body: bytes, told: str) -> None:
+    assert fault(body, InvalidJson).endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("body", "run_id"),
+    [
+        (b'{"correlation_id": "x", "tentativa": "1"}', "x"),
+        (b'{"correlation_id": 5}', None),
+        (b'{"correlation_id": ""}', None),
+        (b"{}", None),
+        (b"[" * 100_000, None),
+        (b'{"correlation_id": "\xe7"}', None),
+    ],
+)
+def test_the_run_of_a_bad_message_is_read_where_it_can_be(body: bytes, run_id: str | None) -> None:
+    assert correlation_id_of(body) == run_id
 
 
 def test_bad_json_inside_the_unparsed_payload_is_found() -> None:

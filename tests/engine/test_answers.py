@@ -140,6 +140,27 @@ async def test_a_bad_request_by_the_queue_rests_in_its_dlq(payload: dict[str, An
         assert await oraculo.store.load(["r1"]) == {}
 
 
+async def test_a_bad_answer_that_names_a_run_is_told_of_there() -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit(TWO | {"timeout": 0.5})
+        await sent(oraculo, run_id)
+        await oraculo.publish("resultados", answer(run_id, tarefa="escavador_blog", tentativa="1"))
+        letter = await one_letter(oraculo)
+        assert letter.reason.startswith("tentativa: must be a whole number")
+        told = f"; an answer was put into resultados.dlq ({letter.reason})"
+        assert told in await oraculo.operations.explain(run_id)
+        await oraculo.ended(run_id)
+        assert told in await oraculo.operations.explain(run_id)  # nothing came in time, as far as the run knows
+
+
+async def test_an_answer_of_the_wrong_kind_is_told_the_right_one() -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a", "executador_b"]})
+        await sent(oraculo, run_id)
+        await oraculo.publish("resultados", answer(run_id, tipo_evento="resultado_coleta"))
+        assert "those that are open answer with resultado_execucao" in (await one_letter(oraculo)).reason
+
+
 async def test_the_same_request_twice_by_the_queue_is_one_run() -> None:
     async with Harness() as oraculo:
         message = answer("r1", tipo_evento="iniciar_orquestracao", payload={"destinos": ["escavador_a"]})

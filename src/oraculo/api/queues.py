@@ -14,7 +14,7 @@ from oraculo.api.parameters import Cursor, LetterId, Queue, when_empty
 from oraculo.api.paths import DEAD_LETTERS, QUEUES
 from oraculo.api.replies import json_reply
 from oraculo.core import naming
-from oraculo.core.json_guard import is_too_deep, json_fault
+from oraculo.core.json_guard import UNREADABLE, is_too_deep, json_fault
 from oraculo.core.message import fault_of, in_our_words
 from oraculo.core.timestamps import to_iso
 from oraculo.engine.operations import Operations
@@ -117,7 +117,7 @@ def _is_json(body: bytes) -> bool:
         return False
     try:
         _any_decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return False
     return True
 
@@ -125,7 +125,7 @@ def _is_json(body: bytes) -> bool:
 def _envelope(body: bytes) -> _Envelope:
     try:
         return _envelope_decoder.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return _Envelope()
 
 
@@ -170,7 +170,7 @@ def _ids(body: bytes) -> list[str] | None:
         return _redrive_decoder.decode(body).ids
     except msgspec.ValidationError as error:
         raise InvalidRequest(in_our_words(fault_of(error), _RIGHT)) from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InvalidJson(json_fault(body, error)) from None
 
 

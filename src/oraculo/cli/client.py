@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from oraculo.cli.options import LOOPBACK
+from oraculo.cli.output import read_json
 from oraculo.errors import InvalidInput, OraculoError
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _is_of_a_server(url: str) -> bool:
 
 def _document(response: "httpx2.Response") -> Any:
     try:
-        return response.json()
+        return read_json(response.content)
     except ValueError:
         return None
 

@@ -3,16 +3,20 @@
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
+
+import msgspec
 
 SUCCEEDED = 0
 NOT_SUCCEEDED = 1
 BAD_USAGE = 2
 INTERRUPTED = 130
 
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 STATUS_STYLES = {
@@ -57,9 +61,37 @@ def exit_status(run_status: object) -> int:
     return SUCCEEDED if run_status == "concluida" else NOT_SUCCEEDED
 
 
+class Written(float):
+    """A number that remembers how it was written: 1.10 is not to become 1.1, nor 1e400 what is no JSON."""
+
+    def __new__(cls, text: str) -> "Written":
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    text: str
+
+
+def read_json(text: str | bytes) -> Any:
+    """For whoever prints it again. Raises ValueError."""
+    return json.loads(text, parse_float=Written)
+
+
 def print_json(document: object, *, indent: int | None = 2) -> None:
-    escaped = (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8")
-    print(json.dumps(document, indent=indent, ensure_ascii=escaped))
+    text = msgspec.json.format(msgspec.json.encode(_as_written(document)), indent=indent or 0).decode()
+    can_write_all = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
+    print(text if can_write_all else _NOT_ASCII.sub(lambda letter: json.dumps(letter[0])[1:-1], text))
+
+
+def _as_written(value: object) -> object:
+    match value:
+        case Written():
+            return msgspec.Raw(value.text.encode())
+        case dict():
+            return {key: _as_written(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_as_written(each) for each in value]
+    return value
 
 
 def print_line(text: str) -> None:

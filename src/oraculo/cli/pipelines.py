@@ -42,6 +42,7 @@ def show(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: As
 
         about = {key: document.pop(key) for key in ("origem", "hash") if key in document}
         typer.echo(f"# {', '.join(f'{key}: {value}' for key, value in about.items())}")
+        yaml.SafeDumper.add_multi_representer(float, yaml.SafeDumper.represent_float)  # also for numbers as written
         typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())
 
 

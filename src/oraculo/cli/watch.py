@@ -1,6 +1,5 @@
 """`oraculo runs watch`: a run's history as it happens, drawn as a table or told line by line."""
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -57,7 +56,7 @@ def _entries(server: Server, run_id: str) -> Iterator[dict[str, Any]]:
                     alone_since = None
                     if event.event == _END:
                         return
-                    entry: dict[str, Any] = json.loads(event.data)
+                    entry: dict[str, Any] = output.read_json(event.data)
                     seen = entry["seq"]
                     yield entry
         except (Unreachable, Refused) as error:

@@ -14,6 +14,7 @@ from oraculo.core.run import Run
 
 FAILURE_WORDS = frozenset({"erro", "error", "falha", "failed", "failure"})
 _MAX_REASON = 500
+_OTHER_KIND = {naming.COLLECTED: naming.EXECUTED, naming.EXECUTED: naming.COLLECTED}
 _NAMED = 10  # open tasks that a reason names
 
 
@@ -175,6 +176,9 @@ def _told_of(run: Run, message: Message, names: Sequence[str]) -> str:
         return f"{naming.shown(message.tarefa)} is not one of its tasks"
     if names and not any(map(run.plan.named, names)):
         return f"{naming.shown(names[0])} in its payload is none of its destinations"
+    collects = message.tipo_evento == naming.COLLECTED
+    if message.tipo_evento in naming.ANSWER_EVENTS and run.awaited[not collects] and not run.awaited[collects]:
+        return f"it says no tarefa, and those that are open answer with {_OTHER_KIND[message.tipo_evento]}"
     return "the message does not tell which"
 
 

@@ -35,10 +35,10 @@ def explain(
     """`audiences`: of the queues of which it is known. `troubles`: the brokers and queues that cannot be used now, and
     why. `refusals`: the queues that did not take the run's commands, and why: it may be the command that is wrong.
     `refused_answers`: why each of the run's latest was put aside."""
+    refused = _what_was_refused(refused_answers)
     if not run.is_open:
-        return _why_ended(run, now)
-    away = _what_is_away(troubles, refusals) + _what_was_refused(refused_answers)
-    return _why_open(run, now, audiences, away)
+        return _why_ended(run, now, refused)
+    return _why_open(run, now, audiences, _what_is_away(troubles, refusals) + refused)
 
 
 def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], away: str) -> str:
@@ -111,7 +111,7 @@ def _what_then(run: Run, now: float) -> str:
     return f"{when}, when what has not answered is marked timeout and the run ends as {end_status(run)}{comma} {then}"
 
 
-def _why_ended(run: Run, now: float) -> str:
+def _why_ended(run: Run, now: float, refused: str) -> str:
     counts = summary(run.head)
     words = ("concluidas", "erros", "timeouts", "ignoradas", "canceladas")
     tally = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
@@ -123,7 +123,7 @@ def _why_ended(run: Run, now: float) -> str:
     is_delivering = any(delivery.status is DeliveryStatus.PENDING for delivery in run.head.deliveries)
     return (
         f"Run {run.id} ended as {run.head.status} at {when} with {tally} of {_count(run.head.total, 'task')}"
-        f"{' (' + why + more + ')' if why else ''}{deliveries}; it waits for nothing{' else' if is_delivering else ''}."
+        f"{' (' + why + more + ')' if why else ''}{refused}{deliveries}; it waits for nothing{' else' if is_delivering else ''}."
     )
 
 

@@ -10,12 +10,20 @@ from collections.abc import Iterator
 from itertools import accumulate
 from operator import add
 
+import msgspec
+
 from oraculo.errors import Fault, InvalidJson
 
 MAX_DEPTH = 128
+# What reading a text that was not looked at before may raise. Of a text in another encoding msgspec says so only where
+# it stands between quotation marks.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_AT_BYTE = re.compile(r"\(byte (\d+)\)$")
+_WORD = re.compile(rb"-?[A-Za-z]{2,20}")
 _SLICE = 256 * 1024
 _DROPPED = bytes(set(range(256)) - set(b'[]{}"'))
 _BITS = bytes(ord("1") if sign in b"[{" else ord("0") for sign in range(256))
@@ -28,11 +36,8 @@ _PEAK = bytes(max(0, *accumulate(steps)) for steps in _STEPS)
 
 def check_json_text(body: bytes) -> None:
     """Raises InvalidJson when `body` is not UTF-8, holds a NUL or nests deeper than MAX_DEPTH."""
-    if not body.isascii():
-        try:
-            body.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidJson(Fault("", f"not UTF-8: byte {error.start} cannot be read")) from None
+    if (fault := _encoding_fault(body)) is not None:
+        raise InvalidJson(fault)
     bare = _bare(body)
     if b"\0" in bare or b"\\u0000" in bare:
         raise InvalidJson(Fault("", "holds a NUL character (\\u0000); remove it"))
@@ -40,12 +45,32 @@ def check_json_text(body: bytes) -> None:
         raise InvalidJson(Fault("", f"nested deeper than {MAX_DEPTH} levels"))
 
 
+def _encoding_fault(body: bytes) -> Fault | None:
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            return Fault("", f"not UTF-8: byte {error.start} cannot be read")
+    return None
+
+
 def json_fault(body: bytes, error: Exception) -> Fault:
     """Why `body` could not be read, when that is what `error` says: of half a surrogate pair msgspec may say that the
     text is truncated. Looked for only then, because it takes several times as long as reading."""
+    if (fault := _encoding_fault(body)) is not None:
+        return fault
     if _HALF.search(_PAIR.sub(b" ", _bare(body))):
         return Fault("", "not valid JSON: a text holds half a surrogate pair (\\ud800 to \\udfff)")
-    return Fault("", f"not valid JSON: {error}")
+    if body.startswith(_BYTE_ORDER_MARK):
+        return Fault("", "not valid JSON: it begins with a byte order mark (U+FEFF), which is not seen; leave it out")
+    return Fault("", f"not valid JSON: {error}{_word_at(body, str(error))}")
+
+
+def _word_at(body: bytes, told: str) -> str:
+    """What stands where msgspec gave up, if it is a word, as the NaN, None or undefined of many languages."""
+    place = _AT_BYTE.search(told)
+    word = _WORD.match(body, int(place[1])) if place else None
+    return f": there stands {word[0].decode()}, which JSON does not have" if word else ""
 
 
 def is_too_deep(body: bytes) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from oraculo.core.json_guard import check_json_text, json_fault
+from oraculo.core.json_guard import UNREADABLE, check_json_text, json_fault
 from oraculo.core.timestamps import from_iso
 from oraculo.errors import Fault, InvalidJson, InvalidMessage
 
@@ -43,6 +43,10 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     ] = None
 
 
+class _Address(msgspec.Struct):
+    correlation_id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+
+
 class _Told(Message, kw_only=True):
     """A message whose attempt is written as 1.0, as some languages write every number."""
 
@@ -50,6 +54,7 @@ class _Told(Message, kw_only=True):
 
 
 _RIGHT = {
+    "": "must be one JSON object",
     "correlation_id": "must be a text of 1 to 128 characters",
     "tipo_evento": "must be a text that is not empty",
     "timestamp": "must be a text: ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z",
@@ -72,6 +77,7 @@ _GOT = re.compile("got `([a-z]+)`$")
 _PLACE = re.compile(r"\[[0-9]+\]")
 
 _decoder = msgspec.json.Decoder(Message)
+_address_decoder = msgspec.json.Decoder(_Address)
 _told_decoder = msgspec.json.Decoder(_Told)
 _encoder = msgspec.json.Encoder()
 
@@ -109,6 +115,14 @@ def _decode(body: bytes) -> Message:
     return told
 
 
+def correlation_id_of(body: bytes) -> str | None:
+    """Of a message that may be anything: what it names, if that can be read and can be a run's."""
+    try:
+        return _address_decoder.decode(body).correlation_id
+    except UNREADABLE:
+        return None
+
+
 def encode_message(message: Message) -> bytes:
     return _encoder.encode(message)
 
@@ -133,6 +147,8 @@ def in_our_words(fault: Fault, right: Mapping[str, str]) -> Fault:
     if "out of range" in fault.problem:
         return Fault(fault.field, f"{told}; got a number that is too large")
     got = _GOT.search(fault.problem)
+    if not fault.field and got and got[1] == "str":
+        return Fault("", f"{told}; got a text: was it encoded twice?")
     return Fault(fault.field, f"{told}; got {_KINDS.get(got[1], got[1])}" if got else told)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
+from oraculo.core.aggregate import summary
 from oraculo.core.explain import Audience, explain
 from oraculo.core.history import Happened
 from oraculo.core.run import Run, Task
@@ -28,8 +29,9 @@ class Explanation:
         return explain(run, self._engine.clock.now(), audiences, troubles, refusals, refused)
 
     async def _refused_answers(self, run: Run) -> Sequence[str]:
-        """Why the last answers of an open run were put aside, if any were: its worker believes that it has answered."""
-        if not run.is_open:
+        """Why the last answers were put aside of a run that waits, or waited in vain: its worker believes that it has
+        answered."""
+        if not run.is_open and not summary(run.head)["timeouts"]:
             return ()
         latest = await self._engine.store.history(run.id, after=max(0, run.head.entries - _LATEST))
         return [entry.detail or "" for entry in latest if entry.what is Happened.ANSWER_REFUSED]

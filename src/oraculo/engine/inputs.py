@@ -32,6 +32,13 @@ class Answer(msgspec.Struct, eq=False, gc=False):
     reference: bytes | None = None  # what stands for its payload, when that rests in the object store
 
 
+class BadAnswer(msgspec.Struct, eq=False, gc=False):
+    """An arrived message that names a run and breaks the rules of messages in something else."""
+
+    arrived: Arrived
+    why: str
+
+
 @dataclass(slots=True, eq=False)
 class Submission:
     """A run to be created, with its first changes. `done` is for the API; `arrived` for one that came as a message."""
@@ -71,7 +78,7 @@ class Note(msgspec.Struct, eq=False, gc=False):
 
 
 Input = Arrived | Submission | Wish | Resend
-OfRun = Answer | Wish | Resend | Note
+OfRun = Answer | BadAnswer | Wish | Resend | Note
 
 
 T = TypeVar("T")

@@ -18,12 +18,23 @@ from oraculo.core.answer import read_answer
 from oraculo.core.events import Answered, Event
 from oraculo.core.history import Happened
 from oraculo.core.machine import Verdict
-from oraculo.core.message import Message, decode_message
+from oraculo.core.message import Message, correlation_id_of, decode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import Changes, Run
 from oraculo.core.slices import slices
 from oraculo.engine.cache import HotRuns, Plans
-from oraculo.engine.inputs import Answer, Arrived, Inbox, Input, Note, OfRun, Resend, Submission, is_withdrawn
+from oraculo.engine.inputs import (
+    Answer,
+    Arrived,
+    BadAnswer,
+    Inbox,
+    Input,
+    Note,
+    OfRun,
+    Resend,
+    Submission,
+    is_withdrawn,
+)
 from oraculo.engine.offload import Offload
 from oraculo.engine.requests import RunMaker
 from oraculo.errors import (
@@ -299,8 +310,18 @@ class Intake:
                 batch.refused.append((arrived, str(error)))
             else:
                 batch.unknown.append(arrived)
+        except InvalidMessage as error:
+            self._refuse(arrived, str(error), batch)
         except (InvalidInput, PayloadTooLarge) as error:
             batch.refused.append((arrived, str(error)))
+
+    def _refuse(self, arrived: Arrived, why: str, batch: Batch) -> None:
+        """By way of its run, if it is an answer that names one: its worker believes that it has answered."""
+        is_answer = arrived.delivery.queue != self._names.requests
+        if is_answer and (run_id := correlation_id_of(arrived.delivery.body)) is not None:
+            batch.of_run(run_id, BadAnswer(arrived, why))
+        else:
+            batch.refused.append((arrived, why))
 
     def _read_request(self, message: Message, arrived: Arrived) -> Submission:
         _expect_event(message, {naming.START_RUN})
@@ -355,7 +376,9 @@ class Intake:
         decision = Decision(Changes(run))
         for item in items:
             verdict, why = self._apply(run, item, now, decision.changes)
-            if isinstance(item, Answer) and verdict is Verdict.UNKNOWN:  # whoever looks why the run waits looks here
+            if (
+                isinstance(item, Answer | BadAnswer) and verdict is Verdict.UNKNOWN
+            ):  # whoever looks why the run waits looks here
                 decision.changes.tell(now, Happened.ANSWER_REFUSED, detail=why)
             decision.verdicts.append((item, verdict, why))
         return decision
@@ -363,6 +386,8 @@ class Intake:
     def _apply(self, run: Run, item: OfRun, now: float, changes: Changes) -> tuple[Verdict, str]:
         if isinstance(item, Resend):
             return _resend(run, item, changes), ""
+        if isinstance(item, BadAnswer):
+            return Verdict.UNKNOWN, item.why
         if not isinstance(item, Answer):
             return machine.apply(run, item.event, now, changes), ""
         redelivered = item.arrived.delivery.redeliveries > 0
@@ -379,6 +404,8 @@ class Intake:
         for item in items:
             if isinstance(item, Answer):
                 batch.refused.append((item.arrived, f"there is no run with the correlation_id {naming.shown(run_id)}"))
+            elif isinstance(item, BadAnswer):
+                batch.refused.append((item.arrived, item.why))
             elif isinstance(item, Note):
                 self._aftermath.noted(run_id, item.event)
             elif not item.done.done():
@@ -440,6 +467,8 @@ class Intake:
                 batch.refused.append((item.arrived, why))
             else:
                 batch.handled.append(item.arrived)
+        elif isinstance(item, BadAnswer):
+            batch.refused.append((item.arrived, why))
         elif isinstance(item, Note):
             self._aftermath.noted(run_id, item.event)
         elif not item.done.done():

@@ -15,13 +15,13 @@ import structlog
 from redis.exceptions import RedisError
 
 from oraculo.core import naming
-from oraculo.core.message import Message, decode_message, encode_message
+from oraculo.core.message import Message, correlation_id_of, decode_message, encode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import DeliveryStatus, RunHead, RunStatus
 from oraculo.core.slices import pages
 from oraculo.core.timestamps import to_iso
 from oraculo.errors import BrokerError, InvalidInput, OraculoError
-from oraculo.ports.broker import Broker, DeadLetter, Delivery, Outgoing
+from oraculo.ports.broker import Broker, Delivery, Outgoing
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
@@ -86,13 +86,6 @@ class Followed:
     def ends(self, aggregate: str) -> None:
         self.aggregate = aggregate
         self.changed.set()
-
-
-class _Letter(msgspec.Struct):
-    correlation_id: str = ""
-
-
-_letters = msgspec.json.Decoder(_Letter)
 
 
 class Runs:
@@ -201,7 +194,7 @@ class Runs:
         if not silent:
             return
         async for letter in _letters_of(self._broker, self._names.requests):
-            if (followed := silent.pop(_run_of(letter), None)) is not None:
+            if (followed := silent.pop(correlation_id_of(letter.body) or "", None)) is not None:
                 # Taken away first: whoever asked is told, and asks anew if nobody lives to tell it.
                 await self._broker.discard(self._names.requests, [letter.id])
                 followed.fails(RequestRefused(letter.reason))
@@ -256,10 +249,3 @@ async def _letters_of(broker: Broker, queue: str) -> Any:
         if len(page) < PAGE:
             return
         after, seen = page[-1].id, seen + len(page)
-
-
-def _run_of(letter: DeadLetter) -> str:
-    try:
-        return _letters.decode(letter.body).correlation_id
-    except msgspec.DecodeError:
-        return ""
