@@ -404,6 +404,7 @@ def test_a_folder_is_validated_whole_and_a_name_may_be_there_once(tmp_path: Path
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.yaml").write_text(GOOD)
     (tmp_path / "folder" / "b.yml").write_text(GOOD)
+    (tmp_path / "folder" / ".#a.yaml").symlink_to("an editor's lock")
     result = invoke("pipelines", "validate", "folder", "--json")
     assert result.exit_code == 2
     first, second = json.loads(result.stdout)["arquivos"]

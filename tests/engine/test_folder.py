@@ -1,5 +1,6 @@
 """The folder of pipelines: what changes in it is read, and nothing else, while the engine goes on."""
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from oraculo.core.pipeline import Definition
 from oraculo.engine import catalogue
+from oraculo.errors import InvalidPipeline
 from oraculo.ports.telemetry import LoopFailed
 from oraculo.settings import EngineSettings, Settings
 from oraculo.testing.harness import Harness
@@ -76,3 +78,75 @@ async def test_a_bad_file_is_told_at_each_change_and_what_was_good_before_is_kep
         await until(lambda: known.get("a").steps[0].queue == "executador_bom", saying="the mended file")
         assert known.get("b").steps[0].queue == "executador_novo"
         assert [name for name, _ in readings.seen].count("b.yaml") == 2
+
+
+async def test_a_file_that_cannot_be_read_is_told_once_and_tried_at_each_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, locked, tried, read = Told(), {"a.yaml"}, [0], Path.read_bytes
+
+    def guarded(path: Path) -> bytes:
+        if path.name in locked:
+            tried[0] += 1
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", guarded)
+    async with watching(tmp_path, told) as oraculo:
+        known = oraculo.engine.catalogue
+        write(tmp_path / "a.yaml", "executador_a")
+        await until(lambda: tried[0] > 3, saying="it to be tried again")
+        [fault] = told.of(LoopFailed)
+        assert f"{tmp_path / 'a.yaml'}: cannot be read: Permission denied" in str(fault)
+        locked.clear()  # which changes neither its time nor its size
+        await until(lambda: "a" in known.pipelines, saying="the file that can be read now")
+        assert len(told.of(LoopFailed)) == 1
+
+
+async def test_a_link_to_nothing_is_dealt_with_like_a_bad_file_until_there_is_something(tmp_path: Path) -> None:
+    told, folder = Told(), tmp_path / "pipelines"
+    folder.mkdir()
+    async with watching(folder, told) as oraculo:
+        known = oraculo.engine.catalogue
+        (folder / "b.yaml").symlink_to(tmp_path / "b.yaml")
+        await until(lambda: len(told.of(LoopFailed)) == 1, saying="the fault")
+        write(folder / "c.yaml", "executador_c")
+        await until(lambda: len(told.of(LoopFailed)) == 2, saying="the fault again")
+        assert all("kept the definitions of before" in str(fault) for fault in told.of(LoopFailed))
+        write(tmp_path / "b.yaml", "executador_b")
+        await until(lambda: {"b", "c"} <= known.pipelines.keys(), saying="both files")
+
+
+@pytest.mark.parametrize("kind", ["a link to nothing", "a folder", "no pipelines folder"])
+async def test_a_start_with_what_cannot_be_read_names_it(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "pipelines" / "a.yaml"
+    if kind == "a folder":
+        path.mkdir(parents=True)
+    elif kind == "a link to nothing":
+        path.parent.mkdir()
+        path.symlink_to("nothing")
+    named = path.parent if kind == "no pipelines folder" else path
+    oraculo = watching(path.parent, Told())
+    with pytest.raises(InvalidPipeline, match=rf"^{re.escape(str(named))}: .*cannot be read: \w+"):
+        await oraculo.engine.start()
+    await oraculo.stop()
+
+
+async def test_files_that_kubernetes_mounts_are_read_when_their_link_is_switched_and_hidden_ones_never(
+    tmp_path: Path,
+) -> None:
+    """A ConfigMap is a hidden link to a hidden folder, and visible links to the files in it."""
+    for version, queue in (("..1", "executador_a"), ("..2", "executador_novo")):
+        (tmp_path / version).mkdir()
+        write(tmp_path / version / "a.yaml", queue)
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "a.yaml").symlink_to("..data/a.yaml")
+    (tmp_path / ".#a.yaml").symlink_to("somebody@somewhere.1234:5678")  # of Emacs, while the file is worked on
+    told = Told()
+    async with watching(tmp_path, told) as oraculo:
+        known = oraculo.engine.catalogue
+        assert known.get("a").steps[0].queue == "executador_a"
+        (tmp_path / "..data_tmp").symlink_to("..2")
+        (tmp_path / "..data_tmp").replace(tmp_path / "..data")
+        await until(lambda: known.get("a").steps[0].queue == "executador_novo", saying="the other version")
+        assert not told.of(LoopFailed)

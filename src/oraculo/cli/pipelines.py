@@ -70,11 +70,11 @@ def check_files(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
-    from oraculo.engine.catalogue import SUFFIXES
+    from oraculo.engine.catalogue import pipeline_files
 
     for path in paths:
         if path.is_dir():
-            yield from sorted(entry for entry in path.iterdir() if entry.suffix in SUFFIXES)
+            yield from pipeline_files(path)
         else:
             yield path
 

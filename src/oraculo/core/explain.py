@@ -31,14 +31,16 @@ def explain(
     troubles: Mapping[str, str] = _NONE,
     refusals: Mapping[str, str] = _NONE,
     refused_answers: Sequence[str] = (),
+    missing: Sequence[str] = (),
 ) -> str:
     """`audiences`: of the queues of which it is known. `troubles`: the brokers and queues that cannot be used now, and
     why. `refusals`: the queues that did not take the run's commands, and why: it may be the command that is wrong.
-    `refused_answers`: why each of the run's latest was put aside."""
+    `refused_answers`: why each of the run's latest was put aside. `missing`: what is not here and the run may need, in
+    words."""
     refused = _what_was_refused(refused_answers)
     if not run.is_open:
         return _why_ended(run, now, refused)
-    return _why_open(run, now, audiences, _what_is_away(troubles, refusals) + refused)
+    return _why_open(run, now, audiences, _what_is_away(troubles, refusals, missing) + refused)
 
 
 def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], away: str) -> str:
@@ -59,9 +61,10 @@ def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], away: str
     )
 
 
-def _what_is_away(troubles: Mapping[str, str], refusals: Mapping[str, str]) -> str:
+def _what_is_away(troubles: Mapping[str, str], refusals: Mapping[str, str], missing: Sequence[str]) -> str:
     away = "".join(f"; {name} cannot be used ({_line(why)})" for name, why in troubles.items())
-    return away + "".join(f"; queue {name} does not take the command ({_line(why)})" for name, why in refusals.items())
+    away += "".join(f"; queue {name} does not take the command ({_line(why)})" for name, why in refusals.items())
+    return away + "".join(f"; {what}" for what in missing)
 
 
 def _what_was_refused(answers: Sequence[str]) -> str:

@@ -17,9 +17,9 @@ from oraculo.errors import Conflict, Fault, InvalidPipeline, NotFound
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
 
-SUFFIXES = frozenset({".yaml", ".yml", ".json"})
+_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 
-_Mark = tuple[int, int]  # when a file was changed last, and its size
+_Mark = tuple[int, int] | str  # when a file was changed last, and its size; or why it cannot be read
 
 
 class Origin(StrEnum):
@@ -86,7 +86,7 @@ class Catalogue:
 
     def refresh_folder(self) -> bool:
         """Reads what changed in the folder. Raises InvalidPipeline and keeps what was good before."""
-        return self._folder is not None and self._take_folder(self._read_folder())
+        return self._take_folder(self._read_folder())
 
     async def refresh_folder_aside(self) -> bool:
         """The same, while the engine goes on: thousands of files take a while to be looked at, and seconds to read."""
@@ -134,29 +134,49 @@ class Catalogue:
     def _merge(self) -> None:
         self._merged = {name: found for origin in Origin for name, found in self._layers[origin].items()}
 
-    def _signature(self) -> dict[Path, _Mark]:
-        return {path: (stat.st_mtime_ns, stat.st_size) for path in self._files() for stat in (path.stat(),)}
-
-    def _files(self) -> list[Path]:
-        if self._folder is None or not self._folder.is_dir():
-            raise InvalidPipeline(Fault(str(self._folder), "the pipelines folder is not there or not a folder"))
-        return sorted(path for path in self._folder.iterdir() if path.suffix in SUFFIXES)
+    def _mark_of(self, path: Path) -> _Mark:
+        """One that could not be read is tried again: when it can be, its time and size may be the same."""
+        try:
+            if isinstance(self._seen.get(path), str):
+                path.read_bytes()
+            stat = path.stat()
+        except OSError as error:
+            return str(error.strerror)
+        return stat.st_mtime_ns, stat.st_size
 
     def _read_folder(self) -> dict[str, Definition] | None:
         """All that is in it; None when nothing changed."""
-        if (signature := self._signature()) == self._seen:
+        if self._folder is None:
+            return None
+        signature = {path: self._mark_of(path) for path in pipeline_files(self._folder)}
+        if signature == self._seen:
             return None
         self._seen = signature
         self._read = {path: read for path, read in self._read.items() if read[0] == signature.get(path)}
         found: dict[str, Definition] = {}
         for path, mark in signature.items():
             if path not in self._read:
-                self._read[path] = mark, read_pipeline_file(path, self._default_retry, self._default_timeout)
+                self._read[path] = mark, self._read_file(path)
             definition = self._read[path][1]
             if definition.name in found:
                 raise InvalidPipeline(Fault(str(path), f"the name '{definition.name}' is another file's already"))
             found[definition.name] = definition
         return found
+
+    def _read_file(self, path: Path) -> Definition:
+        try:
+            return read_pipeline_file(path, self._default_retry, self._default_timeout)
+        except OSError as error:
+            self._seen[path] = why = str(error.strerror)
+            raise InvalidPipeline(Fault(str(path), f"cannot be read: {why}")) from None
+
+
+def pipeline_files(folder: Path) -> list[Path]:
+    """Without hidden ones, which editors keep beside a file that is worked on. Raises InvalidPipeline."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.name[0] != ".")
+    except OSError as error:
+        raise InvalidPipeline(Fault(str(folder), f"the pipelines folder cannot be read: {error.strerror}")) from None
 
 
 def read_pipeline_file(path: Path, default_retry: RetryPolicy, default_timeout: float) -> Definition:

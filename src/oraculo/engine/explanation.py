@@ -8,10 +8,11 @@ from oraculo.core.aggregate import summary
 from oraculo.core.explain import Audience, explain
 from oraculo.core.history import Happened
 from oraculo.core.run import Run, Task
-from oraculo.engine.service import Engine
+from oraculo.engine.service import Engine, Role
 from oraculo.errors import BrokerError
 
 _LATEST = 50  # entries of the history
+_SETTINGS = {bridges.CELERY: "ORACULO_CELERY_BROKER_URL", bridges.BULLMQ: "ORACULO_BULLMQ_URL"}  # that make each
 _OWN_QUEUES = (naming.ANSWERS, naming.REQUESTS)
 
 
@@ -25,8 +26,9 @@ class Explanation:
         stuck = {queue: why for queue, why in self._stuck_queues(run, active).items() if queue not in refusals}
         knows = stuck.keys().isdisjoint(_OWN_QUEUES)  # who fails them does not know who listens elsewhere
         audiences = await self._audiences(_queues_of(run, active)) if active and knows else {}
-        troubles, refused = self._troubles(run, active, stuck), await self._refused_answers(run)
-        return explain(run, self._engine.clock.now(), audiences, troubles, refusals, refused)
+        troubles, missing = self._troubles(run, active, stuck), self._missing_bridges(audiences)
+        refused = await self._refused_answers(run)
+        return explain(run, self._engine.clock.now(), audiences, troubles, refusals, refused, missing)
 
     async def _refused_answers(self, run: Run) -> Sequence[str]:
         """Why the last answers were put aside of a run that waits, or waited in vain: its worker believes that it has
@@ -72,6 +74,17 @@ class Explanation:
             for bridge in self._engine.bridges
             if bridge.trouble is not None and bridges.QUEUES[bridge.name] in queues
         }
+
+    def _missing_bridges(self, audiences: Mapping[str, Audience]) -> list[str]:
+        """Where nobody else's is known to listen. An API never has one: where consumers are not counted, it does not
+        know of those of engines."""
+        here = {bridge.name for bridge in self._engine.bridges}
+        unheard = (0, None) if self._engine.role is Role.WHOLE else (0,)
+        return [
+            f"no bridge to {kind} runs here (is {_SETTINGS[kind]} set where engines run?)"
+            for kind, queue in bridges.QUEUES.items()
+            if kind not in here and queue in audiences and audiences[queue].consumers in unheard
+        ]
 
     async def _audiences(self, queues: Collection[str]) -> Mapping[str, Audience]:
         """As far as they are known: a broker that is away may be what the run waits for."""
