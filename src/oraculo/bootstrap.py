@@ -168,10 +168,11 @@ def make_objects(settings: Settings) -> Objects | None:
     """Where large results rest; None: they stay in the store. Raises InvalidSettings."""
     url = settings.objects.url
     if not url:
-        return _objects_beside(settings.store.url)
-    scheme, mark, path = url.partition("://")
-    if not mark or scheme.lower() == "file":
-        return FolderObjects(unquote(path) if mark else url)
+        beside = _folder_beside(settings.store.url)
+        return None if beside is None else FolderObjects(beside, is_own=True)
+    if (folder := _folder_of(url)) is not None:
+        return FolderObjects(folder)
+    scheme = _scheme(url)
     try:
         return RemoteObjects(url)
     except ImportError as error:
@@ -184,12 +185,29 @@ def make_objects(settings: Settings) -> Objects | None:
         raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", f"{scheme}://… cannot be used: {error}")) from error
 
 
-def _objects_beside(store_url: str) -> Objects | None:
+def make_earlier_objects(settings: Settings) -> Objects | None:
+    """Where large results may rest that were put aside before the URL was set; None: there is no such place."""
+    beside = _folder_beside(settings.store.url)
+    if not settings.objects.url or beside is None or not os.path.isdir(beside):
+        return None
+    present = _folder_of(settings.objects.url)
+    if present is not None and os.path.realpath(present) == os.path.realpath(beside):
+        return None
+    return FolderObjects(beside, is_own=True)
+
+
+def _folder_of(objects_url: str) -> Path | None:
+    """None: it is not a folder that is named, but a place that fsspec reaches."""
+    scheme, mark, path = objects_url.partition("://")
+    if mark and scheme.lower() != "file":
+        return None
+    return Path(unquote(path) if mark else objects_url)
+
+
+def _folder_beside(store_url: str) -> Path | None:
     """Beside the SQLite file. A folder of this machine is of no use to engines that share a server as their store."""
     path = store_url.removeprefix(_SQLITE)
-    if path in (store_url, MEMORY):
-        return None
-    return FolderObjects(Path(f"{path}.objects"), is_own=True)
+    return None if path in (store_url, MEMORY) else Path(f"{path}.objects")
 
 
 def make_bridges(
@@ -227,6 +245,7 @@ def build(settings: Settings, role: Role = Role.WHOLE) -> System:
         broker,
         store,
         objects=objects,
+        earlier_objects=make_earlier_objects(settings),
         clock=clock,
         entropy=entropy,
         telemetry=telemetry,

@@ -62,6 +62,11 @@ class Faulty(FolderObjects):
             raise ObjectsUnavailable("nobody home")
         return await super().get(key)
 
+    async def owner(self, folder: str) -> str | None:
+        if self.away:
+            raise ObjectsUnavailable("nobody home")
+        return await super().owner(folder)
+
 
 def two_steps_app(seen: list[Any]) -> App:
     app = App("large")

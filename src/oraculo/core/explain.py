@@ -126,7 +126,8 @@ def _why_ended(run: Run, now: float, refused: str) -> str:
     is_delivering = any(delivery.status is DeliveryStatus.PENDING for delivery in run.head.deliveries)
     return (
         f"Run {run.id} ended as {run.head.status} at {when} with {tally} of {_count(run.head.total, 'task')}"
-        f"{' (' + why + more + ')' if why else ''}{refused}{deliveries}; it waits for nothing{' else' if is_delivering else ''}."
+        f"{' (' + why + more + ')' if why else ''}{refused}{deliveries}"
+        f"; it waits for nothing{' else' if is_delivering else ''}."
     )
 
 

@@ -168,7 +168,7 @@ class Outbox:
         then the task fails and says so, and its dead letter keeps the reference."""
         results: Mapping[str, bytes] = _NONE
         try:
-            results = await self._results.read(references)
+            results = await self._results.read(run, key[1], references)
         except ObjectLost as error:
             if dead is None:
                 self._note_lost(key, error)

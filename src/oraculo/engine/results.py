@@ -12,6 +12,7 @@ from oraculo.core.pipeline import Step
 from oraculo.core.reference import Reference, encode_reference, read_reference, references_in
 from oraculo.core.run import Run
 from oraculo.core.views import run_view
+from oraculo.engine.earlier import EarlierResults
 from oraculo.errors import NotFound, ObjectLost, ObjectsUnavailable
 from oraculo.ports.objects import Objects, get_result, put_result
 from oraculo.ports.telemetry import LoopFailed, Telemetry
@@ -27,7 +28,7 @@ _NO_OBJECTS = "no object store is set; set ORACULO_OBJECTS_URL to the one that t
 class LargeResults:
     """`inline_bytes`: how much one aggregate brings along; what is beyond it stays a reference. `hands_on`: whether
     workers are given references, because they reach the object store too; those that read `bridged` queues, or are
-    behind a bridge, do not."""
+    behind a bridge, do not. `earlier`: what may rest elsewhere, from before there was an `objects` to share."""
 
     def __init__(
         self,
@@ -39,9 +40,11 @@ class LargeResults:
         inline_bytes: int = 0,
         hands_on: bool = False,
         bridged: Collection[str] = (),
+        earlier: EarlierResults | None = None,
     ) -> None:
         self._bridged = bridged
         self._objects = objects
+        self._earlier = earlier
         self._telemetry = telemetry
         self._threads = threads
         self._claim_fault = claim_fault
@@ -151,27 +154,34 @@ class LargeResults:
     # -- commands ---------------------------------------------------------------------------------------------
 
     def needed(self, run: Run, number: int, known: dict[tuple[int, ...], dict[str, Reference]]) -> dict[str, Reference]:
-        """The large results that must be read before the task's command can be sent. `known`: those of tasks that were
-        looked at a moment ago."""
-        if self._objects is None or (self._hands_on and not self._goes_over_a_bridge(run.plan.steps[number])):
+        """The large results that must be read, or looked for among the earlier ones, before the task's command can be
+        sent. `known`: those of tasks that were looked at a moment ago."""
+        if self._objects is None or (self._earlier is None and self._is_given_references(run.plan.steps[number])):
             return {}
         sources = run.plan.dependencies[number]
         if (found := known.get(sources)) is None:
             found = known[sources] = references_in(run, sources)
         return found
 
-    def _goes_over_a_bridge(self, step: Step) -> bool:
-        """To workers of another system, who know nothing of references."""
-        return step.bridge is not None or step.queue in self._bridged
+    def _is_given_references(self, step: Step) -> bool:
+        """Over a bridge there are workers of another system, who know nothing of references."""
+        return self._hands_on and step.bridge is None and step.queue not in self._bridged
 
-    async def read(self, references: Mapping[str, Reference]) -> dict[str, bytes]:
-        """All of them, for a command. Raises ObjectLost, or ObjectsUnavailable: then it is worth another try."""
+    async def read(self, run: Run, number: int, references: Mapping[str, Reference]) -> dict[str, bytes]:
+        """What goes whole into the task's command; what goes as a reference is now where its worker looks for it.
+        Raises ObjectLost, or ObjectsUnavailable: then it is worth another try."""
+        earlier = self._earlier if self._is_given_references(run.plan.steps[number]) else None
+        if earlier is not None and not await earlier.may_have(run.id):
+            return {}
         loop = asyncio.get_running_loop()
         async with self._commands:
             if loop.time() < self._rests_until:
                 raise ObjectsUnavailable("it failed a moment ago")
             try:
                 async with asyncio.timeout(PATIENCE):
+                    if earlier is not None:
+                        await earlier.share(run.id, references.values())
+                        return {}
                     return {name: await self._get(reference) for name, reference in references.items()}
             except (ObjectsUnavailable, TimeoutError) as error:
                 self._rests_until = loop.time() + REST
@@ -182,7 +192,12 @@ class LargeResults:
     async def _get(self, reference: Reference) -> bytes:
         if self._objects is None:
             raise ObjectsUnavailable(_NO_OBJECTS)
-        return await get_result(self._objects, reference, self._threads)
+        try:
+            return await get_result(self._objects, reference, self._threads)
+        except ObjectLost:
+            if self._earlier is None or (found := await self._earlier.find(reference)) is None:
+                raise
+            return found
 
 
 def _largest(results: Mapping[str, msgspec.Raw], excess: int) -> Sequence[str] | None:

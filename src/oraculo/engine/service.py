@@ -20,6 +20,7 @@ from oraculo.engine.cache import HotRuns, Plans
 from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.delivery import Courier
 from oraculo.engine.destinations import Destinations
+from oraculo.engine.earlier import EarlierResults
 from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble
 from oraculo.engine.inputs import Inbox
 from oraculo.engine.intake import Intake
@@ -59,7 +60,7 @@ class Role(Enum):
 
 class Engine:
     """Start it, use it through `Operations`, stop it. Both are idempotent. `must_be_alone`: nobody else may use its
-    store, because its queues live inside this process."""
+    store, because its queues live inside this process. `earlier_objects`: where large results rested before."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class Engine:
         entropy: Entropy,
         telemetry: Telemetry,
         objects: Objects | None = None,
+        earlier_objects: Objects | None = None,
         post: Post | None = None,
         name: str = "",
         role: Role = Role.WHOLE,
@@ -82,6 +84,7 @@ class Engine:
         self.broker = broker
         self.store = store
         self.objects = objects
+        self._earlier_objects = earlier_objects
         self.clock = clock
         self.entropy = entropy
         self.telemetry = telemetry
@@ -107,6 +110,7 @@ class Engine:
             inline_bytes=settings.objects.inline_bytes,
             hands_on=bool(settings.objects.url),
             bridged=settings.bullmq.queues,
+            earlier=self._earlier_results(),
         )
         self._http = HttpPost(settings.webhook)
         self.maker = RunMaker(
@@ -198,8 +202,9 @@ class Engine:
         }
         if self.role is Role.FRONT:
             return of_all
-        if self.objects is not None:
-            of_all["janitor"] = Janitor(self.objects, self.store, self.peers, self.clock).run
+        for duty, place in (("janitor", self.objects), ("janitor of earlier results", self._earlier_objects)):
+            if place is not None:
+                of_all[duty] = Janitor(place, self.store, self.peers, self.clock).run
         return of_all | {
             "engines": self.peers.run,
             "sweep": self._sweep,
@@ -251,6 +256,11 @@ class Engine:
 
     async def _claim_fault(self) -> str | None:
         return None if self.objects is None else await claim_fault(self.objects, self.store)
+
+    def _earlier_results(self) -> EarlierResults | None:
+        if self.objects is None or self._earlier_objects is None:
+            return None
+        return EarlierResults(self._earlier_objects, self.objects, self._claim_fault, self.threads)
 
     async def _connects(self) -> bool:
         """A broker that is away is no reason not to start: runs are accepted and wait for it, and readiness says so.
@@ -344,8 +354,9 @@ class Engine:
         if self.role is Role.WHOLE:
             await self.peers.depart()
         await self.store.close()
-        if self.objects is not None:
-            await self.objects.close()
+        for place in (self.objects, self._earlier_objects):
+            if place is not None:
+                await place.close()
         self.threads.shutdown(wait=False)
 
     async def _finish_in_grace(self) -> None:

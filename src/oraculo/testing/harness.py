@@ -34,6 +34,7 @@ class Harness:
         broker: Broker | None = None,
         store: Store | None = None,
         objects: Objects | None = None,
+        earlier_objects: Objects | None = None,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         telemetry: Telemetry | None = None,
@@ -52,6 +53,7 @@ class Harness:
             entropy=entropy or SystemEntropy(),
             telemetry=telemetry or Silent(),
             objects=objects,
+            earlier_objects=earlier_objects,
             post=post,
             role=role,
         )

@@ -86,7 +86,9 @@ class FolderObjects:
             try:
                 return (self._root / key).read_bytes()
             except FileNotFoundError:
-                raise ObjectLost(f"there is no {key} in {self._root}") from None
+                raise ObjectLost(
+                    f"there is no {key} in {self._root}; was it put into another ORACULO_OBJECTS_URL?"
+                ) from None
 
     def _folders(self, shard: Path) -> list[RunFolder]:
         found = []

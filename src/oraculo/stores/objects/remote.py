@@ -118,7 +118,9 @@ class RemoteObjects:
             try:
                 return bytes(self._fs.cat_file(self._path(key)))
             except FileNotFoundError:
-                raise ObjectLost(f"there is no {key} in {self._place}") from None
+                raise ObjectLost(
+                    f"there is no {key} in {self._place}; was it put into another ORACULO_OBJECTS_URL?"
+                ) from None
 
     def _folders(self, shard: str) -> list[RunFolder]:
         written: dict[str, float] = {}
