@@ -29,16 +29,18 @@ PROMPT = 4.0  # seconds; a default lease has 60
 class BareNats(Nats):
     """With lines of its own in the configuration."""
 
-    def __init__(self, *lines: str, jetstream: bool = True, limits: str = "") -> None:
+    def __init__(self, *lines: str, jetstream: bool = True, limits: str = "", storage: str = "1TB") -> None:
         super().__init__()
         self._lines = lines
         self._jetstream = jetstream
         self._limits = limits  # of JetStream
+        self._storage = storage
         self.tag = ""  # by which streams are placed on it
 
     def _configuration(self) -> list[str]:
         usual = [line for line in super()._configuration() if self._jetstream or "jetstream" not in line]
-        usual = [line.replace("jetstream {", f"jetstream {{ limits {{ {self._limits} }},") for line in usual]
+        bounds = f"limits {{ {self._limits} }}, max_file_store: {self._storage}"
+        usual = [line.replace("jetstream {", f"jetstream {{ {bounds},") for line in usual]
         return [*usual, *self._lines]
 
     def restart_with(self, *lines: str, jetstream: bool = True) -> None:

@@ -79,6 +79,36 @@ async def test_what_a_full_account_does_not_take_is_tried_again_later(queue: str
             await broker.publish([large])
 
 
+async def test_a_full_server_is_unavailable_until_it_stores_something(
+    queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it answers to those who store nothing."""
+    large = [Outgoing(queue, bytes(60_000), key=str(number)) for number in range(3)]
+    with BareNats(storage="100KB") as server:
+        async with running(server.url) as broker:
+            await broker.publish(large[:2])
+            with pytest.raises(BrokerUnavailable, match="insufficient resources"):
+                await broker.publish(large)
+            consumer = await broker.consume(queue, prefetch=2)
+            taken = await take(consumer, 2)
+            await broker.publish(large[:1])  # which it has
+            assert "insufficient resources" in str(broker.links()[0].trouble)
+            with pytest.raises(BrokerUnavailable, match="insufficient resources"):
+                await broker.check()
+            await consumer.ack(taken)
+            assert await eventually(lambda: ready(broker, queue, 0))
+            await broker.publish(large[2:])
+            assert broker.links()[0].trouble is None
+            assert await broker.check()
+            monkeypatch.setattr("oraculo.brokers.nats.connection.FULL_FOR", 0.2)
+            with pytest.raises(BrokerUnavailable, match="insufficient resources"):
+                await broker.publish([Outgoing(queue, bytes(60_000)) for _ in range(2)])
+            with pytest.raises(BrokerUnavailable, match="insufficient resources"):
+                await broker.check()
+            await until(lambda: broker.links()[0].trouble is None, saying="another try")
+            assert await broker.check()
+
+
 async def test_what_a_full_stream_did_not_take_is_no_repeat_later(url: str, queue: str) -> None:
     async with running(url) as broker, plain_client(url) as client:
         await broker.declare([queue])

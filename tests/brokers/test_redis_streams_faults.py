@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import redis
 
+from oraculo.brokers.failover import FailoverBroker
+from oraculo.brokers.memory import MemoryBroker
 from oraculo.brokers.redis_streams import RedisStreamsBroker
 from oraculo.clients.redis import ReplyError, error_code
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing
+from oraculo.ports.clock import SystemClock
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import (
     LEASE,
@@ -253,6 +256,60 @@ class TestServerFailures:
                 again = await take(consumer, 2)
                 assert {int(each.body): each.redeliveries for each in again} == {0: 1, 1: 2}
 
+    @pytest.mark.parametrize(
+        ("setting", "bad", "good", "why"),
+        [("maxmemory", 1, 0, "maxmemory"), ("min-replicas-to-write", 1, 0, "replicas")],
+    )
+    async def test_a_server_that_takes_nothing_is_in_trouble_however_much_it_lets_read(
+        self, server: Server, setting: str, bad: int, good: int, why: str
+    ) -> None:
+        queue = fresh_name()
+        with redis.Redis.from_url(server.url) as plain:
+            async with started(server.url) as broker:
+                await broker.publish(messages(queue, 1))
+                for is_well_again in (broker.check, lambda: broker.publish(messages(queue, 1))):
+                    plain.config_set(setting, bad)
+                    try:
+                        with pytest.raises(BrokerUnavailable, match=why):
+                            await broker.publish(messages(queue, 1))
+                        await broker.start()
+                        await state(broker, queue)
+                        assert why in str(broker.links()[0].trouble)
+                        with pytest.raises(BrokerUnavailable, match=why):
+                            await broker.check()
+                        await state(broker, queue)
+                        assert why in str(broker.links()[0].trouble)
+                    finally:
+                        plain.config_set(setting, good)
+                    await is_well_again()
+                    assert broker.links()[0].trouble is None
+
+    async def test_of_several_brokers_one_that_takes_nothing_is_passed_over_until_it_does(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also where nobody may ask how it is."""
+        for pause in ("PROBE_PAUSE", "PULSE"):
+            monkeypatch.setattr(f"oraculo.brokers.failover.broker.{pause}", 0.02)
+        queue = fresh_name()
+        with redis.Redis.from_url(server.url) as plain:
+            plain.execute_command("ACL", "SETUSER", "uninformed", "on", ">s", "~*", "&*", "+@all", "-info")
+            first = RedisStreamsBroker(server.url.replace("redis://", "redis://uninformed:s@"))
+            broker = FailoverBroker([first, MemoryBroker(SystemClock())])
+            await broker.start()
+            try:
+                assert await broker.publish(messages(queue, 1)) == ["redis"]
+                plain.config_set("maxmemory", 1)
+                assert await broker.publish(messages(queue, 1)) == ["memory"]
+                with pytest.raises(BrokerUnavailable, match="maxmemory"):
+                    await first.check()
+                plain.config_set("maxmemory", 0)
+                await until(lambda: broker.links()[0].trouble is None, saying="the first broker")
+                assert await broker.publish(messages(queue, 1)) == ["redis"]
+                assert [group["consumers"] for group in plain.xinfo_groups(queue)] == [0]
+            finally:
+                plain.config_set("maxmemory", 0)
+                await broker.close()
+
     async def test_a_server_with_too_many_clients_is_unavailable(self) -> None:
         with Valkey() as server, redis.Redis.from_url(server.url) as plain:
             async with started(server.url) as broker:
@@ -272,6 +329,8 @@ class TestServerFailures:
                         await broker.publish(messages("q", count))
                 with pytest.raises(BrokerUnavailable, match="read-only"):
                     await broker.check()
+                await broker.queues(["q"])
+                assert "read-only" in str(broker.links()[0].trouble)
                 plain.replicaof("NO", "ONE")
                 await broker.publish(messages("q", 1))
                 assert broker.links()[0].trouble is None

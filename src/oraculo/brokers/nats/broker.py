@@ -114,8 +114,10 @@ class NatsBroker:
         )
 
     def links(self) -> Sequence[Link]:
-        stuck = self._connection.stuck() if self._connection is not None else {}
-        return [Link(self.name, self._trouble, self._births.losses, stuck=tuple(stuck.items()))]
+        if self._connection is None:
+            return [Link(self.name, self._trouble, self._births.losses)]
+        trouble, stuck = self._trouble or self._connection.full(), self._connection.stuck()
+        return [Link(self.name, trouble, self._births.losses, stuck=tuple(stuck.items()))]
 
     async def start(self) -> None:
         """Raises BrokerUnavailable when the server cannot be reached; the next call tries again. Raises BrokerError
@@ -127,8 +129,10 @@ class NatsBroker:
     async def check(self) -> str:
         async with self._calling(self._publish_timeout) as connection:
             await connection.ask("INFO")
-            version = connection.version
-            return f"NATS {version} at {connection.address.place}{warning_of_age(version, OLDEST)}"
+        if why := connection.full():
+            raise BrokerUnavailable(why)
+        version = connection.version
+        return f"NATS {version} at {connection.address.place}{warning_of_age(version, OLDEST)}"
 
     async def close(self) -> None:
         self._started = False

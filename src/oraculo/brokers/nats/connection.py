@@ -41,6 +41,7 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 PING_INTERVAL = 5  # seconds; a peer that leaves two pings unanswered is gone
 MOST_KNOWN = 10_000  # queues, or streams, of which something is remembered; the one not used for longest is forgotten
 SILENT_FOR = 5.0  # seconds until a queue is tried again that said nothing while the server answered
+FULL_FOR = 60.0  # seconds until a full server is tried again to which nothing is sent; canaries are sent more often
 _API = "$JS.API."
 _API_WINDOW = 128  # calls of the API that are out at a time
 _NO_JETSTREAM = frozenset({10039, 10076})
@@ -70,6 +71,7 @@ class Connection:
         self.made: dict[str, None] = {}  # queues that are known to exist, since this connection has seen them
         self._silent = TroubledQueues(SILENT_FOR)
         self._unmakeable = TroubledQueues(SILENT_FOR)
+        self._full: tuple[str, float] | None = None  # what the server said, and until when that is believed
         self._on_lost = on_lost
         self._client = OneLifeClient(self._fail, self._refuse_forbidden, needs_tls=address.tls is not None)
         self._inbox = b""
@@ -164,6 +166,17 @@ class Connection:
         """It was not the queues' fault."""
         self._silent.clear()
         self._unmakeable.clear()
+
+    def full(self) -> str | None:
+        """Why the server stores no message, while it answers. It does not tell when it has room again: it must be sent
+        something, or be believed to have."""
+        return self._full[0] if self._full is not None and time.monotonic() < self._full[1] else None
+
+    def note_full(self, why: str) -> None:
+        self._full = why, time.monotonic() + FULL_FOR
+
+    def note_stored(self) -> None:
+        self._full = None
 
     # -- sending --------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ TOO_MANY_REQUESTS = 429
 _NO_ANSWER = 504
 _FROM_NOBODY = b"NATS/1.0 503"
 _ACCOUNT_FULL = 10002
+_SERVER_FULL = 10023
 _NOT_STORED = 10077
 _OVER_SIZE = 10054
 _ID_IN_PROCESS = 10158
@@ -40,6 +41,11 @@ class ApiError(msgspec.Struct, frozen=True):
         """That the stream, or the account, has the most that its owner allows; not that the server's disk has."""
         is_stream_full = self.err_code == _NOT_STORED and self.description.startswith("maximum ")
         return is_stream_full or self.err_code == _ACCOUNT_FULL
+
+    @property
+    def is_server_full(self) -> bool:
+        """Of a message: that the server stores all that it may (`max_file_store`), so that no queue takes any."""
+        return self.err_code == _SERVER_FULL
 
     @property
     def is_forbidden(self) -> bool:

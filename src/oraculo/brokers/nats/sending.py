@@ -78,6 +78,8 @@ class Sender:
         acks = await confirms_of(connection, requests, until)
         if all(ack.error is None for ack in acks):
             connection.note_working([request.subject for request in requests])
+            if not all(ack.duplicate for ack in acks):  # a full server confirms what it has already
+                connection.note_stored()
             return []
         homeless = []
         for request, ack in zip(requests, acks, strict=True):
@@ -104,6 +106,8 @@ class Sender:
         elif error.is_forbidden:
             refusals.note_down(request, refusal)
         elif isinstance(refusal, BrokerUnavailable):
+            if error.is_server_full:
+                connection.note_full(str(refusal))
             raise refusal
         else:
             too_large = MessageTooLarge(str(refusal), len(request.body), 0)  # the owner's limit is not told

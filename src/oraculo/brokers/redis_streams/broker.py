@@ -210,7 +210,8 @@ class RedisStreamsBroker:
         about = read_info(info)
         trouble = _reason_not_to_write(about)
         if trouble:
-            raise self._server.unavailable(f"{self._server.place} {trouble}")
+            raise self._server.refuses(f"{self._server.place} {trouble}")
+        await self._server.require_writing()
         return f"{version_of(about)} at {self._server.place}{_warnings(about)}"
 
     async def close(self) -> None:

@@ -22,6 +22,8 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 
 ERRORS = Errors(BrokerError, BrokerUnavailable)
 MOST_KNOWN = 10_000  # queues whose groups are known to be there
+_REFUSES_WRITES = frozenset({"MISCONF", "NOREPLICAS", "OOM", "READONLY"})  # and may answer whoever only reads
+_NOBODY = "oraculo-check"  # a key, and a group and a consumer of any key, that nobody has
 _NOT_THAT_KEY = re.compile(r"NOPERM .*access (a key|one of the keys)")  # since Redis 7, and before
 _CLOSED = "the Redis broker is closed: call start() first"
 
@@ -50,7 +52,8 @@ class Server:
         self.place = self._link.place
         self.connect_timeout = connect_timeout
         self.answer_timeout = answer_timeout
-        self.trouble: str | None = _CLOSED
+        self._trouble: str | None = _CLOSED
+        self._refusal: str | None = None  # why it took no message, the last time
         self.losses = 0
         self.keeps = True  # what it confirmed, over a restart
         self.run_id: bytes | None = None
@@ -61,17 +64,22 @@ class Server:
 
     # -- the connection -------------------------------------------------------------------------------------------
 
+    @property
+    def trouble(self) -> str | None:
+        """That it answers whoever reads is no sign that it would take a message again."""
+        return self._trouble or self._refusal
+
     async def start(self) -> None:
         """Raises BrokerError, and not that it is unavailable, when the server refuses who asks."""
         try:
             await self._link.open()
         except BrokerError as error:
-            self.trouble = str(error)
+            self._trouble = str(error)
             raise
-        self.trouble = None
+        self._trouble = None
 
     async def close(self) -> None:
-        self.trouble = _CLOSED
+        self._trouble, self._refusal = _CLOSED, None
         await self._link.close()
 
     def require_open(self) -> None:
@@ -116,8 +124,10 @@ class Server:
         error = translated(reply, self.place, ERRORS)
         if code == "OOM":
             error = NoRoom(str(error))
-        if isinstance(error, BrokerUnavailable):
-            self.trouble = str(error)
+        if code in _REFUSES_WRITES:
+            self._refusal = str(error)
+        elif isinstance(error, BrokerUnavailable):
+            self._trouble = str(error)
         if code in ("READONLY", "MASTERDOWN"):
             self._link.abort(str(error))  # the name may lead to the new master by now
         return error
@@ -129,12 +139,28 @@ class Server:
 
     def note_success(self) -> None:
         if self._link.is_open:
-            self.trouble = None
+            self._trouble = None
 
     def unavailable(self, trouble: str) -> BrokerUnavailable:
         if self._link.is_open:
-            self.trouble = trouble
+            self._trouble = trouble
         return BrokerUnavailable(trouble)
+
+    def refuses(self, why: str) -> BrokerUnavailable:
+        """It takes no message, for all that it answers."""
+        self._refusal = why
+        return BrokerUnavailable(why)
+
+    async def require_writing(self) -> None:
+        """After it refused to write: by a command that writes nothing and is refused for the same reasons, for it does
+        not tell of all of them when asked how it is. Raises BrokerUnavailable when it still refuses."""
+        if self._refusal is None:
+            return
+        queue = next(iter(self.known), _NOBODY)  # one that this user may use, if any is known
+        (reply,) = await self.call([("XGROUP", "CREATECONSUMER", queue, _NOBODY, _NOBODY)])
+        if isinstance(reply, ReplyError) and error_code(reply) in _REFUSES_WRITES:
+            raise self.error_of(reply)
+        self._refusal = None
 
     async def _prepare(self, connection: Connection) -> None:
         sections = ("server", "persistence", "replication")
@@ -186,6 +212,7 @@ class Server:
 
     def note_added(self, queue: str, entry: bytes) -> None:
         self._last_added = queue, entry
+        self._refusal = None
 
     def note_group_gone(self, queue: str) -> None:
         """Counts a flush once, however many queues tell of it: only the first was last seen after the last loss."""
