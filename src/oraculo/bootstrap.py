@@ -140,8 +140,9 @@ def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock, sil
         raise _not_installed("ORACULO_BROKER_URL", scheme, _BROKER_EXTRAS[scheme], error) from error
 
 
-def make_store(settings: Settings, *, exclusive: bool = False) -> Store:
-    """`exclusive`: for this process alone, where the store knows such a thing. Raises InvalidSettings."""
+def make_store(settings: Settings, *, exclusive: bool | None = None) -> Store:
+    """`exclusive`: for this process alone, where the store knows such a thing; None: only to look in. Raises
+    InvalidSettings."""
     url = settings.store.url
     scheme = _scheme(url)
     try:

@@ -1,6 +1,7 @@
 """What is bounded, what is let go, and what must not stop the rest: a slow store, a slow receiver, a poison timer."""
 
 import asyncio
+import errno
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from oraculo.bootstrap import build
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
 from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_definition
@@ -19,12 +21,20 @@ from oraculo.engine.cache import Plans
 from oraculo.errors import BrokerError, BrokerUnavailable, StoreError, StoreUnavailable, UnknownPipeline
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
-from oraculo.ports.store import Committed, Creation
+from oraculo.ports.store import Committed, Creation, Store
 from oraculo.ports.telemetry import DeadLettered, Record
-from oraculo.settings import EngineSettings, RunSettings, Settings, WebhookSettings
+from oraculo.settings import (
+    BrokerSettings,
+    EngineSettings,
+    RunSettings,
+    Settings,
+    StoreSettings,
+    WebhookSettings,
+)
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
 from tests.engine.workers import Journal, answer, failing_app, recording_app
+from tests.stores.started import started
 from tests.waiting import until
 
 
@@ -225,15 +235,52 @@ async def has_ready(oraculo: Harness, queue: str, count: int) -> bool:
     return [state.ready for state in await oraculo.broker.queues([queue])] == [count]
 
 
-async def test_one_process_alone_may_hold_a_file_whose_messages_are_in_memory(tmp_path: Path) -> None:
-    path = str(tmp_path / "o.db")
-    first, second = SqliteStore(path, exclusive=True), SqliteStore(path, exclusive=True)
-    await first.start()
-    with pytest.raises(StoreError, match="in use by another process"):
-        await second.start()
-    await first.close()
-    await second.start()
-    await second.close()
+REAL = "redis://127.0.0.1:9/0"  # nobody is there, and nobody has to be for a store to be opened
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "holder"),
+    [
+        ("memory://", "memory://", "another process"),
+        (REAL, "memory://", "another process"),
+        ("memory://", REAL, "a process on memory://"),
+    ],
+)
+async def test_one_process_alone_may_serve_from_a_file_whose_messages_are_in_memory(
+    tmp_path: Path, first: str, second: str, holder: str
+) -> None:
+    one, other = (store_beside(broker, tmp_path) for broker in (first, second))
+    async with started(one):
+        with pytest.raises(StoreError, match=f"o.db is in use by {holder}, .*give ORACULO_STORE_URL another file"):
+            await other.start()
+        async with started(SqliteStore(str(tmp_path / "o.db"))) as looking_in:  # as `oraculo doctor` does
+            assert await looking_in.check()
+    async with started(other):
+        pass
+
+
+async def test_any_number_of_processes_may_serve_from_a_file_whose_broker_is_a_real_one(tmp_path: Path) -> None:
+    async with started(store_beside(REAL, tmp_path)), started(store_beside(REAL, tmp_path)) as other:
+        assert await other.check()
+
+
+async def test_a_folder_without_locks_is_for_those_who_share_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_descriptor: int, _kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    async with started(store_beside(REAL, tmp_path)) as store:
+        assert await store.check()
+    with pytest.raises(StoreError, match=r"o\.db\.lock cannot be locked: No locks available"):
+        await store_beside("memory://", tmp_path).start()
+
+
+def store_beside(broker: str, folder: Path) -> Store:
+    """The one of an engine that has this broker."""
+    urls = {"broker": BrokerSettings(url=broker), "store": StoreSettings(url=f"sqlite:///{folder}/o.db")}
+    return build(Settings(**urls)).store
 
 
 async def test_a_message_that_the_broker_refuses_does_not_hold_up_the_others() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import re
+import shutil
 import sqlite3
 import tempfile
 import threading
@@ -462,6 +464,64 @@ async def test_a_full_disk_loses_nothing_and_is_worth_a_retry(path: str) -> None
         await store._writer.run(lambda connection: connection.execute("PRAGMA max_page_count = 100000").fetchall())
         await change(store, changed(run, Sent(0, 1)))
         await assert_stored(store, run)
+
+
+async def assert_refused(store: SqliteStore, name: str) -> None:
+    words = f"{re.escape(name)} was deleted, replaced or made unreachable while it was open: put it back"
+    for ask in (store.check, lambda: store.load(["first"])):
+        with pytest.raises(StoreRefuses, match=words):
+            await ask()
+    runs = [make_run(f"run-{n}") for n in range(3)]
+    commits = (store.commit([creation(run)], []) for run in runs)
+    for refusal in await asyncio.gather(*commits, return_exceptions=True):
+        with pytest.raises(StoreRefuses, match=words):
+            raise refusal  # type: ignore[misc]
+    assert [run.head.version for run in runs] == [0] * 3
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+@pytest.mark.parametrize("at_once_rows", [lanes.AT_ONCE_ROWS, -1], ids=["at once", "threaded"])
+async def test_nothing_is_written_to_a_file_that_was_taken_away_until_it_is_put_back(
+    path: str, suffix: str, at_once_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "AT_ONCE_ROWS", at_once_rows)
+    async with opened(path) as store:
+        await create(store, run := make_run("first"))
+        await assert_stored(store, run)
+        os.rename(f"{path}{suffix}", f"{path}.aside")
+        await assert_refused(store, f"{path}{suffix}")
+        os.rename(f"{path}.aside", f"{path}{suffix}")
+        assert await store.check()
+        await create(store, *(make_run(f"run-{n}") for n in range(3)))
+    assert look(path, "SELECT count(*) FROM runs") == [(4,)]
+
+
+async def test_nothing_is_written_to_a_file_that_another_took_the_place_of(path: str) -> None:
+    async with opened(path) as store:
+        await create(store, run := make_run("first"))
+        await assert_stored(store, run)
+        os.link(path, f"{path}.aside")
+        shutil.copy(path, f"{path}.backup")
+        os.replace(f"{path}.backup", path)
+        await assert_refused(store, path)
+        os.replace(f"{path}.aside", path)
+        assert await store.check()
+
+
+async def test_a_file_is_known_again_by_another_name_and_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "elsewhere" / "oraculo.db")
+    monkeypatch.chdir(tmp_path)
+    async with opened("link.db") as store:
+        monkeypatch.chdir("elsewhere")
+        await create(store, run := make_run("first"))
+        await assert_stored(store, run)
+        os.rename("oraculo.db-wal", "aside")
+        await assert_refused(store, f"{tmp_path}/elsewhere/oraculo.db-wal")
+        os.rename("aside", "oraculo.db-wal")
+        assert await store.check()
 
 
 async def test_a_store_that_is_not_open_says_so(path: str) -> None:

@@ -1,4 +1,5 @@
-"""A lock that one process holds on a file, and that the system lets go of when the process ends, however it ends."""
+"""A lock that a process holds on a file, alone or with its like, and that the system lets go of when the process ends,
+however it ends."""
 
 import os
 from pathlib import Path
@@ -12,8 +13,11 @@ except ImportError:  # Windows has another call for it; there the lock is not ke
 
 
 class FileLock:
-    def __init__(self, path: str) -> None:
+    """`exclusive`: for one process, whose messages are in its memory. Else for all whose broker is a real one."""
+
+    def __init__(self, path: str, *, exclusive: bool) -> None:
         self._path = Path(path)
+        self._exclusive = exclusive
         self._descriptor: int | None = None
 
     def take(self) -> None:
@@ -21,18 +25,26 @@ class FileLock:
         if self._descriptor is not None or fcntl is None:
             return
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StoreUnavailable(f"{self._path} cannot be opened: {error.strerror}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
+            self._descriptor = self._locked()
+        except BlockingIOError:
+            holder = "another process" if self._exclusive else "a process on memory://"
             raise StoreError(
-                f"{self._path.with_suffix('')} is in use by another process, and messages in memory cannot be shared "
+                f"{self._path.with_suffix('')} is in use by {holder}, and messages in memory cannot be shared "
                 "between processes: stop that one, or give ORACULO_STORE_URL another file"
             ) from None
-        self._descriptor = descriptor
+        except OSError as error:
+            if self._exclusive:  # those who share it can do without, where there are no locks
+                raise StoreUnavailable(f"{self._path} cannot be locked: {error.strerror}") from error
+
+    def _locked(self) -> int:
+        access, kind = (os.O_RDWR, fcntl.LOCK_EX) if self._exclusive else (os.O_RDONLY, fcntl.LOCK_SH)
+        descriptor = os.open(self._path, access | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def release(self) -> None:
         if self._descriptor is not None:

@@ -14,6 +14,7 @@ from oraculo.ports.store import Committed
 from oraculo.stores.sql.jobs import CommitQueue
 from oraculo.stores.sqlite.connections import be_patient, open_reader, open_writer, translated
 from oraculo.stores.sqlite.ledger import SqliteJob, is_busy, write_group
+from oraculo.stores.sqlite.open_files import OpenFiles
 
 Result = TypeVar("Result")
 Outcomes = Sequence[Committed | StoreError]
@@ -29,8 +30,9 @@ _IN_A_ROW = 100  # then one goes through the thread, where the WAL is folded int
 
 
 class Lane:
-    def __init__(self, name: str, path: str, inline: bool) -> None:
+    def __init__(self, name: str, path: str, files: OpenFiles, inline: bool) -> None:
         self._path = path
+        self._files = files
         self._thread = None if inline else ThreadPoolExecutor(1, thread_name_prefix=name)
         self._connection: sqlite3.Connection | None = None
         self._under_way = 0
@@ -39,7 +41,11 @@ class Lane:
         self._connection = await self._call(open_reader, self._path)
 
     async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        return await self._call(work, self._opened)
+        return await self._call(partial(self._on_same_files, work), self._opened)
+
+    def _on_same_files(self, work: Callable[[sqlite3.Connection], Result], connection: sqlite3.Connection) -> Result:
+        self._files.expect_same()
+        return work(connection)
 
     @property
     def _opened(self) -> sqlite3.Connection:
@@ -76,8 +82,8 @@ class Lane:
 class Writer(Lane):
     """The one lane that writes. Its connection is used by two threads, never at the same time."""
 
-    def __init__(self, name: str, path: str, inline: bool) -> None:
-        super().__init__(name, path, inline)
+    def __init__(self, name: str, path: str, files: OpenFiles, inline: bool) -> None:
+        super().__init__(name, path, files, inline)
         self._is_patient = True
         self._by_thread = 0  # so many commits more
         self._in_a_row = 0
@@ -90,7 +96,7 @@ class Writer(Lane):
         if self._is_patient:
             return await super().run(work)
         self._is_patient = True
-        return await super().run(partial(_patiently, work))
+        return await self._call(partial(_patiently, partial(self._on_same_files, work)), self._opened)
 
     async def commit(self, job: SqliteJob) -> Committed:
         """At once, or together with others that wait."""
@@ -105,7 +111,7 @@ class Writer(Lane):
     def _write_at_once(self, job: SqliteJob) -> Outcomes | None:
         """In the caller's thread; None when it is not to be, or when another process is writing."""
         if self._thread is None:  # nothing may depend on how long things take
-            return write_group([job], self._path, self._opened)
+            return self._on_same_files(partial(write_group, [job], self._path), self._opened)
         if self._by_thread or self._under_way or job.size > AT_ONCE_ROWS:
             self._by_thread = max(0, self._by_thread - 1)
             return None
@@ -114,7 +120,7 @@ class Writer(Lane):
             if self._is_patient:
                 be_patient(self._opened, patient=False)
                 self._is_patient = False
-            outcomes = write_group([job], self._path, self._opened)
+            outcomes = self._on_same_files(partial(write_group, [job], self._path), self._opened)
         self._choose_next(time.perf_counter() - started)
         return None if any(map(is_busy, outcomes)) else outcomes
 
@@ -126,7 +132,10 @@ class Writer(Lane):
             self._in_a_row, self._by_thread = 0, 1
 
     async def _write_group(self, group: Sequence[SqliteJob]) -> None:
-        outcomes = await self.run(partial(write_group, group, self._path))
+        try:
+            outcomes: Outcomes = await self.run(partial(write_group, group, self._path))
+        except StoreError as error:  # nothing was tried
+            outcomes = [error] * len(group)
         for job, outcome in zip(group, outcomes, strict=True):
             job.settle(outcome)
 

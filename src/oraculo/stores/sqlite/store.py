@@ -23,6 +23,7 @@ from oraculo.stores.sqlite.connections import MEMORY, make_parent, migrate, tran
 from oraculo.stores.sqlite.file_lock import FileLock
 from oraculo.stores.sqlite.lanes import Lane, Writer
 from oraculo.stores.sqlite.ledger import QUERIES, SqliteJob, as_json, prune, write_all
+from oraculo.stores.sqlite.open_files import OpenFiles
 from oraculo.stores.sqlite.rows import RUN_STATUS, Birth, Update, head_of, task_of
 
 PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
@@ -32,16 +33,18 @@ class SqliteStore:
     """Keeps the contract of `ports.store.Store`.
 
     `inline`: every call runs at once in the caller's thread, for simulations that must be deterministic.
-    `exclusive`: no other process may open the file this way, for a broker that lives inside one process: the timers of
-    another would put commands on queues that no worker of this one sees.
+    `exclusive`: this process alone may serve from the file, for a broker that lives inside it: the timers of another
+    would put commands on queues that no worker of this one sees. False: with others that say so; None: for whoever only
+    looks in, beside either.
     """
 
     name = "sqlite"
 
-    def __init__(self, path: str, *, inline: bool = False, exclusive: bool = False) -> None:
+    def __init__(self, path: str, *, inline: bool = False, exclusive: bool | None = None) -> None:
         self._path = path
         self._inline = inline
-        self._lock = FileLock(f"{path}.lock") if exclusive and path != MEMORY else None
+        is_locked = exclusive is not None and path != MEMORY
+        self._lock = FileLock(f"{path}.lock", exclusive=bool(exclusive)) if is_locked else None
         self._lanes: list[Lane] = []
         self._migrated: Sequence[str] = []  # by opening it, until somebody asks
 
@@ -62,14 +65,16 @@ class SqliteStore:
             self._lock.take()
         roles = ("writer",) if self._path == MEMORY else ("writer", "reader", "browser")
         kinds = (Writer, Lane, Lane)
+        files = OpenFiles(self._path)
         self._lanes = [
-            kind(f"sqlite-{role}", self._path, self._inline) for kind, role in zip(kinds, roles, strict=False)
+            kind(f"sqlite-{role}", self._path, files, self._inline) for kind, role in zip(kinds, roles, strict=False)
         ]
         try:
             for lane in self._lanes:
                 await lane.open()
                 if lane is self._lanes[0]:  # before anybody reads
                     self._migrated = await lane.run(partial(migrate, path=self._path))
+                    files.remember()
         except BaseException:
             await self.close()
             raise
