@@ -9,8 +9,8 @@ _INTRODUCTION = """\
 
 `GET /metrics` of `oraculo serve`, `api` and `dev`, and of `engine` with `--port`, tells these to Prometheus. Where
 `ORACULO_API_KEYS` is set it needs a key. The counters and histograms are of that one process: of several, add them up.
-The gauges of the runs and the queues are of the whole installation; those of the queues are missing while the broker
-does not answer.
+The gauges of the runs, the engines and the queues are of the whole installation; those of the queues are missing while
+the broker does not answer. Each failure is counted; the log tells the same once a minute, with its `times`.
 
 """
 

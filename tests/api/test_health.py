@@ -56,6 +56,20 @@ async def test_metrics_are_there_without_the_broker(service: Service) -> None:
     assert "fila_x" not in reply.text  # old numbers would look like new ones
 
 
+async def test_metrics_tell_how_many_engines_are_alive_now(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(_since: float) -> list[str]:
+        raise StoreUnavailable("away")
+
+    async def none(_since: float) -> list[str]:
+        return []
+
+    assert "oraculo_engines 1.0" in (await service.client.get("/metrics")).text
+    monkeypatch.setattr(service.engine.store, "engines", none)
+    assert "oraculo_engines 0.0" in (await service.client.get("/metrics")).text
+    monkeypatch.setattr(service.engine.store, "engines", away)
+    assert "\noraculo_engines " not in (await service.client.get("/metrics")).text, "nobody knows"
+
+
 async def test_the_way_in(service: Service) -> None:
     reply = await service.client.get("/")
     assert reply.status_code == 307

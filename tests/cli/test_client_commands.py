@@ -238,7 +238,7 @@ def test_redrive_opens_the_run_again_and_it_succeeds(cli: Cli) -> None:
     assert done == {"reenviadas": 0, "reabertas": 1, "obsoletas": 0}
     cli.ended(first["correlation_id"], "concluida")
     assert cli.status(second["correlation_id"]) == "erro", "only the one that was named"
-    assert "1 tasks opened again" in cli.ok("dlq", "redrive", "captions-queue"), "all that are left"
+    assert "1 task opened again" in cli.ok("dlq", "redrive", "captions-queue"), "all that are left"
     cli.ended(second["correlation_id"], "concluida")
 
 

@@ -5,15 +5,18 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx2
 import pytest
 import redis
 from typer.testing import CliRunner
 
+from oraculo import __version__
 from oraculo.cli.app import app
 from oraculo.cli.welcome import Welcome
 from oraculo.settings import load_settings
 from oraculo.settings.urls import redacted
 from tests.servers.fleet import Fleet
+from tests.servers.process import free_port
 from tests.servers.valkey import Valkey
 
 NOWHERE = "http://127.0.0.1:9"
@@ -132,6 +135,25 @@ def test_a_server_that_was_named_and_is_not_there_is_an_error() -> None:
     assert NOWHERE in checks["server"]["detalhe"]
 
 
+@pytest.mark.parametrize(
+    ("version", "problem", "state", "told"),
+    [
+        (__version__, None, "ok", f"ready, version {__version__}"),
+        (__version__, "no engine is alive", "aviso", "ready, but engines: no engine is alive"),
+        ("0.0.1", "no engine is alive", "aviso", "ready, but its version is 0.0.1; engines: no engine is alive"),
+    ],
+)
+def test_a_server_that_is_ready_says_which_of_its_parts_fail(
+    monkeypatch: pytest.MonkeyPatch, version: str, problem: str | None, state: str, told: str
+) -> None:
+    parts = {"engine": {"ok": True, "problema": None}, "engines": {"ok": problem is None, "problema": problem}}
+    answer = httpx2.Response(200, json={"status": "degradado", "versao": version, "partes": parts})
+    monkeypatch.setattr(httpx2.Client, "request", lambda *_args, **_options: answer)
+    code, checks = doctor("--url", NOWHERE)
+    assert code == 0
+    assert (checks["server"]["estado"], checks["server"]["detalhe"]) == (state, f"at {NOWHERE}, {told}")
+
+
 def test_bad_settings_are_2_and_every_fault_is_told() -> None:
     result = CliRunner().invoke(app, ["doctor"], env={"ORACULO_API_PORT": "many", "ORACULO_STORE_URL": "x"})
     assert result.exit_code == 2
@@ -146,6 +168,15 @@ def test_a_broker_that_is_not_there_is_an_error_that_says_where_and_what_to_do()
     assert "127.0.0.1:9" in checks["broker"]["detalhe"]
     assert "secret" not in str(checks)
     assert "ORACULO_BROKER_URL" in checks["broker"]["o_que_fazer"]
+
+
+def test_a_broker_that_runs_and_takes_nothing_is_not_to_be_started() -> None:
+    with Valkey() as server, redis.Redis.from_url(server.url) as plain:
+        plain.replicaof("127.0.0.1", free_port())
+        code, checks = doctor(ORACULO_BROKER_URL=server.url)
+    assert code == 1
+    assert "is a replica, and read-only" in checks["broker"]["detalhe"]
+    assert checks["broker"]["o_que_fazer"] == "mend that, or ORACULO_BROKER_URL"
 
 
 def test_each_of_several_brokers_is_told_of(fleet: Fleet) -> None:

@@ -70,13 +70,44 @@ def test_a_retry_that_is_awaited() -> None:
     assert "'a' (attempt 1 of 3 failed: boom; the next is due in 3 s)" in told(driver.at(1))
 
 
-def test_what_is_overdue_is_due_now_and_never_in_less_than_no_time() -> None:
+def test_what_is_overdue_is_due_now_and_the_end_is_not_promised_for_a_moment() -> None:
     driver = flow({"type": "a", "retry": {"backoff": 8}}, {"type": "b", "timeout": 20}, timeout=30).sent()
     driver.fail("a", "boom", jitter=0.5)
     sentence = told(driver.at(100))
     assert "(attempt 1 of 3 failed: boom; the next is due in 0 s)" in sentence
     assert "(attempt 1 of 3, sent 1 min 40 s ago, its own deadline in 0 s)" in sentence
-    assert "it waits until 2025-10-14T12:00:30.000Z (0 s from now)" in sentence
+    assert (
+        "; it was to wait until 2025-10-14T12:00:30.000Z (1 min 10 s ago), and as soon as an engine takes that up what "
+        "has not answered is marked timeout and the run ends as erro, and"
+    ) in sentence
+
+
+def test_why_nothing_is_decided_is_told_while_the_run_is_open() -> None:
+    driver = fan_out("a").sent()
+    why = "no engine is alive:\nstart one"
+    sentence = explain(driver.run, driver.now, {}, standstill=why)
+    assert "sent 0 s ago); nothing is decided now (no engine is alive: start one); it waits until" in sentence
+    driver.ok("a")
+    assert "engine" not in explain(driver.run, driver.now, {}, standstill=why)
+
+
+def test_whatever_others_wrote_it_stays_one_plain_sentence() -> None:
+    driver = fan_out("a").sent()
+    driver.fail("a", "disk\n\tfull \x1b[31mred\x07\x85\x9b0m", jitter=0.5)
+    assert "failed: disk full [31mred 0m; the next" in told(driver)
+    driver = fan_out("a", webhook="http://h").sent()
+    driver.fail_for_good("a", "no\r\nroom\0")
+    driver.apply(DeliveryFailed(0, 1, "bad\ngateway\x1b", START + 5))
+    assert "('a' erro: no room)" in told(driver)
+    assert "after 1 attempt (bad gateway)" in told(driver)
+
+
+def test_the_login_in_a_webhooks_url_is_not_told() -> None:
+    driver = fan_out("a", webhook="https://user:p%40ss@h:8443/in?to=b@c").sent()
+    driver.ok("a")
+    assert "its aggregate for webhook https://***@h:8443/in?to=b@c is" in told(driver)
+    driver.apply(DeliveryFailed(0, 1, "no answer from https://user:pass@h, ask me@h", START + 5))
+    assert "(no answer from https://***@h, ask me@h)" in told(driver)
 
 
 def test_progress_and_a_deadline_of_its_own() -> None:

@@ -8,9 +8,20 @@ import pytest
 
 from oraculo.core.run import Run
 from oraculo.ports.broker import DeadLetter, Outgoing
+from oraculo.ports.telemetry import DeadLettered, Record
 from oraculo.testing.harness import Harness
 from tests.engine.workers import answer
 from tests.waiting import until
+
+
+class Told:
+    def __init__(self) -> None:
+        self.letters: list[DeadLettered] = []
+
+    def emit(self, record: Record) -> None:
+        if isinstance(record, DeadLettered):
+            self.letters.append(record)
+
 
 TWO = {"destinos": ["escavador_youtube", "escavador_blog"]}
 
@@ -65,6 +76,23 @@ async def test_a_plain_worker_is_a_full_citizen(fields: dict[str, Any]) -> None:
     assert aggregate["status"] == "concluida"
     assert aggregate["resultados"]["escavador_youtube"] == fields.get("payload", {"status": "ok"})
     assert aggregate["resultados"]["escavador_blog"] == {"resultado": "ok", "arquivo": "r.pdf"}
+
+
+async def test_the_log_of_a_dead_letter_names_its_run_when_the_message_does() -> None:
+    bodies = [
+        answer("c1", tipo_evento="outro"),
+        answer("c2", timestamp="yesterday"),
+        answer("c" * 129),
+        b'{"correlation_id": ["c3"]}',
+        b"no JSON",
+    ]
+    told = Told()
+    async with Harness(telemetry=told) as oraculo:
+        for body in bodies:
+            await oraculo.publish("resultados", body)
+        await until(lambda: len(told.letters) == len(bodies), saying="the dead letters")
+    assert {letter.run_id for letter in told.letters} == {"c1", "c2", None}
+    assert [letter.queue for letter in told.letters] == ["resultados"] * len(bodies)
 
 
 async def test_an_answer_that_fits_two_tasks_rests_in_the_dlq_and_says_which_were_open() -> None:

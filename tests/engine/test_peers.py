@@ -242,9 +242,15 @@ async def test_a_front_says_that_no_engine_is_alive(group: Group) -> None:
     async with acquainted(front):
         health = await front.operations.health()
         assert health.is_ready, "runs are accepted all the same"
-        assert health.parts["engines"] == "none is alive: runs are accepted, and wait until one is started"
+        assert health.parts["engines"] == "no engine is alive: runs are accepted, and wait until one is started"
+        run_id = await front.submit({"destinos": ["executador_x"]})
+        why = "nothing is decided now (no engine is alive: runs are accepted, and wait until one is started)"
+        assert why in await front.operations.explain(run_id)
+        assert await front.operations.engines() == []
         async with group.member():
             assert (await front.operations.health()).parts["engines"] is None
+            assert "nothing is decided" not in await front.operations.explain(run_id)
+            assert len(await front.operations.engines()) == 1
         assert (await front.operations.health()).parts["engines"] is not None, "it departed"
 
 

@@ -144,6 +144,8 @@ async def test_a_store_that_refuses_everything_is_waited_for_and_no_message_is_b
 
         await until(is_refused_for_long)
         assert troubles == {"waits for the store: the disk is full"}
+        why = "nothing is decided now (waits for the store: the disk is full)"
+        assert why in await oraculo.operations.explain(run_id)
         store.is_full = False
         assert (await oraculo.ended(run_id))["status"] == "concluida"
         assert oraculo.engine._intake.trouble is None

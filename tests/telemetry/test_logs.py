@@ -11,6 +11,7 @@ import structlog
 from oraculo.ports.telemetry import (
     AnswerTaken,
     BatchCommitted,
+    BrokerChanged,
     CommandsPublished,
     DeadLettered,
     DeliveryAttempted,
@@ -193,6 +194,8 @@ def test_console_in_a_file_has_no_colours() -> None:
         (DeliveryAttempted("c", "webhook", "given_up", "503"), "error"),
         (LoopFailed("timers", "boom"), "error"),
         (RunsPruned(3), "info"),
+        (BrokerChanged("rabbitmq", "refused"), "error"),
+        (BrokerChanged("rabbitmq", None), "warning"),
     ],
 )
 def test_each_record_is_told_at_its_level(record: Record, level: str) -> None:
@@ -213,6 +216,40 @@ def test_a_records_run_is_its_correlation_id_and_what_is_none_is_left_out() -> N
     nobody = told(DeadLettered("q", "not JSON"))
     assert nobody is not None
     assert "correlation_id" not in nobody
+
+
+def test_a_broker_that_was_lost_and_one_that_is_back_are_told_in_words_of_their_own() -> None:
+    lost, back = told(BrokerChanged("rabbitmq", "refused")), told(BrokerChanged("rabbitmq", None))
+    assert lost is not None
+    assert back is not None
+    assert (lost["message"], lost["trouble"]) == ("a broker was lost", "refused")
+    assert back["message"] == "a broker is back"
+
+
+def test_what_fails_every_moment_is_told_once_a_minute_with_how_often_it_did() -> None:
+    stream, now = configured(), 0.0
+    subscriber = LogSubscriber(lambda: now)
+    for second in range(61):
+        now = float(second)
+        for queue in ("resultados", "orquestrador"):
+            subscriber(LoopFailed(f"consume {queue}", "refused"))
+        subscriber(PublishFailed(second + 1, "refused"))
+        if second == 30:
+            subscriber(LoopFailed("consume resultados", "no such user"))
+    found = [(line.get("duty", line["message"]), line["reason"], line.get("times")) for line in lines(stream)]
+    each = ("consume resultados", "consume orquestrador", "publish failed")
+    assert found == [
+        *((name, "refused", None) for name in each),
+        ("consume resultados", "no such user", None),
+        *((name, "refused", 60) for name in each),
+    ]
+
+
+def test_records_that_are_no_failures_are_each_told() -> None:
+    stream, subscriber = configured(), LogSubscriber()
+    for _ in range(2):
+        subscriber(DeadLettered("q", "not JSON"))
+    assert len(lines(stream)) == 2
 
 
 def test_a_silenced_record_is_not_told() -> None:

@@ -15,7 +15,7 @@ from .stage import Stage, command
     [
         (b"not json", "not valid JSON"),
         (b"\xff\xfe", "not UTF-8"),
-        (b"[]", "expected `object`, got `array`"),
+        (b"[]", "must be one JSON object; got a list"),
         (b"[" * 200_000, "nested deeper"),
         (command([1]), "payload: must be an object"),
         (command(timestamp="yesterday"), "timestamp: must be ISO 8601"),

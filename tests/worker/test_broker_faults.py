@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from oraculo.core.retry import RetryPolicy
 from oraculo.core.timestamps import from_iso
@@ -46,6 +47,21 @@ async def test_an_answer_is_published_again_until_it_is_confirmed(stage: Stage, 
         assert (await stage.payload())["resultado"] == 1
     assert len(runs) == 1
     assert await stage.left("q") == (0, 0, 0)
+
+
+async def test_what_fails_again_and_again_is_told_once(stage: Stage) -> None:
+    app, away = counting_app()[0], BrokerUnavailable("away")
+    stage.broker.fail("consume", away, away, away, BrokerUnavailable("no such user"))
+    stage.broker.fail("publish", away, away, away)
+    with capture_logs() as logs:
+        async with stage.worker(app):
+            await stage.send("q")
+            await stage.payload()
+    assert [(line["event"], line["reason"]) for line in logs if line["log_level"] == "warning"] == [
+        ("the queue cannot be read; trying again", "away"),
+        ("the queue cannot be read; trying again", "no such user"),
+        ("answers could not be published; trying again", "away"),
+    ]
 
 
 async def test_nothing_is_acked_before_its_answer_is_confirmed(stage: Stage) -> None:

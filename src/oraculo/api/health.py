@@ -43,7 +43,7 @@ async def ready(operations: Door) -> Response:
 )
 async def show_metrics(shared: Shared) -> Response:
     await asyncio.gather(
-        _look_at_queues(shared.operations, shared.metrics), _look_at_runs(shared.operations, shared.metrics)
+        _look_at_queues(shared.operations, shared.metrics), _look_at_store(shared.operations, shared.metrics)
     )
     return Response(shared.metrics.render(), media_type=shared.metrics.content_type)
 
@@ -60,9 +60,11 @@ async def _look_at_queues(operations: Operations, metrics: Metrics) -> None:
     metrics.set_queues(msgspec.structs.replace(state, queue=operations.queue_name(state)) for state in states)
 
 
-async def _look_at_runs(operations: Operations, metrics: Metrics) -> None:
+async def _look_at_store(operations: Operations, metrics: Metrics) -> None:
+    metrics.set_engines(None)
     try:
         async with asyncio.timeout(_SCRAPE_PATIENCE):
+            metrics.set_engines(len(await operations.engines()))
             metrics.set_census(await operations.census())
     except (OraculoError, TimeoutError):
         return  # the counters are worth having without it

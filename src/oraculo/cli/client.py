@@ -158,11 +158,16 @@ def _why(status: int, problem: dict[str, Any]) -> str:
     """The problem of RFC 9457 in one line."""
     if status == 401:
         return "the server wants an API key that it knows; give it with --api-key or ORACULO_API_KEY"
-    if isinstance(parts := problem.get("partes"), dict):  # of `GET /health/ready`
-        return "; ".join(f"{name}: {part['problema']}" for name, part in parts.items() if not part["ok"])
+    if isinstance(parts := problem.get("partes"), dict):
+        return failing(parts)
     detail = problem.get("detail") or problem.get("title") or f"the server answered {status}"
     faults = "; ".join(_fault(each) for each in problem.get("erros") or () if isinstance(each, dict))
     return faults or str(detail)
+
+
+def failing(parts: dict[str, Any]) -> str:
+    """What is wrong, of the parts in the answer to `GET /health/ready`."""
+    return "; ".join(f"{name}: {part['problema']}" for name, part in parts.items() if not part["ok"])
 
 
 def _fault(fault: dict[str, Any]) -> str:

@@ -84,6 +84,10 @@ def show(
         output.print_line(f"corpo: {_body(letter)}")
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _body(letter: dict[str, Any]) -> str:
     if letter.get("corpo") is None:  # it is no JSON: that is why it is here
         return str(letter.get("corpo_texto"))
@@ -102,8 +106,8 @@ def redrive(
             output.print_json(done)
             return
         output.print_line(
-            f"queue {queue}: {done['reabertas']} tasks opened again, {done['reenviadas']} messages sent again, "
-            f"{done['obsoletas']} obsolete ones deleted"
+            f"queue {queue}: {_count(done['reabertas'], 'task')} opened again, "
+            f"{_count(done['reenviadas'], 'message')} sent again, {_count(done['obsoletas'], 'obsolete one')} deleted"
         )
 
 

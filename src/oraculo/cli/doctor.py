@@ -13,10 +13,11 @@ import typer
 
 from oraculo import __version__
 from oraculo.cli import output
-from oraculo.cli.client import Refused, Server, Unreachable
+from oraculo.cli.client import Refused, Server, Unreachable, failing
 from oraculo.cli.options import DEFAULT_URL, LOOPBACK, ApiKey, AsJson
 from oraculo.cli.pipelines import check_files
 from oraculo.errors import (
+    BrokerError,
     BrokerUnavailable,
     InvalidSettings,
     ObjectsUnavailable,
@@ -187,7 +188,10 @@ async def _broker(name: str, broker: "Broker", settings: "Settings") -> Check:
 
     async def prove() -> str:
         await broker.start()
-        return await broker.check()
+        try:
+            return await broker.check()
+        except BrokerUnavailable as error:  # it runs, and says why it takes nothing
+            raise BrokerError(str(error)) from error
 
     try:
         found = await _proved(name, prove)
@@ -326,12 +330,15 @@ def _file(url: str, *, needs_lock: bool) -> Check | None:
 def _server(server: Server, *, is_named: bool) -> Check:
     try:
         with server:
-            version = server.get("/health/ready").get("versao")
+            ready = server.get("/health/ready")
+            version, wrong = ready.get("versao"), failing(ready.get("partes", {}))
     except Refused as error:
         return Check("server", ERROR, f"at {server.url}, not ready: {error}")
     except Unreachable as error:
         # Nobody named a server: that none is running is worth knowing, not wrong.
         return Check("server", ERROR if is_named else WARNING, str(error))
     if version != __version__:
-        return Check("server", WARNING, f"at {server.url}, ready, but its version is {version}")
+        wrong = "; ".join(filter(None, (f"its version is {version}", wrong)))
+    if wrong:
+        return Check("server", WARNING, f"at {server.url}, ready, but {wrong}")
     return Check("server", OK, f"at {server.url}, ready, version {version}")

@@ -1,5 +1,6 @@
 """One sentence that says why a run is not finished: what it waits for, until when, and what happens then."""
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from oraculo.core.timestamps import in_words, to_iso
 
 _NAMED = 3
 _NONE: Mapping[str, str] = MappingProxyType({})
+_CONTROLS = dict.fromkeys(code for code in (*range(32), *range(127, 160)) if not chr(code).isspace())
+_LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # of a URL
 
 
 class Audience(NamedTuple):
@@ -32,15 +35,16 @@ def explain(
     refusals: Mapping[str, str] = _NONE,
     refused_answers: Sequence[str] = (),
     missing: Sequence[str] = (),
+    standstill: str | None = None,
 ) -> str:
     """`audiences`: of the queues of which it is known. `troubles`: the brokers and queues that cannot be used now, and
     why. `refusals`: the queues that did not take the run's commands, and why: it may be the command that is wrong.
     `refused_answers`: why each of the run's latest was put aside. `missing`: what is not here and the run may need, in
-    words."""
+    words. `standstill`: why nothing is decided now, not even that a deadline has passed."""
     refused = _what_was_refused(refused_answers)
     if not run.is_open:
         return _why_ended(run, now, refused)
-    return _why_open(run, now, audiences, _what_is_away(troubles, refusals, missing) + refused)
+    return _why_open(run, now, audiences, _what_is_away(troubles, refusals, missing, standstill) + refused)
 
 
 def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], away: str) -> str:
@@ -61,10 +65,13 @@ def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], away: str
     )
 
 
-def _what_is_away(troubles: Mapping[str, str], refusals: Mapping[str, str], missing: Sequence[str]) -> str:
+def _what_is_away(
+    troubles: Mapping[str, str], refusals: Mapping[str, str], missing: Sequence[str], standstill: str | None
+) -> str:
     away = "".join(f"; {name} cannot be used ({_line(why)})" for name, why in troubles.items())
     away += "".join(f"; queue {name} does not take the command ({_line(why)})" for name, why in refusals.items())
-    return away + "".join(f"; {what}" for what in missing)
+    away += "".join(f"; {what}" for what in missing)
+    return away if standstill is None else f"{away}; nothing is decided now ({_line(standstill)})"
 
 
 def _what_was_refused(answers: Sequence[str]) -> str:
@@ -80,7 +87,7 @@ def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audien
     attempt = f"attempt {task.attempt} of {task.last_attempt}"
     if task.awaits_retry:
         due = in_words(max(0.0, (task.due_at or now) - now))
-        failed = f"attempt {task.attempt} of {task.last_attempt} failed: {task.reason}"
+        failed = f"attempt {task.attempt} of {task.last_attempt} failed: {_line(task.reason)}"
         return f"'{step.id}' ({failed}; the next is due in {due})"
     if task.unsent:
         return f"'{step.id}' ({attempt}, not yet confirmed by the broker on queue {step.queue})"
@@ -102,8 +109,11 @@ def _deafness(queue: str, audience: Audience) -> str:
 
 
 def _what_then(run: Run, now: float) -> str:
-    left = in_words(max(0.0, run.head.deadline - now))
-    when = f"it waits until {to_iso(run.head.deadline)} ({left} from now)"
+    """Whoever decides it may be late, or away: an end that is overdue is not promised for a moment."""
+    left, deadline = run.head.deadline - now, to_iso(run.head.deadline)
+    when = f"it waits until {deadline} ({in_words(left)} from now), when"
+    if left < 0:
+        when = f"it was to wait until {deadline} ({in_words(-left)} ago), and as soon as an engine takes that up"
     if run.plan.needed is not None and run.plan.needed > run.head.succeeded:  # else it was met before a redrive
         missing = _count(run.plan.needed - run.head.succeeded, "more success", "more successes")
         when = f"it ends at once with {missing} (quorum {run.plan.needed}), else {when}"
@@ -111,7 +121,7 @@ def _what_then(run: Run, now: float) -> str:
     if run.plan.kind is Kind.PIPELINE:
         then = "and what depends on them is ignorada"
     comma = "," if run.plan.kind is Kind.PIPELINE else ""
-    return f"{when}, when what has not answered is marked timeout and the run ends as {end_status(run)}{comma} {then}"
+    return f"{when} what has not answered is marked timeout and the run ends as {end_status(run)}{comma} {then}"
 
 
 def _why_ended(run: Run, now: float, refused: str) -> str:
@@ -119,7 +129,7 @@ def _why_ended(run: Run, now: float, refused: str) -> str:
     words = ("concluidas", "erros", "timeouts", "ignoradas", "canceladas")
     tally = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
     lost = [task for task in run.tasks if task.status not in (TaskStatus.SUCCEEDED, TaskStatus.SKIPPED)]
-    why = "; ".join(f"'{run.plan.steps[task.number].id}' {task.status}: {task.reason}" for task in lost[:_NAMED])
+    why = "; ".join(f"'{run.plan.steps[task.number].id}' {task.status}: {_line(task.reason)}" for task in lost[:_NAMED])
     more = f"; {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
     when = to_iso(run.head.ended_at if run.head.ended_at is not None else run.head.deadline)
     deliveries = "".join(f"; {_delivery_state(delivery, now)}" for delivery in run.head.deliveries)
@@ -132,10 +142,10 @@ def _why_ended(run: Run, now: float, refused: str) -> str:
 
 
 def _delivery_state(delivery: Delivery, now: float) -> str:
-    what = f"its aggregate for {delivery.channel} {delivery.target}"
+    what = f"its aggregate for {delivery.channel} {_line(delivery.target)}"
     if delivery.status is DeliveryStatus.DELIVERED:
         return f"{what} was delivered"
-    tried = f"after {_count(delivery.attempts, 'attempt')}" + (f" ({delivery.error})" if delivery.error else "")
+    tried = f"after {_count(delivery.attempts, 'attempt')}" + (f" ({_line(delivery.error)})" if delivery.error else "")
     if delivery.status is DeliveryStatus.UNDELIVERED:
         return f"{what} is given up {tried}"
     if not delivery.attempts:
@@ -149,8 +159,9 @@ def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def _line(text: str) -> str:
-    return " ".join(text.split())
+def _line(text: str | None) -> str:
+    """What others wrote: it is not to break the sentence, to steer a terminal or to tell a password."""
+    return _LOGIN.sub("***@", " ".join(str(text).translate(_CONTROLS).split()))
 
 
 def _join(parts: list[str]) -> str:

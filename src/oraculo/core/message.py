@@ -13,13 +13,15 @@ from oraculo.errors import Fault, InvalidJson, InvalidMessage
 SCHEMA_ID = "urn:oraculo:mensagem_schema"
 
 
+_RunId = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=128, description="One for each run; a worker copies it to its answer.")
+]
+
+
 class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One JSON object of the wire. Unknown fields are ignored here and kept by whoever holds the bytes."""
 
-    correlation_id: Annotated[
-        str,
-        msgspec.Meta(min_length=1, max_length=128, description="One for each run; a worker copies it to its answer."),
-    ]
+    correlation_id: _RunId
     tipo_evento: Annotated[str, msgspec.Meta(min_length=1, description="What the message asks for or tells.")]
     payload: Annotated[msgspec.Raw, msgspec.Meta(description="The event's data.")]
     timestamp: Annotated[str, msgspec.Meta(description="ISO 8601 with an offset or Z.")]
@@ -44,7 +46,9 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class _Address(msgspec.Struct):
-    correlation_id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    """All that is looked at in a message that is no good."""
+
+    correlation_id: _RunId
 
 
 class _Told(Message, kw_only=True):

@@ -28,7 +28,9 @@ class Explanation:
         audiences = await self._audiences(_queues_of(run, active)) if active and knows else {}
         troubles, missing = self._troubles(run, active, stuck), self._missing_bridges(audiences)
         refused = await self._refused_answers(run)
-        return explain(run, self._engine.clock.now(), audiences, troubles, refusals, refused, missing)
+        standstill = await self._engine.standstill() if run.is_open else None
+        now = self._engine.clock.now()
+        return explain(run, now, audiences, troubles, refusals, refused, missing, standstill)
 
     async def _refused_answers(self, run: Run) -> Sequence[str]:
         """Why the last answers were put aside of a run that waits, or waited in vain: its worker believes that it has

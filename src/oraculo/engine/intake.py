@@ -499,7 +499,8 @@ class Intake:
                 if not await self._is_settled(consumer, consumer.dead_letter_all(some)):
                     break  # the rest was given back
                 for delivery, why in some:
-                    self._telemetry.emit(DeadLettered(self._names.logical(delivery.queue), why))
+                    queue, run_id = self._names.logical(delivery.queue), correlation_id_of(delivery.body)
+                    self._telemetry.emit(DeadLettered(queue, why, run_id))
 
     async def _is_settled(self, consumer: Consumer, settling: Awaitable[None]) -> bool:
         """What a consumer cannot settle would fill its prefetch for ever: then it gives everything back, and whoever

@@ -273,6 +273,10 @@ class Operations:
     async def census(self) -> dict[RunStatus, int]:
         return await self._engine.store.census()
 
+    async def engines(self) -> Sequence[str]:
+        """Those that share the store and are alive."""
+        return await self._engine.living_engines()
+
     def _expect_accepting(self) -> None:
         if not self._engine.accepting:
             raise StoreUnavailable("the engine is starting or stopping; try again in a moment")

@@ -230,6 +230,15 @@ class Engine:
     def _decides(self) -> bool:
         return self._intake.trouble is None
 
+    async def standstill(self) -> str | None:
+        """Why nothing is decided now. A FRONT rings no timers and takes no answers: it counts on the engines."""
+        if self.role is Role.WHOLE or not self._decides():
+            return self._intake.trouble
+        return await fault_of(self._expect_engines)
+
+    async def living_engines(self) -> Sequence[str]:
+        return await self.store.engines(self.clock.now() - self.peers.ttl)
+
     def _is_sole(self) -> bool:
         """Whether nobody else changes runs, as far as is known."""
         return self.role is Role.WHOLE and self.peers.is_alone
@@ -385,8 +394,8 @@ class Engine:
     # -- health -----------------------------------------------------------------------------------------------
 
     async def _expect_engines(self) -> None:
-        if not await self.store.engines(self.clock.now() - self.peers.ttl):
-            raise StoreError("none is alive: runs are accepted, and wait until one is started")
+        if not await self.living_engines():
+            raise StoreError("no engine is alive: runs are accepted, and wait until one is started")
 
     async def health(self) -> Health:
         broker = await broker_health(self.broker)

@@ -8,7 +8,8 @@ structlog's and stdlib's loggers, uvicorn's included, end in the same handler an
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Hashable, Mapping
 from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
 from typing import Any, TextIO
 
@@ -16,6 +17,7 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from oraculo.core.repeats import Repeats
 from oraculo.ports.telemetry import (
     AnswerTaken,
     BatchCommitted,
@@ -135,53 +137,71 @@ def _name_as_ecs(_logger: WrappedLogger, _method: str, event: EventDict) -> Even
 # -- records ----------------------------------------------------------------------------------------------------
 
 
-def _always(level: int) -> Callable[[Record], int]:
-    return lambda _record: level
+_Telling = tuple[str, int]  # what is said, and how loudly
+
+
+def _always(event: str, level: int) -> Callable[[Record], _Telling]:
+    return lambda _record: (event, level)
 
 
 _STRAY_LEVELS = {"applied": DEBUG, "duplicate": DEBUG, "late": INFO, "unknown": WARNING}
 _DELIVERY_LEVELS = {"delivered": DEBUG, "failed": WARNING, "given_up": ERROR}
 
 
-def _answer_level(record: AnswerTaken) -> int:
-    return _STRAY_LEVELS.get(record.verdict, INFO)
+def _of_answer(record: AnswerTaken) -> _Telling:
+    return "answer taken", _STRAY_LEVELS.get(record.verdict, INFO)
 
 
-def _delivery_level(record: DeliveryAttempted) -> int:
-    return _DELIVERY_LEVELS.get(record.outcome, WARNING)
+def _of_delivery(record: DeliveryAttempted) -> _Telling:
+    return "delivery attempted", _DELIVERY_LEVELS.get(record.outcome, WARNING)
 
 
-# What is said of each kind of record, and how loudly.
-_TELLINGS: Mapping[type[Record], tuple[str, Callable[[Any], int]]] = {
-    BatchCommitted: ("batch committed", _always(DEBUG)),
-    RunFinished: ("run finished", _always(INFO)),
-    AnswerTaken: ("answer taken", _answer_level),
-    CommandsPublished: ("commands published", _always(DEBUG)),
-    PublishFailed: ("publish failed", _always(WARNING)),
-    DeadLettered: ("dead-lettered", _always(WARNING)),
-    DeliveryAttempted: ("delivery attempted", _delivery_level),
-    LoopFailed: ("background duty failed and goes on", _always(ERROR)),
-    RunsPruned: ("runs pruned", _always(INFO)),
-    EnginesChanged: ("engines that share the store", _always(INFO)),
-    ConsumerRebuilt: ("a consumer was deaf and is made again", _always(ERROR)),
-    BrokerChanged: ("a broker was lost, or is back", lambda record: ERROR if record.trouble else WARNING),
-    CommandsTakenBack: ("what a lost broker took is sent again", _always(WARNING)),
+def _of_broker(record: BrokerChanged) -> _Telling:
+    return ("a broker is back", WARNING) if record.trouble is None else ("a broker was lost", ERROR)
+
+
+_TELLINGS: Mapping[type[Record], Callable[[Any], _Telling]] = {
+    BatchCommitted: _always("batch committed", DEBUG),
+    RunFinished: _always("run finished", INFO),
+    AnswerTaken: _of_answer,
+    CommandsPublished: _always("commands published", DEBUG),
+    PublishFailed: _always("publish failed", WARNING),
+    DeadLettered: _always("dead-lettered", WARNING),
+    DeliveryAttempted: _of_delivery,
+    LoopFailed: _always("background duty failed and goes on", ERROR),
+    RunsPruned: _always("runs pruned", INFO),
+    EnginesChanged: _always("engines that share the store", INFO),
+    ConsumerRebuilt: _always("a consumer was deaf and is made again", ERROR),
+    BrokerChanged: _of_broker,
+    CommandsTakenBack: _always("what a lost broker took is sent again", WARNING),
 }
-_UNFORESEEN = ("something happened", _always(INFO))
+_UNFORESEEN = _always("something happened", INFO)
+
+# What comes every moment while a server is away, and what of it says that it is the same again.
+_SAMENESS: Mapping[type[Record], Callable[[Any], Hashable]] = {
+    LoopFailed: lambda record: (LoopFailed, record.duty, record.reason),
+    PublishFailed: lambda record: (PublishFailed, record.reason),  # of more and more commands
+}
 
 
 class LogSubscriber:
     """Turns records into log events. What its level silences costs next to nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._repeats = Repeats()
         self._logger = logging.getLogger(LOGGER)
         self._log: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(LOGGER)
 
     def __call__(self, record: Record) -> None:
-        event, level_of = _TELLINGS.get(type(record), _UNFORESEEN)
-        level = level_of(record)
-        if self._logger.isEnabledFor(level):
-            self._log.log(level, event, **_fields(record))
+        event, level = _TELLINGS.get(type(record), _UNFORESEEN)(record)
+        if self._logger.isEnabledFor(level) and (times := self._times(record)):
+            self._log.log(level, event, **_fields(record), **{"times": times} if times > 1 else {})
+
+    def _times(self, record: Record) -> int:
+        """How many like it the line stands for; 0: it is not to be told."""
+        sameness = _SAMENESS.get(type(record))
+        return 1 if sameness is None else self._repeats.times(sameness(record), self._now())
 
 
 def _fields(record: Record) -> dict[str, Any]:

@@ -21,7 +21,7 @@
 | `oraculo_runs_sent_again_total` | counter | broker | runs with commands taken back from a lost broker |
 | `oraculo_broker_up` | gauge | broker | 1 when it can be used |
 | `oraculo_broker_deaf_queues` | gauge | broker | queues whose consumer hears nothing now |
-| `oraculo_engines` | gauge | | engines that share the store, as this one sees them |
+| `oraculo_engines` | gauge | | engines that share the store and are alive; not told while the store does not answer |
 | `oraculo_runs` | gauge | status | runs in the store |
 | `oraculo_queue_ready` | gauge | queue | messages that wait |
 | `oraculo_queue_unacked` | gauge | queue | messages delivered and not yet settled |
@@ -60,7 +60,6 @@ from oraculo.ports.telemetry import (
     ConsumerRebuilt,
     DeadLettered,
     DeliveryAttempted,
-    EnginesChanged,
     LoopFailed,
     PublishFailed,
     Record,
@@ -154,7 +153,7 @@ class Metrics(Collector):
         self._broker_losses = _Counter("oraculo_broker_losses", "Times that a broker was lost.", ("broker",))
         self._sent_again = _Counter("oraculo_runs_sent_again", "Runs taken back from a lost broker.", ("broker",))
         self._pruned = _Counter("oraculo_runs_pruned", "Ended runs deleted by retention.")
-        self._engines = 1
+        self._engines: int | None = None
         self._queue_names = _BoundedNames(MAX_QUEUES)
         self._census: dict[str, int] = {}
         self._brokers: list[Link] = []
@@ -172,6 +171,10 @@ class Metrics(Collector):
     def set_census(self, counts: Mapping[RunStatus, int]) -> None:
         """How many runs the store holds in each status; statuses that are not named have none."""
         self._census = {str(status): counts.get(status, 0) for status in RunStatus}
+
+    def set_engines(self, count: int | None) -> None:
+        """How many are alive; None: nobody can tell."""
+        self._engines = count
 
     def set_queues(self, states: Iterable[QueueState]) -> None:
         """How the queues stand now; those set before and not named again are forgotten."""
@@ -191,7 +194,7 @@ class Metrics(Collector):
         for part in vars(self).values():
             if isinstance(part, _Counter | _Histogram):
                 yield part.family()
-        yield GaugeMetricFamily("oraculo_engines", "Engines that share the store.", value=self._engines)
+        yield GaugeMetricFamily("oraculo_engines", "Engines that are alive.", value=self._engines)
         yield _gauge("oraculo_runs", "Runs in the store.", "status", self._census.items())
         up = [(link.name, int(link.trouble is None)) for link in self._brokers]
         yield _gauge("oraculo_broker_up", "1 when it can be used.", "broker", up)
@@ -219,7 +222,6 @@ class Metrics(Collector):
             ConsumerRebuilt: self._consumer_rebuilt,
             BrokerChanged: self._broker_changed,
             CommandsTakenBack: self._taken_back,
-            EnginesChanged: self._engines_changed,
         }
 
     def _batch_committed(self, record: BatchCommitted) -> None:
@@ -259,9 +261,6 @@ class Metrics(Collector):
 
     def _taken_back(self, record: CommandsTakenBack) -> None:
         self._sent_again.add(record.runs, record.broker)
-
-    def _engines_changed(self, record: EnginesChanged) -> None:
-        self._engines = len(record.engines)
 
     def _runs_pruned(self, record: RunsPruned) -> None:
         self._pruned.add(record.count)

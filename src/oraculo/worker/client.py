@@ -19,7 +19,7 @@ from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
 from oraculo.subscription import QueueIntake, Subscription
 from oraculo.worker.large import completed
-from oraculo.worker.logs import log_trouble
+from oraculo.worker.logs import TroubleLog
 
 _PREFETCH = 500
 _NO_LIMITS = Limits(payload_bytes=sys.maxsize, request_bytes=sys.maxsize)  # the server's are its own to say
@@ -53,7 +53,8 @@ class Client:
         self._entropy = entropy or SystemEntropy()
         self._reply_queue = self._names.physical(reply_queue or f"respostas.{self._entropy.new_id()}")
         self._awaited: dict[str, asyncio.Future[dict[str, Any]]] = {}
-        self._intake = QueueIntake(broker, self._reply_queue, _PREFETCH, self._receive, self._entropy, log_trouble)
+        tell = TroubleLog().of_queue
+        self._intake = QueueIntake(broker, self._reply_queue, _PREFETCH, self._receive, self._entropy, tell)
         self._subscribing = asyncio.Lock()
         self._listener: asyncio.Task[None] | None = None
 

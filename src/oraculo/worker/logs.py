@@ -1,11 +1,14 @@
 """The worker's log: a line that cannot be written costs nothing but itself."""
 
 import sys
+import time
 import traceback
 from contextlib import suppress
 from typing import Any
 
 import structlog
+
+from oraculo.core.repeats import Repeats
 
 _log = structlog.get_logger("oraculo.worker")
 
@@ -46,6 +49,17 @@ class WorkerLog:
                 print(told.encode("ascii", "backslashreplace").decode(), file=sys.stderr)
 
 
-def log_trouble(queue: str, what: str, error: Exception) -> None:
-    """With a queue, which is seen to."""
-    WorkerLog().warning(what, queue=queue, reason=str(error))
+class TroubleLog:
+    """Of what is seen to, and may come again every moment: the same is told once a minute, with how often it was."""
+
+    def __init__(self) -> None:
+        self._log = WorkerLog()
+        self._repeats = Repeats()
+
+    def warning(self, event: str, error: Exception, **fields: object) -> None:
+        reason = str(error)
+        if times := self._repeats.times((event, reason), time.monotonic()):
+            self._log.warning(event, **fields, reason=reason, **{"times": times} if times > 1 else {})
+
+    def of_queue(self, queue: str, what: str, error: Exception) -> None:
+        self.warning(what, error, queue=queue)

@@ -21,7 +21,7 @@ from oraculo.ports.clock import Entropy
 from oraculo.subscription import Backoff, Subscription
 from oraculo.worker.answers import AnswerWriter
 from oraculo.worker.jobs import Job, Receipt
-from oraculo.worker.logs import WorkerLog
+from oraculo.worker.logs import TroubleLog, WorkerLog
 from oraculo.worker.remembered import RememberedAnswers, identity_of
 
 MAX_BATCH = 500
@@ -60,6 +60,7 @@ class AnswerOutbox:
         self._reported_at: dict[Job, float] = {}
         self._wake = asyncio.Event()
         self._backoff = Backoff(entropy)
+        self._troubles = TroubleLog()
         self._sending: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()
         self._pausing: set[asyncio.Task[None]] = set()  # answers whose queue had no room
@@ -181,7 +182,7 @@ class AnswerOutbox:
 
     async def _keep_the_rest(self, jobs: list[Job], batch: list[_Reply], error: NotTaken) -> None:
         """A queue that is full holds up no other: what it did not take has a pause of its own."""
-        _log.warning("answers were not taken; trying again", reason=str(error), count=error.count)
+        self._troubles.warning("answers were not taken; trying again", error, count=error.count)
         outcomes = list(zip(batch, error.vias[len(error.vias) - len(batch) :], strict=True))  # behind the reports
         self._pause([reply for reply, via in outcomes if via is None])
         self._backoff.reset()
@@ -201,7 +202,7 @@ class AnswerOutbox:
         self._wake.set()
 
     async def _put_back(self, batch: list[_Reply], error: Exception) -> None:
-        _log.warning("answers could not be published; trying again", reason=str(error), count=len(batch))
+        self._troubles.warning("answers could not be published; trying again", error, count=len(batch))
         self._replies[:0] = batch
         await self._backoff.pause()
 

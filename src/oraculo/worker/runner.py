@@ -19,7 +19,7 @@ from oraculo.worker.dispatch import OVERDUE_PER_PLACE, Dispatcher
 from oraculo.worker.handlers import Handler
 from oraculo.worker.jobs import Lane
 from oraculo.worker.large import LargeAnswers
-from oraculo.worker.logs import WorkerLog, log_trouble
+from oraculo.worker.logs import TroubleLog, WorkerLog
 from oraculo.worker.outbox import AnswerOutbox
 from oraculo.worker.remembered import RememberedAnswers
 from oraculo.worker.threads import DaemonThreads
@@ -145,7 +145,7 @@ class Worker:
         # Twice what may run: the next commands are here when the present ones end.
         receive = functools.partial(self._dispatcher.receive, lane)
         queue = self._names.physical(lane.queue)
-        return QueueIntake(self._broker, queue, lane.limit * 2, receive, self._entropy, log_trouble)
+        return QueueIntake(self._broker, queue, lane.limit * 2, receive, self._entropy, TroubleLog().of_queue)
 
     async def _renew_leases(self) -> None:
         """One loop for everything that is held, waiting or in work."""

@@ -1,0 +1,21 @@
+from oraculo.core.repeats import Repeats
+
+
+def test_the_same_is_told_once_a_minute_with_how_often_it_was_met() -> None:
+    repeats = Repeats()
+    assert [repeats.times("away", second) for second in range(130)] == [1, *[0] * 59, 60, *[0] * 59, 60, *[0] * 9]
+
+
+def test_something_else_is_told_at_once_and_what_comes_in_turns_is_not_told_at_every_turn() -> None:
+    repeats = Repeats()
+    assert [repeats.times(what, 0) for what in ("away", "full", "away", "full")] == [1, 1, 0, 0]
+    assert [repeats.times(what, 60) for what in ("away", "full")] == [2, 2]
+
+
+def test_so_many_are_remembered_and_the_one_met_longest_ago_is_forgotten() -> None:
+    repeats = Repeats()
+    for number in range(1000):
+        repeats.times(number, 0)
+    assert repeats.times(0, 1) == 0
+    assert repeats.times("one too many", 1) == 1
+    assert [repeats.times(number, 1) for number in (0, 2, 1)] == [0, 0, 1]
