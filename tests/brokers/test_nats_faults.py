@@ -274,6 +274,41 @@ async def test_a_queue_that_confirms_nothing_holds_up_no_other(url: str, queue: 
         assert await ready(broker, queue, 2)
 
 
+async def test_a_slow_line_takes_its_time_until_it_falls_silent(url: str, queue: str) -> None:
+    batch = [Outgoing(queue, bytes(64 * 1024))] * 16
+    with Proxy(url) as proxy:
+        async with running(url) as near, running(proxy.url, publish_timeout=0.5) as broker:
+            await broker.declare([queue])
+            proxy.delay = 0.05  # for each 64 kB, at most
+            began = time.monotonic()
+            await asyncio.gather(broker.publish(batch[:10]), broker.publish(batch[10:]))
+            assert time.monotonic() - began > 0.8, "the line was not slow"
+            assert broker.links()[0].trouble is None
+            assert await ready(near, queue, 16)
+            publishing = asyncio.create_task(broker.publish(batch))
+
+            async def has_begun() -> bool:
+                (state,) = await near.queues([queue])
+                return state.ready > 18
+
+            await eventually(has_begun)
+            proxy.swallows = True
+            assert "did not confirm" in await assert_fails_soon(publishing, 1.5)
+            proxy.cut()
+
+
+async def test_confirms_that_drip_in_are_not_waited_for_without_end(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oraculo.brokers.nats.broker.LONGEST", 1)
+    with Proxy(url) as proxy:
+        async with running(proxy.url, publish_timeout=0.5) as broker:
+            await broker.declare([queue])
+            proxy.delay = 0.05
+            publishing = broker.publish([Outgoing(queue, bytes(64 * 1024))] * 16)
+            assert "did not confirm" in await assert_fails_soon(publishing, 0.8)
+
+
 # -- deaf consumers -------------------------------------------------------------------------------------------------
 
 

@@ -127,6 +127,36 @@ class TestBreaking:
             assert (await state(broker, queue)).ready >= 2
         await assert_nothing_is_left()
 
+    async def test_a_slow_line_takes_its_time_until_it_falls_silent(self, url: str, queue: str) -> None:
+        batch = [Outgoing(queue, bytes(64 * 1024))] * 16
+        with Proxy(url) as proxy:
+            async with running(url) as near, running(proxy.url, publish_timeout=0.5) as broker:
+                await broker.declare([queue])
+                proxy.delay = 0.05  # for each 64 kB, at most
+                began = time.monotonic()
+                await asyncio.gather(broker.publish(batch[:10]), broker.publish(batch[10:]))
+                assert time.monotonic() - began > 0.8, "the line was not slow"
+                assert (trouble(broker), (await state(near, queue)).ready) == ("", 16)
+                publishing = asyncio.create_task(broker.publish(batch))
+                await eventually(lambda: state(near, queue), lambda now: now.ready > 18)
+                proxy.swallows = True
+                began = time.monotonic()
+                with pytest.raises(BrokerUnavailable, match="did not confirm"):
+                    await publishing
+                assert time.monotonic() - began < 1.5
+                proxy.cut()
+
+    async def test_confirms_that_drip_in_are_not_waited_for_without_end(
+        self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.publisher.LONGEST", 1)
+        with Proxy(url) as proxy:
+            async with running(proxy.url, publish_timeout=0.5) as broker:
+                await broker.declare([queue])
+                proxy.delay = 0.05
+                with pytest.raises(BrokerUnavailable, match="did not confirm"):
+                    await broker.publish([Outgoing(queue, bytes(64 * 1024))] * 16)
+
     async def test_what_a_killed_process_held_comes_again(self, url: str, queue: str) -> None:
         async with running(url) as broker:
             await broker.publish(messages(queue, 3))

@@ -45,6 +45,7 @@ from oraculo.ports.clock import Clock, SystemClock
 DEFAULT_PORT = 4222
 OLDEST = (2, 10)
 MADE_TOGETHER = 32  # queues
+LONGEST = 12  # times its timeout: so long a publish may take at most, though confirms drip in
 MOST_ORPHANS = 100_000  # about as many deliveries are given back after a break; more wait for the end of their lease
 _CLOSED = "the NATS broker is closed: call start() first"
 _SYSTEM_CLOCK = SystemClock()
@@ -160,12 +161,15 @@ class NatsBroker:
     # -- the connection -------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _calling(self, seconds: float) -> AsyncIterator[Connection]:
-        """A connection for one call, which may take that long. Notes how it went."""
+    async def _calling(self, seconds: float, longest: int = 1) -> AsyncIterator[Connection]:
+        """A connection for one call, which may take that long, or `longest` times that if it sees to the silence of the
+        server itself. Notes how it went."""
         connection, heard = None, 0
+        began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(began + seconds) as limit:
                 connection = await self._connected()
+                limit.reschedule(began + seconds * longest)
                 heard = connection.heard
                 connection.forget_complaint()
                 yield connection
@@ -347,12 +351,13 @@ class NatsBroker:
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Raises BrokerError for messages that NATS cannot take (a name that is no subject, a body over max_payload),
         and when no queue of the call will take any as it is now; the others are published."""
-        async with self._calling(self._publish_timeout) as connection:
+        async with self._calling(self._publish_timeout, LONGEST) as connection:
             refusals = Refusals()
             requests = [request_of(message, connection.max_payload, refusals) for message in messages]
             await self._sender.send(connection, [request for request in requests if request is not None], refusals)
             if refusals.down and len(refusals.left) == len(messages):
-                await self._require_work(connection)
+                async with asyncio.timeout(self._publish_timeout):
+                    await self._require_work(connection)
         refusals.raise_for_good()
         if not refusals.left:
             return [self.name] * len(messages)
@@ -372,7 +377,7 @@ class NatsBroker:
             raise
 
     async def bury(self, letters: Sequence[Letter]) -> None:
-        async with self._calling(self._publish_timeout) as connection:
+        async with self._calling(self._publish_timeout, LONGEST) as connection:
             room = connection.max_payload
             refusals = Refusals()
             requests = [

@@ -87,6 +87,10 @@ class OneLifeClient(Client):
         if receive is not None:
             receive(subject, reply, data, headers)
 
+    def note_answer(self) -> None:
+        """It counts as one to the pings, which may wait behind megabytes in the socket."""
+        self._pings_outstanding = 0
+
     def _own_tasks(self) -> list["asyncio.Task[Any]"]:
         known = (self._reading_task, self._ping_interval_task, self._flusher_task)
         return [task for task in known if task is not None and not task.done()]

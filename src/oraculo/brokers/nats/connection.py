@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import nats.errors
@@ -61,6 +61,14 @@ class OneWaySender(Protocol):
     def forbidden(self, said: str) -> None: ...
 
 
+class Patience(NamedTuple):
+    """How long confirms are waited for."""
+
+    until: float  # in the loop's time; and longer, while they come in
+    silence: float  # seconds without any after which they no longer do
+    proof: float  # seconds more, in which the server may show that it works
+
+
 class Connection:
     """`lost` says why it cannot be used any more; it never recovers."""
 
@@ -77,6 +85,8 @@ class Connection:
         self._inbox = b""
         self._sent = 0
         self._awaiting: dict[bytes, Replies] = {}
+        self._heard_at = 0.0  # the loop's time when it last answered anything
+        self._now = asyncio.get_running_loop().time
         self._senders: dict[int, OneWaySender] = {}  # by their subscriptions
 
     async def open(self, timeout: float) -> None:
@@ -213,6 +223,49 @@ class Connection:
                 await self.ask("INFO")  # a server that answers this has read all that was sent before
             return replies.answers
 
+    async def exchange_patiently(
+        self, requests: Sequence[Request], read: Read[Answer], patience: Patience
+    ) -> Sequence[Answer | None]:
+        """As above; over a slow line it takes as long as it takes. Raises TimeoutError when the server falls silent."""
+        self._require_alive()
+        if not requests:
+            return []
+        with self._asking(requests, read) as replies:
+            while not await self._is_done(
+                [replies.complete], lambda: max(patience.until, replies.heard_at + patience.silence)
+            ):
+                asked_at = self._now()
+                await self._require_answer(patience, replies)
+                if replies.heard_at < asked_at:
+                    break
+            return replies.answers
+
+    async def _require_answer(self, patience: Patience, others: Replies) -> None:
+        """To a question, or all the others. The question waits behind what was sent before: while that is answered, the
+        server is at work."""
+        with self._asking([Request(f"{_API}INFO", b"")], read_answer) as replies:
+            if not await self._is_done(
+                [replies.complete, others.complete],
+                lambda: max(patience.until, self._heard_at + patience.silence) + patience.proof,
+            ):
+                raise TimeoutError
+            (answer,) = replies.answers
+            if isinstance(answer, ApiError):
+                raise self.refusal(answer, "INFO")
+
+    async def _is_done(self, futures: Sequence["asyncio.Future[None]"], late_at: Callable[[], float]) -> bool:
+        """One of them, by then, in the loop's time, which may move on meanwhile. Raises what they raise."""
+        began = self._now()
+        done = {future for future in futures if future.done()}
+        while not done and (left := late_at() - self._now()) > 0:
+            if self._heard_at > began:
+                self._client.note_answer()
+            done, _ = await asyncio.wait(futures, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        for fault in [future.exception() for future in done]:  # of all: else asyncio tells of those that nobody took
+            if fault is not None:
+                raise fault
+        return bool(done)
+
     @contextmanager
     def _asking(self, requests: Sequence[Request], read: Read[Any]) -> Iterator[Replies]:
         tokens = [b"%d" % number for number in range(self._sent, self._sent + len(requests))]
@@ -294,6 +347,7 @@ class Connection:
         token = subject[len(self._inbox) :]
         replies = self._awaiting.get(token)
         if replies is not None:
+            replies.heard_at = self._heard_at = self._now()
             replies.receive(token, data, headers)
 
     def _refuse_forbidden(self, complaint: str) -> None:

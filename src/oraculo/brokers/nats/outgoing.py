@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
-from oraculo.brokers.nats.connection import Connection
+from oraculo.brokers.nats.connection import Connection, Patience
 from oraculo.brokers.nats.layout import (
     ID_HEADER,
     as_header,
@@ -76,23 +76,24 @@ def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | No
     return Request(queue, body, id_headers(as_header(message.key), room) if message.key else None)
 
 
-async def confirms_of(connection: Connection, requests: Sequence[Request], until: float) -> Sequence[PubAck]:
+async def confirms_of(connection: Connection, requests: Sequence[Request], patience: Patience) -> Sequence[PubAck]:
     """What only its id keeps out is sent again: an id is to spare a worker a repeat, not to lose it a message."""
-    requests, acks = list(requests), await _confirms(connection, requests, until)
-    while kept_out := _kept_out_by_id(requests, acks):
-        await asyncio.sleep(_KEPT_OUT_PAUSE)
-        for number, request in kept_out.items():
-            requests[number] = request
-        answers = await _confirms(connection, list(kept_out.values()), until)
-        for number, ack in zip(kept_out, answers, strict=True):
-            acks[number] = ack
+    requests, acks = list(requests), await _confirms(connection, requests, patience)
+    async with asyncio.timeout(patience.silence + patience.proof):
+        while kept_out := _kept_out_by_id(requests, acks):
+            await asyncio.sleep(_KEPT_OUT_PAUSE)
+            for number, request in kept_out.items():
+                requests[number] = request
+            answers = await _confirms(connection, list(kept_out.values()), patience)
+            for number, ack in zip(kept_out, answers, strict=True):
+                acks[number] = ack
     if repeats := sum(ack.duplicate for ack in acks):
         _log.info("repeats were dropped: JetStream had these messages already", count=repeats)
     return acks
 
 
-async def _confirms(connection: Connection, requests: Sequence[Request], until: float) -> list[PubAck]:
-    acks = await connection.exchange_until(requests, read_confirm, until)
+async def _confirms(connection: Connection, requests: Sequence[Request], patience: Patience) -> list[PubAck]:
+    acks = await connection.exchange_patiently(requests, read_confirm, patience)
     return [ack or PubAck(error=UNANSWERED) for ack in acks]
 
 

@@ -117,6 +117,7 @@ class Replies:
     def __init__(self, requests: Mapping[bytes, Request], read: Read[Any]) -> None:
         self.requests = requests  # by the last part of the subject on which each is answered
         self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.heard_at = 0.0  # the loop's time when the last came
         self._got: dict[bytes, Any] = {}
         self._read = read
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from oraculo.brokers.nats.births import Births
-from oraculo.brokers.nats.connection import MOST_KNOWN, Connection
+from oraculo.brokers.nats.connection import MOST_KNOWN, Connection, Patience
 from oraculo.brokers.nats.layout import stream_of
 from oraculo.brokers.nats.making import Maker
 from oraculo.brokers.nats.outgoing import Refusals, confirms_of, windows
@@ -16,27 +16,29 @@ CONFIRM_SHARE = 0.8  # of the time of a call; in the rest a server that did not 
 
 
 class Sender:
-    """`patience`: seconds that a call may take."""
+    """`patience`: seconds that the server may be silent."""
 
     def __init__(self, maker: Maker, births: Births, *, patience: float) -> None:
         self._maker = maker
         self._births = births
-        self._confirm_patience = patience * CONFIRM_SHARE
+        self._patience = patience
+        self._silence = patience * CONFIRM_SHARE
 
     async def send(self, connection: Connection, requests: Sequence[Request], refusals: Refusals) -> None:
-        """Returns once all are confirmed, but for those that were not taken, which are told in `refusals`."""
+        """Returns once all are confirmed, but for those that were not taken, which are told in `refusals`. Raises
+        TimeoutError when the server falls silent."""
         clock = asyncio.get_running_loop().time
-        until = clock() + self._confirm_patience
+        patience = Patience(clock() + self._silence, self._silence, self._patience - self._silence)
         for window in windows(await self._make_missing(connection, requests, refusals)):
-            if clock() >= until:
+            if clock() >= patience.until:
                 for request in window:
                     refusals.note_left(request, f"{connection.place} was not asked in time to take {request.subject}")
                 continue
-            homeless = await self._send_window(connection, window, refusals, until)
+            homeless = await self._send_window(connection, window, refusals, patience)
             if homeless:  # their stream was deleted, so they are nowhere: sending them again makes no duplicate
                 connection.forget_made(source_name(request.subject) for request in homeless)
                 housed = await self._make_missing(connection, homeless, refusals)
-                if await self._send_window(connection, housed, refusals, until):
+                if await self._send_window(connection, housed, refusals, patience):
                     raise BrokerUnavailable(f"the stream of {homeless[0].subject} at {connection.place} is gone again")
 
     async def _make_missing(
@@ -63,7 +65,9 @@ class Sender:
         """Returns which can never be made as things are, and why, their quarantines too. One that cannot be made now
         counts as stuck for a while."""
         forbidden: dict[str, BrokerError] = {}
-        for source, fault in (await self._maker.make(connection, sources)).items():
+        async with asyncio.timeout(self._patience):
+            faults = await self._maker.make(connection, sources)
+        for source, fault in faults.items():
             both = (source, dlq_name(source))
             if isinstance(fault, BrokerUnavailable):
                 connection.note_unmakeable(both, str(fault))
@@ -72,10 +76,10 @@ class Sender:
         return forbidden
 
     async def _send_window(
-        self, connection: Connection, requests: Sequence[Request], refusals: Refusals, until: float
+        self, connection: Connection, requests: Sequence[Request], refusals: Refusals, patience: Patience
     ) -> list[Request]:
         """Those for which there is no stream."""
-        acks = await confirms_of(connection, requests, until)
+        acks = await confirms_of(connection, requests, patience)
         if all(ack.error is None for ack in acks):
             connection.note_working([request.subject for request in requests])
             if not all(ack.duplicate for ack in acks):  # a full server confirms what it has already

@@ -23,6 +23,7 @@ _SIZES = re.compile(r"message size (\d+) .*max size (\d+)")
 # until that channel closes. The cancellation took 0.03 s.
 VANISHED_PAUSE = 0.3
 PING_PATIENCE = 1.0  # seconds, before its time is over, in which a server that does not confirm may answer otherwise
+LONGEST = 12  # times its patience: so long a publish may take at most, though confirms drip in
 
 
 class NotConfirmed(BrokerUnavailable):
@@ -61,11 +62,12 @@ class _TooLate(Exception):
 class _Batch:
     """What one call published: how many confirms are missing, and what the server could not route or did not take."""
 
-    __slots__ = ("_first", "_unreturned", "done", "missing", "parcels", "refused", "returned")
+    __slots__ = ("_first", "_unreturned", "done", "heard_at", "missing", "parcels", "refused", "returned")
 
     def __init__(self, parcels: Sequence[Parcel], first: int) -> None:
         self.parcels = parcels
         self.missing = len(parcels)
+        self.heard_at = 0.0  # the loop's time when it was last told what became of one
         self.refused: list[Parcel] = []
         self._first = first  # its delivery tag
         self.returned: list[Parcel] = []
@@ -75,9 +77,10 @@ class _Batch:
     def refuse(self, tag: int) -> None:
         self.refused.append(self.parcel(tag))
 
-    def confirm(self, count: int) -> None:
+    def confirm(self, count: int, now: float) -> None:
         """Or were refused: it is known what became of them."""
         self.missing -= count
+        self.heard_at = now
         if self.missing == 0 and not self.done.done():
             self.done.set_result(None)
 
@@ -118,9 +121,15 @@ class _Session:
         self._unconfirmed: dict[int, _Batch] = {}  # by delivery tag, the oldest first
         self._batches: dict[_Batch, None] = {}  # those of which a confirm is missing, the oldest first
         self._is_retired = False
+        self._now = asyncio.get_running_loop().time
         channel.listen(Confirms(self._on_confirm))
         channel.raw.add_on_return_callback(self._on_return)
         channel.on_close = self._on_close
+
+    @property
+    def confirmed_at(self) -> float:
+        """The loop's time when the server last confirmed something, be it on another channel."""
+        return float(self.channel.raw.connection.confirmed_at)
 
     def send(self, parcels: Sequence[Parcel]) -> _Batch:
         packed = self._packer.pack(parcels)  # may raise: then nothing was sent, and nothing may be counted
@@ -157,13 +166,14 @@ class _Session:
 
     def _on_confirm(self, tag: int, is_multiple: bool, is_taken: bool) -> None:
         waiting = self._unconfirmed
+        now = self.channel.raw.connection.confirmed_at = self._now()
         tags = list(takewhile(tag.__ge__, waiting)) if is_multiple else [tag]
         for each in () if is_taken else tags:
             if each in waiting:
                 waiting[each].refuse(each)
         for batch, count in Counter([waiting.pop(each, None) for each in tags]).items():
             if batch is not None:
-                batch.confirm(count)
+                batch.confirm(count, now)
                 if batch.missing == 0:
                     self._batches.pop(batch, None)
         if self._is_retired and not self._batches:
@@ -192,21 +202,46 @@ class _Session:
 
 
 class _Doubt:
-    """Ends a batch when its time is over, and finds out shortly before whether its channel, and the server, answer."""
+    """Ends a batch when its time is over, and finds out shortly before whether its channel, and the server, answer.
+
+    Its time begins anew with each confirm: over a slow line a batch takes as long as it takes. Those of others count
+    while the server answers nothing else, for what it is asked waits behind all that was sent before.
+    """
 
     def __init__(self, connection: Connection, session: _Session, batch: _Batch, until: float) -> None:
         self._connection = connection
         self._session = session
         self._batch = batch
-        self._until = until
-        self._asking: asyncio.Task[None] | None = None
+        self.until = until
+        self._watching: asyncio.Task[None] | None = None
         self._channel_answers = self._server_answers = False
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(until - min(PING_PATIENCE, (until - loop.time()) / 2), self._ask)
+        self._patience = until - loop.time()
+        self._last = until + (LONGEST - 1) * self._patience
+        self._ping_patience = min(PING_PATIENCE, self._patience / 2)
+        self._timer = loop.call_at(until - self._ping_patience, self._begin)
 
-    def _ask(self) -> None:
-        self._timer = asyncio.get_running_loop().call_at(self._until, self._batch.fail, _TooLate())
-        self._asking = asyncio.create_task(self._ask_both(), name="is RabbitMQ there")
+    def _begin(self) -> None:
+        self._watching = asyncio.create_task(self._watch(), name="is RabbitMQ there")
+
+    async def _watch(self) -> None:
+        while self._has_more_time(self._batch.heard_at) or not await self._is_late():
+            await _sleep_until(self.until - self._ping_patience)
+        self._batch.fail(_TooLate())
+
+    def _has_more_time(self, heard_at: float) -> bool:
+        before, self.until = self.until, min(max(self.until, heard_at + self._patience), self._last)
+        return self.until > before
+
+    async def _is_late(self) -> bool:
+        self._channel_answers = self._server_answers = False
+        asking = asyncio.create_task(self._ask_both(), name="ask RabbitMQ")
+        try:
+            await _sleep_until(self.until)
+        finally:
+            asking.cancel()
+        answers = self._channel_answers or self._server_answers
+        return not self._has_more_time(self._batch.heard_at if answers else self._session.confirmed_at)
 
     async def _ask_both(self) -> None:
         await asyncio.gather(self._ask_channel(), self._ask_server())
@@ -223,8 +258,8 @@ class _Doubt:
 
     def end(self) -> None:
         self._timer.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
 
     def told(self, refused: Sequence[Parcel], unknown: Sequence[Parcel], count: int) -> Overdue:
         overdue = Overdue([*refused, *unknown], count)
@@ -269,15 +304,15 @@ class Publisher:
 
     async def publish(self, parcels: Sequence[Parcel], until: float | None = None, *, alone: bool = False) -> None:
         """Returns once every one is confirmed. Raises NotConfirmed, BrokerUnavailable or BrokerError; `until`, the
-        loop's time: Overdue when that has passed, or TimeoutError when they could not be sent so soon. `alone`: on a
-        channel of its own."""
+        loop's time: Overdue when that has passed and confirms no longer come in, or TimeoutError when they could not be
+        sent so soon. `alone`: on a channel of its own."""
         count, refused = len(parcels), list[Parcel]()
         while parcels:
             async with asyncio.timeout_at(until):
                 session = await self._ready(alone=alone)
             batch = session.send(parcels)
             try:
-                await self._confirmed(session, batch, refused, count, until, alone=alone)
+                until = await self._confirmed(session, batch, refused, count, until, alone=alone)
             except Forbidden as error:
                 self.forbidden = str(error)
                 raise
@@ -297,11 +332,13 @@ class Publisher:
 
     async def _confirmed(
         self, session: _Session, batch: _Batch, refused: list[Parcel], count: int, until: float | None, *, alone: bool
-    ) -> None:
-        """Or refused, or returned. Raises Overdue, with what was `refused` before."""
+    ) -> float | None:
+        """Or refused, or returned. Returns until when there is time for the rest. Raises Overdue, with what was
+        `refused` before."""
         doubt = None if until is None else _Doubt(self._connection, session, batch, until)
         try:
             await batch.done
+            return None if doubt is None else doubt.until
         except _TooLate:
             assert doubt is not None
             unknown = session.unconfirmed(batch)
@@ -378,6 +415,10 @@ class Publisher:
         """Nobody waits for it to end: that may take hours. What was sent may still be taken then."""
         for session in list(self._sessions):
             session.fail(reason)
+
+
+async def _sleep_until(when: float) -> None:
+    await asyncio.sleep(when - asyncio.get_running_loop().time())
 
 
 def _unused(_: object) -> None:

@@ -56,6 +56,7 @@ class Connection(AsyncioConnection):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.receivers: dict[int, Receiver] = {}  # by channel
+        self.confirmed_at = 0.0  # the loop's time when something was last confirmed, on any channel
         super().__init__(*arguments, **options)
 
     def _on_data_available(self, data_in: bytes) -> None:
