@@ -38,6 +38,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._moment = max(self._moment, self._scheduled[0].when())
             self._turns = 0
         elif self._turns > MOST_TURNS:
+            self._turns = 0  # for whoever then ends what is left
             raise Stuck(f"{MOST_TURNS} turns of the loop at the same moment")
         super()._run_once()  # type: ignore[misc]
 
