@@ -179,6 +179,11 @@ class TestAccess:
                 assert "p@ss" not in str(caught.value)
                 await stranger.close()
 
+    async def test_an_empty_user_and_password_are_none(self, url: str) -> None:
+        """As a template writes them that was given none."""
+        async with started(url.replace("://", "://:@")) as broker:
+            assert await broker.check()
+
     async def test_a_server_that_repeats_what_it_was_told_makes_no_password_known(self) -> None:
         with WithoutAuth() as server:
             broker = RedisStreamsBroker(f"redis://ana:s3cr3t@127.0.0.1:{server.port}/0")

@@ -138,6 +138,14 @@ class TestLostConnections:
                 (letter,) = await broker.dead_letters(queue, limit=1)
                 assert letter.body == dead
 
+    async def test_over_a_line_as_slow_as_its_upkeep_is_frequent_it_reads(self, url: str, queue: str) -> None:
+        with Proxy(url) as proxy:
+            async with started(url) as near, started(proxy.url, lease=LEASE) as broker:
+                consumer = await broker.consume(queue, prefetch=1)
+                proxy.delay = 0.3 * LEASE  # each way; upkeep is due after half a lease
+                await near.publish(messages(queue, 1))
+                assert bodies(await take(consumer, 1, within=PROMPTLY)) == [0]
+
     async def test_a_consumer_without_room_is_not_taken_for_idle(self) -> None:
         with Valkey() as server, redis.Redis.from_url(server.url) as plain:
             async with started(server.url) as broker:

@@ -39,6 +39,12 @@ from tests.waiting import until
 url, plain, queue = stage.url, stage.plain, stage.queue  # fixtures
 
 
+def leave_unsettled(plain: Any, queue: str, count: int) -> None:
+    """As a consumer does that took them and died an hour ago."""
+    ((_, entries),) = read_plain(plain, queue, count=count)
+    plain.xclaim(queue, queue, "plain", 0, [entry for entry, _ in entries], idle=3_600_000, justid=True)
+
+
 class TestLeases:
     async def test_what_is_not_settled_in_time_goes_to_another(self, url: str, queue: str) -> None:
         async with started(url, lease=LEASE) as broker, started(url, lease=LEASE) as other:
@@ -136,12 +142,18 @@ class TestLeases:
     async def test_all_that_one_left_is_claimed_without_a_pause(self, url: str, plain: Any, queue: str) -> None:
         async with started(url) as broker:
             await broker.publish(messages(queue, 600))
-            ((_, entries),) = read_plain(plain, queue, count=600)
-            an_hour_ago = {"idle": 3_600_000, "justid": True}
-            plain.xclaim(queue, queue, "plain", 0, [entry for entry, _ in entries], **an_hour_ago)
+            leave_unsettled(plain, queue, 600)
             consumer = await broker.consume(queue, prefetch=600)
             taken = await take(consumer, 600, within=3.0)  # a page each second would be five
             assert sorted(bodies(taken)) == list(range(600))
+
+    async def test_what_is_new_does_not_wait_for_all_that_one_left(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 300))
+            leave_unsettled(plain, queue, 300)
+            await broker.publish([Outgoing(queue, b"300")])
+            taken = await take(await broker.consume(queue, prefetch=400), 301)
+            assert bodies(taken).index(300) == 100  # behind the first page
 
     async def test_names_of_consumers_that_are_long_gone_are_deleted(self, url: str, plain: Any, queue: str) -> None:
         async with started(url, lease=LEASE / 10) as broker:

@@ -8,9 +8,10 @@ import pytest
 
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.stores.postgres import PostgresStore
-from oraculo.stores.postgres.address import _each_host, place_of
+from oraculo.stores.postgres.address import Address, _each_host, _where, place_of
 from oraculo.testing.store_runs import assert_stored, create, make_run
 from tests.servers.fleet import Fleet
+from tests.servers.names import NAME, give_addresses, silent_address
 from tests.servers.process import free_port
 from tests.servers.proxy import Proxy
 from tests.stores import postgres_stage as stage
@@ -99,6 +100,20 @@ async def test_the_time_that_quick_refusals_leave_is_a_far_hosts(url: str) -> No
         async with opened(with_option(all_three, sslmode="disable"), connect_timeout=1.2) as store:
             await create(store, run := make_run("a"))
             await assert_stored(store, run)
+
+
+async def test_of_a_names_addresses_one_that_says_nothing_is_passed_by(
+    url: str, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, named = fleet.server("postgres").port, url.replace("127.0.0.1", NAME)
+    with silent_address("127.0.0.2", port) as silent:
+        give_addresses(monkeypatch, silent, ("127.0.0.1", port))
+        address = Address(named, connect_timeout=0.5, call_timeout=5.0)
+        with pytest.raises(StoreUnavailable, match=f"{NAME}:{port}/postgres: no answer in time"):
+            await address.connect("SELECT 1")
+        connection = await address.connect("SELECT 1")  # by the other address, since the name led nowhere
+        await connection.close()
+        assert await _where(with_option(named, sslmode="verify-full"), 1) == {}  # it is in the certificate
 
 
 async def test_when_no_host_will_do_the_trouble_of_each_is_told(fleet: Fleet) -> None:

@@ -3,13 +3,30 @@
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import ParseResult
 
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
+
+from oraculo.clients.dialing import dialed
 
 _FAREWELL = 1.0  # seconds in which the tasks and the socket of an ended connection are gone
 
 Receive = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply subject, data, headers; must not raise
+
+
+class _Transport(TcpTransport):
+    """nats-py's own tries the addresses of a name one by one, and may never come to the one that answers."""
+
+    def __bool__(self) -> bool:
+        return True  # also before it is connected: else nats-py would take one of its own
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        """Whoever connects sets the limit of time."""
+        sock = await dialed(uri.hostname or "", uri.port or 0)
+        streams = await asyncio.open_connection(sock=sock, limit=buffer_size)
+        self._io_reader, self._io_writer = self._bare_io_reader, self._bare_io_writer = streams
 
 
 class OneLifeClient(Client):
@@ -19,6 +36,7 @@ class OneLifeClient(Client):
 
     def __init__(self, on_lost: Callable[[str], None], on_complaint: Callable[[str], None], *, needs_tls: bool) -> None:
         super().__init__()
+        self._transport = _Transport()  # type: ignore[no-untyped-call, unused-ignore]
         self._on_lost = on_lost
         self._on_complaint = on_complaint
         self._needs_tls = needs_tls

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, NamedTuple
 
 from oraculo.brokers.redis_streams.layout import content, keys, order, text
@@ -117,6 +118,7 @@ class RedisConsumer:
         self._connection = connection
         self._period = min(LONGEST_WAIT, terms.lease / 2)
         self._next_upkeep = 0.0
+        self._has_read = True  # since the last upkeep
         self._cursor = ALL_SEEN  # how far it has looked for leases that ended
         self._request: _Request | None = None  # a take that is cancelled leaves it to the next one
         self._arrived: deque[_Arrival] = deque()
@@ -233,16 +235,19 @@ class RedisConsumer:
         self._claimed.intersection_update(kept)
 
     def _ask(self, count: int) -> _Request:
+        """Between two upkeeps it reads, however soon the next is due: over a slow line that may be always."""
         now = asyncio.get_running_loop().time()
-        if now >= self._next_upkeep:
-            self._next_upkeep = now + self._period
+        if self._has_read and now >= self._next_upkeep:
+            self._has_read, self._next_upkeep = False, inf
             terms, lease = self._terms, int(self._terms.lease * 1000)
             late = terms.too_often(f"its lease of {terms.lease:g} s ran out")
             some = (self._holder.name, lease, self._cursor, min(count, PAGE), terms.limit_of(self._queue), late)
             command = ("EVALSHA", UPKEEP.sha, 3, *keys(self._queue), *some, terms.now())
             return self._send(command, self._absorb_upkeep, now)
-        block = max(1, int((self._next_upkeep - now) * 1000))
-        read = ("XREADGROUP", "GROUP", self._queue, self._holder.name, "COUNT", count, "BLOCK", block)
+        self._has_read = True
+        block = int((self._next_upkeep - now) * 1000)
+        wait = ("BLOCK", block) if block > 0 else ()  # 0 would be for ever, and 1 may take the server 100
+        read = ("XREADGROUP", "GROUP", self._queue, self._holder.name, "COUNT", count, *wait)
         return self._send((*read, "STREAMS", self._queue, ">"), self._absorb_read, now)
 
     def _send(self, command: Command, absorb: Callable[[Any], None], now: float) -> _Request:
@@ -259,6 +264,8 @@ class RedisConsumer:
             self.lose(f"no answer from {self._server.place} in {patience:g} s")
             return
         self._request = None
+        soon = asyncio.get_running_loop().time() + self._period  # from now on, however long the answer took
+        self._next_upkeep = min(self._next_upkeep, soon)
         replies = request.answer.result()
         if replies is None:
             self.lose(self._connection.trouble or f"the connection to {self._server.place} was lost")

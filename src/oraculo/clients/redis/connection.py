@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import hiredis
 
 from oraculo.clients.address import Address
+from oraculo.clients.dialing import dialed
 from oraculo.errors import Fault, InvalidSettings, OraculoError
 
 Part = str | bytes | int
@@ -206,8 +207,9 @@ async def connect(
 
 async def _open(connection: Connection, address: Address) -> None:
     name = address.host if address.tls is not None else None
+    sock = await dialed(address.host, address.port)
     await asyncio.get_running_loop().create_connection(
-        lambda: connection, address.host, address.port, ssl=address.tls, server_hostname=name
+        lambda: connection, sock=sock, ssl=address.tls, server_hostname=name
     )
 
 
@@ -231,7 +233,8 @@ async def _log_in(connection: Connection, address: Address, errors: Errors[Any])
 
 
 def credentials_of(address: Address) -> tuple[str, ...]:
-    if address.password is None:
+    """None where the password is empty, as in the `redis://:@host` of a template that was given none."""
+    if not address.password:
         return ()
     return (address.user, address.password) if address.user else (address.password,)
 

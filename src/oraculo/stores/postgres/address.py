@@ -3,9 +3,11 @@ is silent does not take the time of the others."""
 
 import asyncio
 import os
+import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlencode
 
 import asyncpg
@@ -29,6 +31,7 @@ class Address:
         self.call_timeout = call_timeout
         self.place = place_of(url)
         self._took_us = False
+        self._turns = Counter[str]()  # of each host's addresses
 
     @property
     def first(self) -> str:
@@ -58,10 +61,12 @@ class Address:
     ) -> "Connection | None":
         for number, host in enumerate(hosts):
             seconds = (ends - asyncio.get_running_loop().time()) / (len(hosts) - number)
+            turn = self._turns[host]
             try:
-                connection = await _connect(host, session, seconds)
+                connection = await _connect(host, session, seconds, turn)
             except StoreError as trouble:
                 troubles[host] = trouble
+                self._turns[host] = turn + 1  # once, though several have tried this one
             else:
                 self._hosts = [host, *(other for other in self._hosts if other != host)]
                 self._took_us = True
@@ -123,12 +128,13 @@ def _together(troubles: list[StoreError], *, may_pass: bool) -> StoreError:
 # -- one of them -----------------------------------------------------------------------------------------------------
 
 
-async def _connect(url: str, session: str, seconds: float) -> Connection:
+async def _connect(url: str, session: str, seconds: float, turn: int) -> Connection:
     place = place_of(url)
     with translated(place):
         async with asyncio.timeout(seconds):
             with _told_better(url, place):
-                connection = await asyncpg.connect(url, server_settings=_server_settings(url))
+                where = await _where(url, turn)
+                connection: Connection = await asyncpg.connect(url, server_settings=_server_settings(url), **where)
             try:
                 _refuse_unfit(connection, place)
                 await connection.execute(session)
@@ -136,6 +142,23 @@ async def _connect(url: str, session: str, seconds: float) -> Connection:
                 connection.terminate()
                 raise
     return connection
+
+
+async def _where(url: str, turn: int) -> dict[str, Any]:
+    """By the name in the URL, and when that failed by each of its addresses in turn, if it has several: asyncpg begins
+    with the first every time, and one that says nothing takes all the time. Only by its name where the certificate must
+    have it."""
+    first, *others = hosts_of(url)
+    name, _, port = unquote(first).partition(":")
+    mode = _parameters(url).get("sslmode") or os.environ.get("PGSSLMODE")
+    if not turn or others or not name or name[0] in "/[" or mode == "verify-full":
+        return {}
+    found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    addresses = sorted({address[0] for *_, address in found})  # for a resolver may turn them, each time
+    number = turn % (len(addresses) + 1)
+    if len(addresses) == 1 or number == 0:
+        return {}
+    return {"host": addresses[number - 1], "port": int(port) if port else None}
 
 
 def _server_settings(url: str) -> dict[str, str]:

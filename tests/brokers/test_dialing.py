@@ -1,0 +1,65 @@
+"""Brokers under a name with several addresses, of which the first says nothing; on both event loops."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from oraculo.brokers.nats import NatsBroker
+from oraculo.brokers.redis_streams import RedisStreamsBroker
+from oraculo.clients.dialing import dialed
+from tests.servers.fleet import Fleet
+from tests.servers.names import NAME, give_addresses, silent_address
+from tests.servers.process import free_port
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    def run(work: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(work)
+
+    return run
+
+
+@pytest.mark.parametrize(("kind", "make"), [("redis", RedisStreamsBroker), ("nats", NatsBroker)])
+def test_the_address_that_answers_is_found(
+    run: Run, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, kind: str, make: Any
+) -> None:
+    url = fleet.url(kind)
+
+    async def check() -> None:
+        with silent_address() as silent:
+            give_addresses(monkeypatch, silent, ("127.0.0.1", fleet.server(kind).port))
+            broker = make(url.replace("127.0.0.1", NAME))
+            await broker.start()
+            assert NAME in await broker.check()
+            await broker.close()
+
+    run(check())
+
+
+def test_an_attempt_leaves_nothing_behind(
+    run: Run, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    async def check() -> None:
+        with silent_address() as silent, socket.create_server(("127.0.0.1", 0)) as server:
+            give_addresses(monkeypatch, silent, server.getsockname())
+            with await dialed(NAME, 0) as found:
+                assert found.getpeername() == server.getsockname()
+                assert found.proto == socket.IPPROTO_TCP  # else asyncio would send small things late
+            give_addresses(monkeypatch, silent, silent)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(dialed(NAME, 0), 0.3)  # when both are tried
+            give_addresses(monkeypatch, ("127.0.0.1", free_port()), ("127.0.0.1", free_port()))
+            with pytest.raises(ConnectionRefusedError):
+                await dialed(NAME, 0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(check())
+    assert not [str(warning.message) for warning in recwarn]
