@@ -1,5 +1,6 @@
 """`oraculo simulate`: a user's own pipeline, rehearsed under faults."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,51 @@ def test_a_pipeline_is_rehearsed_by_the_rules_of_the_settings(tmp_path: Path, mo
     monkeypatch.setenv("ORACULO_RUNS_MAX_ATTEMPTS", "30")
     often = simulate("p.yaml", "--seeds", "20", "--fault", "drop=0", "--failure", "A=0.5", "--latency", "A=0.01")
     assert "end statuses: 20 concluida" in often.stdout, often.output
-    slow = json.loads(simulate("p.yaml", "--seed", "2", "--fault", "drop=0", "--latency", "A=500", "--json").stdout)
-    assert [(one["of"], one["seconds"]) for one in slow["tight_deadlines"]] == [("the run", 7.0)]
+    args = ["p.yaml", "--seed", "2", "--fault", "drop=0", "--latency", "A=500"]
+    slow = json.loads(simulate(*args, "--json").stdout)
+    assert slow["tight_deadlines"] == [{"of": "the run", "seconds": 7.0, "p95": None, "met": 1}]
+    assert slow["met_in_vain"] == []
+    assert "too tight: the deadline of the run, 7 s (none ended well, 1 of 1 ran into it)\n" in simulate(*args).stdout
+
+
+def test_steps_on_celery_and_bullmq_have_stand_ins_too(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(
+        "name: p\nsteps: [{queue: celery://loja.resumir}, {id: B, queue: bullmq://q, dependsOn: celery://loja.resumir}]\n"
+    )
+    result = simulate(
+        str(tmp_path / "p.yaml"), "--seeds", "3", "--latency", "celery://loja.resumir=2", "--fault", "drop=0"
+    )
+    assert result.exit_code == 0, result.output
+    assert "longest path: celery://loja.resumir → B, 3.0 s" in result.stdout
+
+
+def test_a_deadline_that_runs_met_since_a_message_was_lost_is_not_called_tight(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("name: p\ntimeout: 30\nsteps: [{type: A}]\n")
+    args = [str(tmp_path / "p.yaml"), "--seeds", "8", "--fault", "drop=0.2", "--failure", "A=0"]
+    told = json.loads(simulate(*args, "--json").stdout)
+    assert told["tight_deadlines"] == []
+    lost = told["statuses"]["timeout"]
+    assert told["met_in_vain"] == [{"of": "the run", "seconds": 30.0, "runs": lost}]
+    in_words = simulate(*args).stdout
+    assert "no deadline is too tight" in in_words
+    assert f"in vain: {lost} of 8 waited until the deadline of the run, 30 s, for a message that was lost" in in_words
+
+
+def test_a_file_that_may_not_be_read_is_one_line_and_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # root may read everything
+    result = simulate(str(EXAMPLE))
+    assert result.exit_code == 2, result.exception
+    assert result.stderr == f"oraculo: {EXAMPLE}: cannot be read: Permission denied\n"
 
 
 @pytest.mark.parametrize(
     ("args", "told"),
     [
         (["no-such.yaml"], "there is no such file"),
+        ([str(EXAMPLE.parent)], "cannot be read: Is a directory"),
         ([str(EXAMPLE), "--fault", "dorp=0.1"], "drop"),
         ([str(EXAMPLE), "--fault", "drop=many"], "drop"),
         ([str(EXAMPLE), "--fault", "drop=2"], "drop"),

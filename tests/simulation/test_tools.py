@@ -7,11 +7,12 @@ import pytest
 from oraculo.core.pipeline import parse_pipeline
 from oraculo.engine.outbox import Outbox
 from oraculo.errors import InvalidInput
+from oraculo.testing.simulation import rehearsal
 from oraculo.testing.simulation.campaign import run_seeds
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.rehearsal import longest_path, rehearse
-from oraculo.testing.simulation.running import run_seed
-from oraculo.testing.simulation.scenario import StandIn
+from oraculo.testing.simulation.running import Outcome, run_seed
+from oraculo.testing.simulation.scenario import Scenario, StandIn
 from oraculo.testing.simulation.shrinking import shrink, story
 from tests.simulation.test_planted_bugs import delivered_under_two_versions, no_resend
 
@@ -63,6 +64,50 @@ def test_a_rehearsal_tells_how_a_pipeline_ends_and_what_is_tight() -> None:
 def test_a_rehearsal_without_faults_always_succeeds_when_there_is_time() -> None:
     found = rehearse(PIPELINE, {"b": StandIn(0.01, 0.0)}, USUAL, Faults(), range(20))
     assert found.statuses == Counter(concluida=20)
+
+
+def test_what_lost_messages_cost_is_told_apart_from_what_a_deadline_costs() -> None:
+    definition = parse_pipeline({"name": "p", "timeout": 40, "steps": [{"type": "a"}, {"type": "b", "timeout": 30}]})
+    found = rehearse(definition, {}, USUAL, Faults(drop=0.1), range(20))
+    assert not found.tight
+    for deadline in found.deadlines:
+        assert deadline.met == deadline.in_vain > 0
+        assert deadline.p95 is not None
+        assert deadline.p95 < 10
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
+    """Of the seeds of the rehearsals to come."""
+    seen: list[Outcome] = []
+
+    def noting(seed: int, faults: Faults, scenario: Scenario) -> Outcome:
+        seen.append(run_seed(seed, faults, scenario))
+        return seen[-1]
+
+    monkeypatch.setattr(rehearsal, "run_seed", noting)
+    return seen
+
+
+def test_progress_and_answers_that_come_too_late_are_not_waited_for(outcomes: list[Outcome]) -> None:
+    short = parse_pipeline({"name": "p", "timeout": 2, "steps": [{"type": "a"}]})
+    [deadline] = rehearse(short, {}, StandIn(5000.0, 0.0), Faults(drop=0.4), range(20)).tight
+    without_command = ["a message to a is lost" in " ".join(outcome.told) for outcome in outcomes]
+    assert any("a message to resultados is lost" in " ".join(outcome.told) for outcome in outcomes)
+    assert [bool(outcome.lost) for outcome in outcomes] == without_command
+    assert (deadline.met, deadline.in_vain) == (20, sum(without_command))
+
+
+def test_each_destination_beyond_a_bridge_has_a_stand_in_of_its_own(outcomes: list[Outcome]) -> None:
+    places = ["celery://a", "celery://b?queue=high", "bullmq://a", "celery://a?send=payload", "fila"]
+    steps = [{"id": str(number), "queue": place} for number, place in enumerate(places)]
+    found = rehearse(parse_pipeline({"name": "p", "steps": steps}), {}, USUAL, Faults(), [0])
+    assert found.statuses == Counter(concluida=1)
+    scenario = outcomes[0].scenario
+    first, second, third, again, plain = (step["queue"] for step in scenario.pipelines["p"]["steps"])
+    assert (first, plain) == (again, "fila")
+    assert len({first, second, third, plain}) == 4
+    assert set(scenario.queues) == {first, second, third, plain}
 
 
 def test_a_rehearsal_reports_a_broken_law(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,14 @@ def takes_a_custom_class(payload: App) -> None: ...
 def takes_what_is_not_there(payload: "Missing") -> None: ...  # type: ignore[name-defined] # noqa: F821
 
 
+class List(msgspec.Struct, array_like=True):
+    n: int
+
+
+def takes_a_struct_of_lists(payload: List) -> None: ...
+def takes_no_struct_of_lists(payload: List | None) -> None: ...
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -94,6 +102,8 @@ def takes_what_is_not_there(payload: "Missing") -> None: ...  # type: ignore[nam
         takes_a_number,
         takes_a_list,
         takes_a_custom_class,
+        takes_a_struct_of_lists,
+        takes_no_struct_of_lists,
         takes_what_is_not_there,
     ],
 )
@@ -101,6 +111,20 @@ def test_a_wrong_signature_is_refused_when_decorated(function: Any) -> None:
     app = App("a")
     with pytest.raises(InvalidInput, match=rf"handler {function.__name__} of queue 'q'"):
         app.queue("q")(function)
+    assert not app.handlers
+
+
+class InAClass:
+    def method(self, payload: Any) -> None: ...
+    def with_context(self, payload: Any, ctx: Context) -> None: ...
+    def of_the_class(cls, payload: Any) -> None: ...  # noqa: N805
+
+
+@pytest.mark.parametrize("method", [InAClass.method, InAClass.with_context, InAClass.of_the_class])
+def test_a_method_is_refused_in_its_class_with_what_to_do(method: Any) -> None:
+    app = App("a")
+    with pytest.raises(InvalidInput, match=r"first parameter is (self|cls), .*decorate a function.* or register the"):
+        app.queue("q")(method)
     assert not app.handlers
 
 
@@ -120,6 +144,8 @@ class Typed(TypedDict):
 async def plain(payload): ...  # type: ignore[no-untyped-def]
 def with_context(payload: dict[str, Any], ctx: Context) -> None: ...
 def with_default(payload: Struct, limit: int = 3) -> None: ...
+def with_unknown_default(payload: Struct, limit: "NotImported" = 3) -> None: ...  # type: ignore[name-defined] # noqa: F821
+def with_wrong_default(payload: Struct, limit: "msgspec.Missing" = 3) -> None: ...  # type: ignore[name-defined]
 def takes_data(payload: Data) -> None: ...
 def takes_typed(payload: Typed) -> None: ...
 def takes_either(payload: Struct | None) -> None: ...
@@ -139,6 +165,8 @@ class Callable:
         (plain, True, False),
         (with_context, False, True),
         (with_default, False, False),
+        (with_unknown_default, False, False),
+        (with_wrong_default, False, False),
         (takes_data, False, False),
         (takes_typed, False, False),
         (takes_either, False, False),
@@ -147,6 +175,7 @@ class Callable:
         (Callable(), True, False),
         (Callable().method, False, True),
         (functools.partial(three, more=1), False, True),
+        (functools.partial(with_context, ctx=Context(correlation_id="r", queue="q")), False, False),
     ],
 )
 def test_what_a_handler_may_look_like(function: Any, is_async: bool, wants_context: bool) -> None:
@@ -154,6 +183,41 @@ def test_what_a_handler_may_look_like(function: Any, is_async: bool, wants_conte
     app.queue("q")(function)
     handler = app.handlers["q"]
     assert (handler.is_async, handler.wants_context) == (is_async, wants_context)
+
+
+CONTEXT = Context(correlation_id="r", queue="q")
+
+
+def named_ctx(payload: Any, ctx: Any = None) -> Any:
+    return ctx
+
+
+def named_ctx_for_type_checkers(payload: Any, ctx: "NotImported | None" = None) -> Any:  # type: ignore[name-defined] # noqa: F821
+    return ctx
+
+
+def annotated_after_another(payload: Any, limit: int = 3, context: Context | None = None) -> Any:
+    return context
+
+
+def annotated_by_keyword(payload: Any, *, context: "Context | None" = None) -> Any:
+    return context
+
+
+def annotated_alone(payload: Any, context: "Context" = CONTEXT) -> Any:
+    return context
+
+
+@pytest.mark.parametrize(
+    "function",
+    [named_ctx, named_ctx_for_type_checkers, annotated_after_another, annotated_by_keyword, annotated_alone],
+)
+def test_a_context_with_a_default_is_given_all_the_same(function: Any) -> None:
+    app, context = App("a"), Context(correlation_id="other", queue="q")
+    app.queue("q")(function)
+    handler = app.handlers["q"]
+    assert handler.wants_context
+    assert handler.function({}, context) is context
 
 
 def test_type_checkers_see_through_the_decorator() -> None:

@@ -33,17 +33,12 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Run a pipeline under faults with stand-in workers: does it always end, how, when, and which deadline is tight."""
-    from oraculo.engine.catalogue import read_pipeline_file
-    from oraculo.settings import load_settings
     from oraculo.testing.simulation.campaign import silence_logs
     from oraculo.testing.simulation.faults import Faults
     from oraculo.testing.simulation.rehearsal import rehearse
     from oraculo.testing.simulation.scenario import StandIn
 
-    if not file.is_file():
-        raise InvalidInput(Fault(str(file), "there is no such file"))
-    runs = load_settings().runs
-    definition = read_pipeline_file(file, runs.retry, runs.timeout)
+    definition = _read(file)
     latencies, failures = _by_step("--latency", latency, definition), _by_step("--failure", failure, definition)
     usual = StandIn(1.0, 0.05)
     stand_ins = {
@@ -58,6 +53,19 @@ def simulate(
     else:
         _tell(definition, found)
     raise typer.Exit(output.NOT_SUCCEEDED if found.violations else output.SUCCEEDED)
+
+
+def _read(file: Path) -> "Definition":
+    from oraculo.engine.catalogue import read_pipeline_file
+    from oraculo.settings import load_settings
+
+    runs = load_settings().runs
+    try:
+        return read_pipeline_file(file, runs.retry, runs.timeout)
+    except FileNotFoundError:
+        raise InvalidInput(Fault(str(file), "there is no such file")) from None
+    except OSError as error:
+        raise InvalidInput(Fault(str(file), f"cannot be read: {error.strerror}")) from None
 
 
 def _by_step(option: str, settings: list[str] | None, definition: "Definition") -> dict[str, float]:
@@ -89,8 +97,10 @@ def _document(definition: "Definition", found: "Rehearsal") -> dict[str, Any]:
         "seconds": {f"p{percent}": round(found.percentile(percent), 3) for percent in (50, 95, 99)},
         "longest_path": {"steps": found.longest_path, "expected_seconds": round(found.longest_path_seconds, 3)},
         "tight_deadlines": [
-            {"of": one.of, "seconds": one.seconds, "p95": round(one.p95, 3), "met": one.met} for one in found.tight
+            {"of": one.of, "seconds": one.seconds, "p95": one.p95 and round(one.p95, 3), "met": one.met}
+            for one in found.tight
         ],
+        "met_in_vain": [{"of": one.of, "seconds": one.seconds, "runs": one.in_vain} for one in found.met_in_vain],
         "faults": dict(found.troubles),
     }
 
@@ -106,9 +116,14 @@ def _tell(definition: "Definition", found: "Rehearsal") -> None:
     path = " → ".join(found.longest_path)
     output.print_line(f"longest path: {path}, {found.longest_path_seconds:.1f} s when nothing goes wrong")
     for one in found.tight:
-        told = f"95 % of what ended well took at most {one.p95:.1f} s, {one.met} of {found.seeds} ran into it"
+        well = "none ended well" if one.p95 is None else f"95 % of what ended well took at most {one.p95:.1f} s"
+        told = f"{well}, {one.met} of {found.seeds} ran into it"
         output.print_line(f"too tight: the deadline of {one.of}, {one.seconds:g} s ({told})")
     if not found.tight:
         output.print_line("no deadline is too tight")
+    for one in found.met_in_vain:
+        told = f"{one.in_vain} of {found.seeds} waited until the deadline of {one.of}, {one.seconds:g} s"
+        why = "for a message that was lost; a longer deadline does not help, a shorter one ends them sooner"
+        output.print_line(f"in vain: {told}, {why}")
     for seed, how in list(found.violations.items())[:5]:
         output.print_line(f"seed {seed}: {how}")

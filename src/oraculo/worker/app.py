@@ -16,7 +16,8 @@ class App:
 
     Each decorator returns the function as it was, so that it stays callable and typed. A handler takes
     `(payload)` or `(payload, ctx)`, is `async` or plain (plain ones run in threads), and what it returns becomes the
-    answer. `concurrency` bounds how many commands of that queue are worked on at once.
+    answer. Parameters with defaults are left alone, but for one named `ctx` or annotated as a `Context`. `concurrency`
+    bounds how many commands of that queue are worked on at once.
 
     A handler that is not done a second after its command's deadline is given up: the run is told `deadline passed`, an
     async handler is cancelled, and a plain one, which cannot be, runs on beside the next without being counted.

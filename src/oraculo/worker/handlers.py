@@ -10,6 +10,7 @@ import msgspec
 
 from oraculo.core.message import fault_of
 from oraculo.errors import Fault, InvalidInput
+from oraculo.worker.context import Context
 
 _RIGHT = "a handler takes (payload) or (payload, ctx)"
 _OBJECTS = (
@@ -38,14 +39,15 @@ def inspect_handler(function: Callable[..., Any], queue: str, concurrency: int |
         parameters = _positional(function)
         annotation = _resolved(parameters[0].annotation, function)
         decoder = _decoder_of(annotation)
+        optional = _optional_context(function) if len(parameters) == 1 else None
     except (TypeError, ValueError, NameError) as error:
         raise InvalidInput.at(f"handler {name} of queue '{queue}'", str(error)) from error
     return Handler(
         queue=queue,
-        function=function,
+        function=_with_context_as(optional, function) if optional else function,
         name=name,
         is_async=_is_async(function),
-        wants_context=len(parameters) == 2,
+        wants_context=len(parameters) == 2 or optional is not None,
         payload=decoder,
         concurrency=concurrency,
     )
@@ -71,7 +73,13 @@ def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The parameters that the runner fills: those that have no default, one or two of them."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError("it is a generator; a handler returns its answer")
-    needed = [each for each in inspect.signature(function).parameters.values() if _is_needed(each)]
+    given = list(inspect.signature(function).parameters.values())
+    if given and given[0].name in ("self", "cls"):
+        raise TypeError(
+            f"its first parameter is {given[0].name}, and nobody gives it that; decorate a function outside of classes "
+            "or register the method of an object, as app.queue(name)(thing.method)"
+        )
+    needed = [each for each in given if _is_needed(each)]
     if any(each.kind is inspect.Parameter.KEYWORD_ONLY for each in needed):
         raise TypeError(f"it has a keyword-only parameter without a default; {_RIGHT}")
     if not 1 <= len(needed) <= 2:
@@ -84,8 +92,30 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
     return parameter.kind not in variadic and parameter.default is inspect.Parameter.empty
 
 
+def _optional_context(function: Callable[..., Any]) -> str | None:
+    """The parameter that takes the context though it has a default: one named `ctx`, or annotated as a Context."""
+    bound = getattr(function, "keywords", {})  # what a functools.partial gives is its own
+    for each in inspect.signature(function).parameters.values():
+        if each.default is inspect.Parameter.empty or each.kind is inspect.Parameter.POSITIONAL_ONLY:
+            continue
+        if each.name not in bound and (each.name == "ctx" or _is_context(each.annotation, function)):
+            return each.name
+    return None
+
+
+def _is_context(annotation: object, function: Callable[..., Any]) -> bool:
+    try:
+        return _resolved(annotation, function) in (Context, Context | None)
+    except Exception:  # noqa: BLE001 - whatever is in it, it was written for type checkers alone
+        return False
+
+
+def _with_context_as(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda payload, ctx: function(payload, **{name: ctx})
+
+
 def _resolved(annotation: object, function: Callable[..., Any]) -> Any:
-    """The payload's type. Only this one is resolved: the others may be imported for type checkers alone."""
+    """A parameter's type. Those that do not matter are not resolved: they may be imported for type checkers alone."""
     if annotation is inspect.Parameter.empty:
         return Any
     holder = types.SimpleNamespace(__annotations__={"payload": annotation})
@@ -97,7 +127,7 @@ def _decoder_of(annotation: Any) -> msgspec.json.Decoder[Any]:
     if not _reads_objects(msgspec.inspect.type_info(annotation)):
         raise TypeError(
             f"its payload is annotated {annotation!r}, but a payload is always a JSON object: "
-            "use dict, Any, a msgspec.Struct, a dataclass or a TypedDict"
+            "use dict, Any, a msgspec.Struct that is not array_like, a dataclass or a TypedDict"
         )
     return msgspec.json.Decoder(annotation)
 
@@ -107,4 +137,5 @@ def _reads_objects(info: msgspec.inspect.Type) -> bool:
         return any(map(_reads_objects, info.types))
     if isinstance(info, msgspec.inspect.Metadata):
         return _reads_objects(info.type)
-    return isinstance(info, _OBJECTS)
+    is_list = isinstance(info, msgspec.inspect.StructType) and info.array_like
+    return isinstance(info, _OBJECTS) and not is_list

@@ -9,27 +9,30 @@ from typing import Any
 import msgspec
 
 from oraculo.core.pipeline import Definition, pipeline_document
-from oraculo.core.run import Cause, Run, TaskStatus
+from oraculo.core.run import Cause, Run, RunStatus, TaskStatus
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import Outcome, run_seed
 from oraculo.testing.simulation.scenario import Action, Scenario, StandIn
+from oraculo.testing.simulation.world import Attempt
 
 # A deadline is tight when so many runs met it, or when the slow ones took so much of it.
 TIGHT_SHARE = 0.01
 TIGHT_FRACTION = 0.8
+_WELL = (RunStatus.SUCCEEDED, RunStatus.PARTIAL)
 _TROUBLED = 300.0  # seconds in which things go wrong, at most; a run that is open then has the rest of its time in calm
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """A deadline, how long what it bounds took, and how often it was met."""
+    """A deadline, how long what ended well took, and how often it was met."""
 
     of: str
     seconds: float
-    p95: float
+    p95: float | None  # None: nothing ended well
     met: int
+    in_vain: int  # of those that met it: what they waited for was lost on its way, so no deadline is long enough
 
     def is_tight(self, runs: int) -> bool:
-        return self.met > runs * TIGHT_SHARE or self.p95 > self.seconds * TIGHT_FRACTION
+        return self.met - self.in_vain > runs * TIGHT_SHARE or (self.p95 or 0.0) > self.seconds * TIGHT_FRACTION
 
 
 class Rehearsal(msgspec.Struct):
@@ -49,6 +52,10 @@ class Rehearsal(msgspec.Struct):
     def tight(self) -> list[Deadline]:
         return [deadline for deadline in self.deadlines if deadline.is_tight(self.seeds)]
 
+    @property
+    def met_in_vain(self) -> list[Deadline]:
+        return [deadline for deadline in self.deadlines if deadline.in_vain]
+
 
 def rehearse(
     definition: Definition, stand_ins: Mapping[str, StandIn], usual: StandIn, faults: Faults, seeds: Iterable[int]
@@ -64,12 +71,13 @@ def rehearse(
         seconds=sorted(_lasted(run) for run in runs),
         longest_path=path,
         longest_path_seconds=expected,
-        deadlines=_deadlines(definition, runs),
+        deadlines=_deadlines(definition, outcomes),
         troubles=sum((one.troubles for one in outcomes), Counter()),
     )
 
 
 def _scenario(definition: Definition, stand_ins: Mapping[str, StandIn], usual: StandIn) -> Scenario:
+    definition = _without_bridges(definition)
     body = json.dumps({"pipeline": definition.name, "correlation_id": "r0", "payload": {}}).encode()
     source: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(pipeline_document(definition)))
     return Scenario(
@@ -82,6 +90,18 @@ def _scenario(definition: Definition, stand_ins: Mapping[str, StandIn], usual: S
         latency=usual.latency,
         failure_rate=usual.failure_rate,
     )
+
+
+def _without_bridges(definition: Definition) -> Definition:
+    """What is beyond a bridge is served by stand-ins too, each Celery task and BullMQ queue as a queue of its own."""
+    places = [(step.bridge.kind, step.bridge.target) if step.bridge else None for step in definition.steps]
+    known = dict.fromkeys(place for place in places if place)
+    queues = {place: f"{place[0]}-{number}" for number, place in enumerate(known)}
+    steps = tuple(
+        msgspec.structs.replace(step, queue=queues[place], bridge=None) if place else step
+        for step, place in zip(definition.steps, places, strict=True)
+    )
+    return msgspec.structs.replace(definition, steps=steps)
 
 
 def longest_path(definition: Definition, stand_ins: Mapping[str, StandIn], usual: StandIn) -> tuple[list[str], float]:
@@ -99,22 +119,50 @@ def longest_path(definition: Definition, stand_ins: Mapping[str, StandIn], usual
     return path, seconds
 
 
-def _deadlines(definition: Definition, runs: list[Run]) -> list[Deadline]:
-    cut = sum(any(task.cause is Cause.RUN_DEADLINE for task in run.tasks) for run in runs)
-    lasted = sorted(_lasted(run) for run in runs)
-    found = [Deadline("the run", definition.timeout, _percentile(lasted, 95), cut)]
+def _deadlines(definition: Definition, outcomes: list[Outcome]) -> list[Deadline]:
+    found = [_of_the_run(definition.timeout, outcomes)]
     for number, step in enumerate(definition.steps):
-        if step.timeout is None:
-            continue
-        tasks = [run.tasks[number] for run in runs]
-        took = sorted(
-            (task.ended_at or 0.0) - (task.deadline or 0.0) + step.timeout
-            for task in tasks
-            if task.deadline is not None and task.status is TaskStatus.SUCCEEDED
-        )
-        met = sum(task.cause is Cause.TASK_DEADLINE for task in tasks)
-        found.append(Deadline(f"step {step.id}", step.timeout, _percentile(took, 95), met))
+        if step.timeout is not None:
+            found.append(_of_a_step(number, step.id, step.timeout, outcomes))
     return found
+
+
+def _of_the_run(seconds: float, outcomes: list[Outcome]) -> Deadline:
+    cut = [_cut(outcome, Cause.RUN_DEADLINE) for outcome in outcomes]
+    took = [
+        _lasted(run)
+        for outcome, attempts in zip(outcomes, cut, strict=True)
+        for run in outcome.runs.values()
+        if run.head.status in _WELL and not attempts
+    ]
+    return _deadline("the run", seconds, took, cut, outcomes)
+
+
+def _of_a_step(number: int, name: str, seconds: float, outcomes: list[Outcome]) -> Deadline:
+    cut = [{one for one in _cut(outcome, Cause.TASK_DEADLINE) if one.step == name} for outcome in outcomes]
+    tasks = [run.tasks[number] for outcome in outcomes for run in outcome.runs.values()]
+    took = [
+        (task.ended_at or 0.0) - task.deadline + seconds
+        for task in tasks
+        if task.deadline is not None and task.status is TaskStatus.SUCCEEDED
+    ]
+    return _deadline(f"step {name}", seconds, took, cut, outcomes)
+
+
+def _cut(outcome: Outcome, cause: Cause) -> set[Attempt]:
+    """The attempts that were waited for when the deadline came."""
+    return {
+        Attempt(run.id, run.plan.steps[task.number].id, task.attempt)
+        for run in outcome.runs.values()
+        for task in run.tasks
+        if task.cause is cause
+    }
+
+
+def _deadline(of: str, seconds: float, took: list[float], cut: list[set[Attempt]], outcomes: list[Outcome]) -> Deadline:
+    in_vain = sum(bool(attempts & outcome.lost) for attempts, outcome in zip(cut, outcomes, strict=True))
+    p95 = _percentile(sorted(took), 95) if took else None
+    return Deadline(of, seconds, p95, sum(map(bool, cut)), in_vain)
 
 
 def _lasted(run: Run) -> float:

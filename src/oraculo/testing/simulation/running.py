@@ -16,7 +16,7 @@ from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.hosts import own_tasks
 from oraculo.testing.simulation.scenario import Action, Scenario, random_scenario
 from oraculo.testing.simulation.virtual_time import Stuck, VirtualLoop
-from oraculo.testing.simulation.world import Garbage, Violation, World
+from oraculo.testing.simulation.world import Attempt, Garbage, Violation, World
 
 CLIENT_PATIENCE = 40.0
 
@@ -30,6 +30,7 @@ class Outcome(msgspec.Struct):
     statuses: Counter[str]
     troubles: Counter[str]
     runs: dict[str, Run]  # as they were when it came to rest
+    lost: set[Attempt]  # those that were open when their command or answer was lost on its way
 
     @property
     def is_clean(self) -> bool:
@@ -50,7 +51,15 @@ def run_seed(seed: int, faults: Faults | None = None, scenario: Scenario | None 
         except Stuck as error:
             world.violations.append(Violation(2, "every run ends", f"the simulation is stuck: {error}", loop.time()))
         return Outcome(
-            seed, scenario, faults, world.violations, world.told, world.statuses(), world.trouble.counts, world.runs
+            seed=seed,
+            scenario=scenario,
+            faults=faults,
+            violations=world.violations,
+            told=world.told,
+            statuses=world.statuses(),
+            troubles=world.trouble.counts,
+            runs=world.runs,
+            lost=world.lost,
         )
     finally:
         _end_all(loop)

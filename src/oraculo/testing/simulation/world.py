@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import naming
-from oraculo.core.message import decode_message
+from oraculo.core.message import Message, decode_message
 from oraculo.core.run import Changes, Run
 from oraculo.engine.cache import Plans
 from oraculo.engine.operations import Operations
@@ -58,6 +58,12 @@ class Garbage(msgspec.Struct, frozen=True):
     body: bytes
 
 
+class Attempt(NamedTuple):
+    run: str
+    step: str
+    number: int
+
+
 class World:
     def __init__(self, scenario: Scenario, faults: Faults, seed: int, loop: asyncio.AbstractEventLoop) -> None:
         self.scenario = scenario
@@ -76,6 +82,7 @@ class World:
         self._reopened: set[str] = set()  # runs that an operator asked to reopen
         self._redrives = 0  # under way
         self.failures: set[tuple[str, str, int | None]] = set()  # failures that workers told
+        self.lost: set[Attempt] = set()  # those that were open when their command or answer was lost on its way
         self.garbage: list[Garbage] = []
         self.letters: list[DeadLetter] = []
         self.undisturbed_since = 0.0
@@ -287,6 +294,16 @@ class World:
 
     def dropped(self, message: Outgoing) -> None:
         self.tell(f"a message to {message.queue} is lost")
+        self._note_loss(decode_message(message.body))
+
+    def _note_loss(self, message: Message) -> None:
+        """Nobody waits for progress, nor for what comes after the task's end."""
+        run = self.runs.get(message.correlation_id)
+        number = None if run is None else run.plan.by_id.get(message.tarefa or "")
+        if run is None or number is None or message.tipo_evento == naming.PROGRESS:
+            return
+        if run.tasks[number].is_open and run.tasks[number].attempt == message.tentativa:
+            self.lost.add(Attempt(run.id, run.plan.steps[number].id, message.tentativa))
 
     def deliver_later(self, broker: MemoryBroker, message: Outgoing, delay: float) -> None:
         self.loop.call_later(delay, lambda: self._keep(broker.publish([message])))
