@@ -12,7 +12,7 @@ import pytest
 
 from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.rabbitmq import RabbitMQBroker
-from oraculo.brokers.rabbitmq.connection import BLOCKED
+from oraculo.brokers.rabbitmq.connection import BLOCKED, Refused
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -220,6 +220,8 @@ asyncio.run(hold(*sys.argv[1:]))
 
 # -- what RabbitMQ refuses ------------------------------------------------------------------------------------------
 
+DIRECT_REPLY = "amq.rabbitmq.reply-to"
+
 
 class TestRefused:
     async def test_a_queue_that_is_refused_holds_up_no_other(self, broker: RabbitMQBroker, queue: str) -> None:
@@ -243,6 +245,27 @@ class TestRefused:
                 await broker.publish(batch)
             assert not isinstance(caught.value, BrokerUnavailable)
         assert time.monotonic() - began < 3.0
+
+    @pytest.mark.parametrize("name", [DIRECT_REPLY, f"{DIRECT_REPLY}.g1h2AA5yZXBseQ==.iuv8zYurFCUM6F6Mk2AOHw=="])
+    async def test_direct_reply_to_is_no_queue_of_ours(self, broker: RabbitMQBroker, name: str) -> None:
+        """RabbitMQ says that it is there, and delivers nothing to it, or delivers it and sends it back all the same."""
+        with pytest.raises(Refused, match="name a queue of yours"):
+            await broker.publish(messages(name, 1))
+        assert await broker.queues([name]) == []
+        assert trouble(broker) == ""
+
+    async def test_what_always_comes_back_is_refused_and_ends_no_connection(
+        self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One that RabbitMQ says is there, without being known for it."""
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.queues._is_direct_reply", lambda _: False)
+        with pytest.raises(Refused, match=f"RabbitMQ has no queue {DIRECT_REPLY}"):
+            await broker.publish(messages(DIRECT_REPLY, 2))
+        with pytest.raises(NotTaken, match=f"did not take 1 of 2 .*RabbitMQ has no queue {DIRECT_REPLY}") as caught:
+            await broker.publish([*messages(DIRECT_REPLY, 1), *messages(queue, 1)])
+        assert (caught.value.vias, caught.value.down) == ([None, "rabbitmq"], {0})
+        assert (await state(broker, queue)).ready == 1
+        assert trouble(broker) == ""
 
     async def test_a_user_who_may_not_publish_is_told_of_until_he_may(self, fleet: Fleet) -> None:
         server, queue = cast("RabbitMQ", fleet.breakable("rabbitmq")), fresh_name()

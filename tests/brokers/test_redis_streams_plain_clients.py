@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 
-from oraculo.ports.broker import NO_REASON
+from oraculo.brokers.redis_streams.scripts import TRIMMED
+from oraculo.ports.broker import NO_REASON, Outgoing
 from oraculo.testing.broker_suite import GARBAGE
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import LEASE, PATIENCE, bodies, messages, read_plain, started, state, take
@@ -136,6 +138,106 @@ class TestPlainClients:
             assert await broker.redrive(queue) == len(letters) - 1
             taken = await take(await broker.consume(queue, prefetch=100), len(letters))
             assert [each.body for each in taken] == [*GARBAGE, b"wrong", b""]
+
+
+@pytest.fixture
+def trimmed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oraculo.brokers.redis_streams.trimming.TRIMMED_EVERY", 0.0)
+
+
+def left_of(plain: Any, queue: str) -> list[bytes]:
+    return [fields[b"body"] for _, fields in plain.xrange(queue)]
+
+
+@pytest.mark.usefixtures("trimmed_at_once")
+class TestTrimming:
+    """What workers ack and do not delete, as most of what is written about streams has it."""
+
+    @pytest.mark.parametrize("noack", [False, True])
+    async def test_what_was_done_leaves_the_stream_and_what_waits_stays(
+        self, url: str, plain: Any, queue: str, noack: bool
+    ) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 5))
+            found = plain.xreadgroup(queue, "plain", {queue: ">"}, count=3, noack=noack)
+            ((_, entries),) = found.items() if isinstance(found, dict) else found
+            plain.xack(queue, queue, *(entry for entry, _ in entries))
+            await broker.publish([Outgoing(queue, b"5")])
+            assert left_of(plain, queue) == [b"3", b"4", b"5"]
+            found = await state(broker, queue)
+            assert (found.ready, found.unacked) == (3, 0)
+
+    async def test_a_queue_that_is_sent_nothing_more_is_trimmed_with_another(
+        self, url: str, plain: Any, queue: str
+    ) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 2))
+            ((_, entries),) = read_plain(plain, queue)
+            await broker.publish(messages(f"{queue}.dlq", 1))
+            assert plain.xlen(queue) == 2, "they are held"
+            plain.xack(queue, queue, *(entry for entry, _ in entries))
+            await broker.publish(messages(f"{queue}.dlq", 1))
+            assert plain.xlen(queue) == 0
+
+    async def test_what_is_held_stays_with_all_that_came_after_it(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 4))
+            ((_, entries),) = read_plain(plain, queue)
+            plain.xack(queue, queue, entries[0][0], entries[2][0])
+            await broker.publish([Outgoing(queue, b"4")])
+            assert left_of(plain, queue) == [b"1", b"2", b"3", b"4"]
+            assert (await state(broker, queue)).unacked == 2
+
+    async def test_what_a_group_is_to_be_given_again_stays(self, url: str, plain: Any, queue: str) -> None:
+        """Its last id may be set back, while some of what comes after it is held."""
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 3))
+            ((_, entries),) = read_plain(plain, queue)
+            plain.xack(queue, queue, entries[0][0], entries[1][0])
+            plain.xgroup_setid(queue, queue, entries[0][0])
+            await broker.publish([Outgoing(queue, b"3")])
+            assert left_of(plain, queue) == [b"1", b"2", b"3"]
+
+    async def test_a_stream_that_others_read_too_keeps_all(self, url: str, plain: Any, queue: str) -> None:
+        async with started(url) as broker:
+            await broker.publish(messages(queue, 2))
+            plain.xgroup_create(queue, f"{queue}-audit", "0")
+            ((_, entries),) = read_plain(plain, queue)
+            plain.xack(queue, queue, *(entry for entry, _ in entries))
+            await broker.publish([Outgoing(queue, b"2")])
+            assert left_of(plain, queue) == [b"0", b"1", b"2"]
+
+    async def test_dead_letters_stay_though_somebody_read_them(self, url: str, plain: Any, queue: str) -> None:
+        dlq = f"{queue}.dlq"
+        async with started(url) as broker:
+            for _ in range(3):
+                await broker.publish([Outgoing(queue, b"x", reason="bad")])
+                plain.xack(dlq, dlq, *(entry for _, entries in read_plain(plain, dlq) for entry, _ in entries))
+            assert plain.xlen(dlq) == 3
+
+    async def test_very_much_goes_in_parts(self, url: str, plain: Any, queue: str) -> None:
+        count = TRIMMED * 3 // 2
+        async with started(url) as broker:
+            await broker.declare([queue])
+            plain.eval("for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'body', 'x') end", 1, queue, count)
+            plain.xgroup_setid(queue, queue, "$")
+            await broker.publish([Outgoing(queue, b"first")])
+            await broker.publish([Outgoing(queue, b"second")])
+            assert count - TRIMMED <= plain.xlen(queue) < count - TRIMMED // 2
+            await broker.publish([Outgoing(queue, b"third")])
+            assert left_of(plain, queue) == [b"first", b"second", b"third"]
+
+    async def test_a_user_who_may_not_trim_is_served_and_told_once(self) -> None:
+        with Valkey() as server, redis.Redis(port=server.port) as plain:
+            plain.acl_setuser("worker", enabled=True, passwords=["+pass"], keys=["*"], commands=["+@all", "-xtrim"])
+            async with started(f"redis://worker:pass@127.0.0.1:{server.port}") as broker:
+                with capture_logs() as logs:
+                    for _ in range(4):
+                        await broker.publish(messages("q", 1))
+                        plain.xack("q", "q", *(entry for _, entries in read_plain(plain, "q") for entry, _ in entries))
+                assert plain.xlen("q") == 4
+                assert [(each["log_level"], "grant +xtrim" in each["event"]) for each in logs] == [("warning", True)]
+                assert len(plain.acl_log()) == 1  # it is not tried again
 
 
 class TestPlainWorkers:

@@ -21,6 +21,7 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
 from tests.brokers.nats_stage import BareNats
+from tests.brokers.redis_streams_stage import started
 from tests.cli.test_doctor import doctor
 from tests.servers.fleet import Fleet
 from tests.servers.rabbitmq import RabbitMQ
@@ -108,6 +109,18 @@ def test_redis_needs_what_the_docs_list_and_nothing_is_left_behind(fleet: Fleet,
         check = broker_check(url)
     assert check["estado"] == "ok", check
     assert plain.keys("*verificacao-doctor*") == []
+
+
+async def test_redis_trims_with_what_the_docs_list(fleet: Fleet, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oraculo.brokers.redis_streams.trimming.TRIMMED_EVERY", 0.0)
+    queue = f"{PREFIX}{uuid4().hex}"
+    with redis_user(fleet, plain, *REDIS_RULES) as url:
+        async with started(url) as broker:
+            for _ in range(3):
+                await broker.publish([Outgoing(queue, b"x")])
+                plain.xreadgroup(queue, "worker", {queue: ">"}, noack=True)
+            assert plain.xlen(queue) == 1
+            await broker.remove([queue])
 
 
 @pytest.mark.parametrize("command", ["xadd", "xreadgroup", "xautoclaim", "xclaim", "time", "zadd", "evalsha", "xgroup"])

@@ -9,12 +9,14 @@ from itertools import takewhile
 from typing import Any
 from weakref import WeakSet
 
-from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, Channel, Connection, Refused
+from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, NOT_FOUND, Channel, Connection, Refused
 from oraculo.brokers.rabbitmq.wire import Confirms, Fit, Packer, Parcel
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 
 _MOST_QUEUES = 10_000  # of which it is remembered that they were there
 _MOST_TOLD = 5  # queues that are named, and reasons
+_MOST_REMADE = 2  # times that a queue is made again for one call: a node may hear of it a moment after it was made
+_UNROUTED = "RabbitMQ has no queue %s, though it says so: what is published to it comes back"
 _PRECONDITION_FAILED = 406  # on a channel that only publishes: a message is too large
 _SIZES = re.compile(r"message size (\d+) .*max size (\d+)")
 
@@ -305,8 +307,9 @@ class Publisher:
     async def publish(self, parcels: Sequence[Parcel], until: float | None = None, *, alone: bool = False) -> None:
         """Returns once every one is confirmed. Raises NotConfirmed, BrokerUnavailable or BrokerError; `until`, the
         loop's time: Overdue when that has passed and confirms no longer come in, or TimeoutError when they could not be
-        sent so soon. `alone`: on a channel of its own."""
-        count, refused = len(parcels), list[Parcel]()
+        sent so soon; Refused when the server sends back all of them, though it lets their queues be made. `alone`: on a
+        channel of its own."""
+        count, refused, remade = len(parcels), list[Parcel](), Counter[str]()
         while parcels:
             async with asyncio.timeout_at(until):
                 session = await self._ready(alone=alone)
@@ -323,10 +326,13 @@ class Publisher:
             parcels = batch.returned
             if missing := {parcel.queue for parcel in parcels}:
                 async with asyncio.timeout_at(until):
-                    made = await self._make_again(missing)
+                    made = await self._make_again({queue for queue in missing if remade[queue] < _MOST_REMADE})
+                remade.update(made)
                 refused += [parcel for parcel in parcels if parcel.queue not in made]
                 parcels = [parcel for parcel in parcels if parcel.queue in made]
             self._remember({parcel.queue for parcel in batch.parcels})
+        if refused and len(refused) == count and all(remade[parcel.queue] == _MOST_REMADE for parcel in refused):
+            raise Refused(NOT_FOUND, _UNROUTED % refused[0].queue)
         if refused:
             raise NotConfirmed(refused, count)
 

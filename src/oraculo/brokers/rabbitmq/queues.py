@@ -210,7 +210,7 @@ class Queues:
 
     async def depth(self, name: str) -> Depth | None:
         """None when there is no such queue."""
-        if not 0 < len(name.encode()) <= _LONGEST_NAME or _is_broken(name):
+        if not 0 < len(name.encode()) <= _LONGEST_NAME or _is_broken(name) or _is_direct_reply(name):
             return None  # AMQP takes no name for the last one declared
         try:
             desk = next((desk for desk in self._desks if desk.is_free), self._desks[0])
@@ -247,7 +247,10 @@ class Queues:
             is_there = True
         if not is_there:
             self._made.pop(name, None)
-            raise Refused(NOT_FOUND, f"there is no queue {name}, and RabbitMQ alone makes those that begin with 'amq.'")
+            why = "RabbitMQ alone makes those that begin with 'amq.'"
+            if _is_direct_reply(name):
+                why = "direct reply-to works only within the client's own connection: name a queue of yours"
+            raise Refused(NOT_FOUND, f"there is no queue {name}, and {why}")
         _remember(self._made, name, False)
 
     def _arguments(self, name: str) -> dict[str, Any]:
@@ -307,6 +310,11 @@ def _is_broken(name: str) -> bool:
 
 def _is_reserved(name: str) -> bool:
     return name.startswith("amq.")
+
+
+def _is_direct_reply(name: str) -> bool:
+    """RabbitMQ says that such a queue is there, and sends back, as without any, what is published to it."""
+    return name.startswith("amq.rabbitmq.")
 
 
 _CLASSIC_ARGUMENTS = frozenset({"x-message-ttl", "x-dead-letter-exchange", "x-dead-letter-routing-key"})

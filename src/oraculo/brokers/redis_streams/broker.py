@@ -1,7 +1,8 @@
 """`redis://` and `rediss://`: Redis Streams, on Redis 6.2 or later and on Valkey.
 
 One stream is one queue, with a consumer group of the same name and the JSON in field `body`: all that a plain client
-must know. What was handled is acked and deleted in one step, so a stream holds what is still to be done and no more.
+must know. What was handled is acked and deleted in one step, so a stream holds what is still to be done and no more;
+what a plain client acks and does not delete is trimmed when something is published.
 
 - A delivery is a lease. What its consumer neither settles nor extends in time, any other one claims.
 - What is given back, by a retry or a close, is written anew at the end of the stream, with its count of deliveries: so
@@ -45,6 +46,7 @@ from oraculo.brokers.redis_streams.server import (
     is_about_key,
     is_busy,
 )
+from oraculo.brokers.redis_streams.trimming import Trimmer, trim_command
 from oraculo.clients.redis import Command, ReplyError, connect, database_of, error_code, read_info, version_of
 from oraculo.core.naming import dlq_name, is_dlq, shown, source_name
 from oraculo.core.slices import pages
@@ -91,6 +93,7 @@ class RedisStreamsBroker:
         self._leases = leases
         self._server = Server(address, connect_timeout, publish_timeout)
         self._orphans = Orphans(self._server, self._terms)
+        self._trimmer = Trimmer(self._server.place)
         self._consumers: set[RedisConsumer] = set()
         self._may_transact = True  # unless this server says no
 
@@ -115,12 +118,14 @@ class RedisStreamsBroker:
         if not messages:
             return []
         added = [self._addition(message) for message in messages]
-        new = list({command[1]: None for command in added if command[1] not in server.known})
-        replies = await self._add([group_command(str(name)) for name in new], added)
+        names = {str(command[1]): None for command in added}
+        new = [name for name in names if name not in server.known]
+        replies = await self._add([group_command(name) for name in new], added)
         if ReplyError in set(map(type, replies)):
             self._raise_worst(replies)
             await self._raise_refused([str(command[1]) for command in added], replies[len(new) :])
-        server.know(map(str, new))
+        server.know(new)
+        self._trimmer.note_sent(names)
         server.note_added(str(added[-1][1]), replies[-1])
         return [self.name] * len(messages)
 
@@ -230,8 +235,10 @@ class RedisStreamsBroker:
 
     async def _add(self, groups: list[Command], added: list[Command]) -> list[Any]:
         """What became of each. A transaction that ends because of a key adds none of them: then each is added alone."""
-        call, together = self._server.call, self._together(added)
-        replies = self._outcomes(await call([*groups, *together], repeatable=False), len(groups), len(added))
+        call, together, trimmed = self._server.call, self._together(added), self._trimmer.due()
+        told = await call([*map(trim_command, trimmed), *groups, *together], repeatable=False)
+        self._trimmer.absorb(trimmed, told[: len(trimmed)])
+        replies = self._outcomes(told[len(trimmed) :], len(groups), len(added))
         *others, ended = replies
         if is_aborted(ended) and any(map(is_about_key, others)) and not _concerning_all(others):
             return await call([*groups, *added], repeatable=False)

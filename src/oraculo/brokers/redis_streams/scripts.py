@@ -14,6 +14,7 @@ LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 NEVER_REACHED = f"{2**64 - 1}-0"  # reading behind the very last one would start again at the first
 LOOKED_AT = 1_000  # pending messages that are looked at for ended leases in one go
 PAGE = 100  # messages that one call of a script handles, at most: nobody else is served meanwhile
+TRIMMED = 20_000  # messages that are trimmed in one go; they leave many at a time, in some milliseconds
 
 
 _FIELDS = """
@@ -220,6 +221,35 @@ for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], KEYS[1])) do
     end
 end
 return 0
+"""
+)
+
+# Deletes what was delivered and acked, of a stream that has our group and no other: others may not have read it yet.
+# All that is pending stays, with what came after it, and so does all that was not delivered. Much of it goes first by
+# whole blocks, as far as the limit lets it; when that was not reached, little is left for the exact cut.
+# Returns how many messages the stream still has.
+TRIM = Script.of(
+    f"""
+local function about(group)
+    local told = {{}}
+    for i = 1, #group, 2 do told[group[i]] = group[i + 1] end
+    return told
+end
+
+local function trim(delivered)
+    local pending = redis.call('XPENDING', KEYS[1], KEYS[1], '-', delivered, 1)[1]
+    local kept = pending and pending[1] or delivered
+    local gone = redis.call('XTRIM', KEYS[1], 'MINID', '~', kept, 'LIMIT', {TRIMMED})
+    if gone > {TRIMMED // 2} then return end
+    redis.call('XTRIM', KEYS[1], 'MINID', '=', kept)
+    if not pending then redis.call('XDEL', KEYS[1], delivered) end
+end
+
+local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+if groups.err then return 0 end  -- it is gone, or no stream any more
+local group = about(groups[1] or {{}})
+if #groups == 1 and group.name == KEYS[1] then trim(group['last-delivered-id']) end
+return redis.call('XLEN', KEYS[1])
 """
 )
 
