@@ -58,3 +58,8 @@ def test_numbers_are_printed_as_they_were_written(capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert "".join(printed.split()) == "".join(written.split())
     assert printed.count("\n") == (1 if indent is None else 11)
+
+
+def test_a_name_that_is_not_utf8_is_printed_as_json_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json({"arquivo": "a\udcff.yaml"})
+    assert json.loads(capsys.readouterr().out) == {"arquivo": "a\udcff.yaml"}

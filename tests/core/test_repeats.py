@@ -9,7 +9,14 @@ def test_the_same_is_told_once_a_minute_with_how_often_it_was_met() -> None:
 def test_something_else_is_told_at_once_and_what_comes_in_turns_is_not_told_at_every_turn() -> None:
     repeats = Repeats()
     assert [repeats.times(what, 0) for what in ("away", "full", "away", "full")] == [1, 1, 0, 0]
-    assert [repeats.times(what, 60) for what in ("away", "full")] == [2, 2]
+    for second in range(10, 60, 10):
+        assert [repeats.times(what, second) for what in ("away", "full")] == [0, 0]
+    assert [repeats.times(what, 60) for what in ("away", "full")] == [7, 7]
+
+
+def test_after_a_while_without_it_it_is_told_at_once_and_as_one() -> None:
+    repeats = Repeats()
+    assert [repeats.times("away", second) for second in (0, 1, 2, 20, 21, 90_000)] == [1, 0, 0, 1, 0, 1]
 
 
 def test_so_many_are_remembered_and_the_one_met_longest_ago_is_forgotten() -> None:

@@ -106,10 +106,12 @@ async def test_an_answer_that_fits_two_tasks_rests_in_the_dlq_and_says_which_wer
         assert (await oraculo.operations.run(run_id)).head.succeeded == 0
         history = await oraculo.operations.history(run_id)
         assert [entry.detail for entry in history if entry.what == "resposta_recusada"] == [letter.reason]
-        assert f"; an answer was put into resultados.dlq ({letter.reason})" in await oraculo.operations.explain(run_id)
+        assert f"; an answer was refused ({letter.reason}; see resultados.dlq)" in await oraculo.operations.explain(
+            run_id
+        )
         await oraculo.publish("resultados", answer(run_id))
         await letters(oraculo, 2)
-        assert "; 2 answers were put into resultados.dlq (the last: " in await oraculo.operations.explain(run_id)
+        assert "; answers were refused, the last of them (no task of run" in await oraculo.operations.explain(run_id)
 
 
 @pytest.mark.parametrize(
@@ -175,10 +177,34 @@ async def test_a_bad_answer_that_names_a_run_is_told_of_there() -> None:
         await oraculo.publish("resultados", answer(run_id, tarefa="escavador_blog", tentativa="1"))
         letter = await one_letter(oraculo)
         assert letter.reason.startswith("tentativa: must be a whole number")
-        told = f"; an answer was put into resultados.dlq ({letter.reason})"
+        told = f"; an answer was refused ({letter.reason}; see resultados.dlq)"
         assert told in await oraculo.operations.explain(run_id)
         await oraculo.ended(run_id)
         assert told in await oraculo.operations.explain(run_id)  # nothing came in time, as far as the run knows
+
+
+async def test_a_worker_gone_mad_does_not_fill_the_history_with_refused_answers() -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit(TWO)
+        await sent(oraculo, run_id)
+        for _ in range(1000):
+            await oraculo.publish("resultados", answer(run_id))
+        await oraculo.publish("resultados", answer(run_id, tipo_evento="progresso", tarefa="escavador_blog"))
+
+        async def progress() -> list[int]:
+            entries = await oraculo.operations.history(run_id)
+            return [entry.seq for entry in entries if entry.what == "progresso"]
+
+        assert await until(progress) == [601]
+
+
+async def test_progress_that_fits_no_task_is_not_told_as_an_answer() -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit(TWO)
+        await sent(oraculo, run_id)
+        await oraculo.publish("resultados", answer(run_id, tipo_evento="progresso"))
+        await one_letter(oraculo)
+        assert "refused" not in await oraculo.operations.explain(run_id)
 
 
 async def test_an_answer_of_the_wrong_kind_is_told_the_right_one() -> None:

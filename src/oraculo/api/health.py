@@ -1,6 +1,8 @@
 """For whoever watches over the process: alive, able to take work, metrics."""
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 from fastapi import APIRouter, Response
@@ -12,6 +14,7 @@ from oraculo.api.openapi import reply
 from oraculo.api.replies import json_reply
 from oraculo.engine.operations import Operations
 from oraculo.errors import OraculoError
+from oraculo.ports.broker import QueueState
 from oraculo.telemetry.metrics import Metrics
 
 router = APIRouter(tags=["saude"], default_response_class=Response)
@@ -50,24 +53,23 @@ async def show_metrics(shared: Shared) -> Response:
 
 async def _look_at_queues(operations: Operations, metrics: Metrics) -> None:
     """Without an answer there are no numbers: old ones would look like new."""
-    metrics.set_queues(())
     metrics.set_brokers(operations.brokers())
-    try:
+    states: Sequence[QueueState] = ()
+    with suppress(OraculoError, TimeoutError):
         async with asyncio.timeout(_SCRAPE_PATIENCE):
             states = await operations.queues()
-    except (OraculoError, TimeoutError):
-        return
     metrics.set_queues(msgspec.structs.replace(state, queue=operations.queue_name(state)) for state in states)
 
 
 async def _look_at_store(operations: Operations, metrics: Metrics) -> None:
-    metrics.set_engines(None)
+    engines: int | None = None
     try:
         async with asyncio.timeout(_SCRAPE_PATIENCE):
-            metrics.set_engines(len(await operations.engines()))
+            engines = len(await operations.engines())
             metrics.set_census(await operations.census())
     except (OraculoError, TimeoutError):
-        return  # the counters are worth having without it
+        pass  # the counters are worth having without it
+    metrics.set_engines(engines)  # at last: another who asks just now has what was known before
 
 
 @router.get("/", include_in_schema=False)

@@ -78,7 +78,10 @@ def read_json(text: str | bytes) -> Any:
 
 
 def print_json(document: object, *, indent: int | None = 2) -> None:
-    text = msgspec.json.format(msgspec.json.encode(_as_written(document)), indent=indent or 0).decode()
+    try:
+        text = msgspec.json.format(msgspec.json.encode(_as_written(document)), indent=indent or 0).decode()
+    except UnicodeEncodeError:  # half of a surrogate pair, as in the name of a file that is not UTF-8
+        text = json.dumps(document, indent=indent)
     can_write_all = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
     print(text if can_write_all else _NOT_ASCII.sub(lambda letter: json.dumps(letter[0])[1:-1], text))
 

@@ -77,9 +77,8 @@ def _what_is_away(
 def _what_was_refused(answers: Sequence[str]) -> str:
     if not answers:
         return ""
-    some = "an answer was" if len(answers) == 1 else f"{len(answers)} answers were"
-    last = "" if len(answers) == 1 else "the last: "
-    return f"; {some} put into {dlq_of(ANSWERS)} ({last}{_line(answers[-1])})"
+    some = "an answer was refused" if len(answers) == 1 else "answers were refused, the last of them"
+    return f"; {some} ({_line(answers[-1])}; see {dlq_of(ANSWERS)})"
 
 
 def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audience]) -> str:

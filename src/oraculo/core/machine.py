@@ -50,8 +50,9 @@ class Verdict(StrEnum):
     NOTHING = "nothing"  # a timer or a note that no longer matters
 
 
-# How many late and repeated answers a run's history tells, and how long it may grow by reports of progress; past
-# that they are only counted, or replace the last one, so that a worker gone mad cannot fill the store.
+# How many late and repeated answers a run's history tells, and how long it may grow by reports of progress, of which
+# refused answers have half; past that they are only counted, or replace the last one, or are in the dead letters alone,
+# so that a worker gone mad cannot fill the store.
 TOLD_STRAYS = 100
 TOLD_ENTRIES = 1_000
 TOLD_ENTRIES_PER_TASK = 100
@@ -182,11 +183,21 @@ def _progressed(run: Run, event: Progressed, now: float, changes: Changes) -> Ve
         task.percent = event.percent
     task.note = event.note
     changes.touch(task)
-    if run.head.entries < TOLD_ENTRIES + TOLD_ENTRIES_PER_TASK * run.head.total:
+    if run.head.entries < _told_entries(run):
         percent = "" if event.percent is None else f"{event.percent:g} %"
         detail = f"{percent} {event.note or ''}".strip() or None
         changes.tell(now, Happened.PROGRESS, task.number, task.attempt, detail)
     return Verdict.APPLIED
+
+
+def tell_refused(run: Run, why: str, now: float, changes: Changes) -> None:
+    """Of an answer that is put aside: whoever looks why the run waits looks here."""
+    if run.head.entries < _told_entries(run) // 2:
+        changes.tell(now, Happened.ANSWER_REFUSED, detail=why)
+
+
+def _told_entries(run: Run) -> int:
+    return TOLD_ENTRIES + TOLD_ENTRIES_PER_TASK * run.head.total
 
 
 def _succeed(run: Run, task: Task, payload: bytes, now: float, changes: Changes) -> None:

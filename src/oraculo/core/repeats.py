@@ -2,20 +2,30 @@
 
 from collections.abc import Hashable
 from math import inf
+from typing import NamedTuple
 
 _PAUSE = 60.0  # seconds between two tellings of the same
+_QUIET = 15.0  # seconds without it, after which it is met anew
 _MOST = 1000  # that are remembered
+
+
+class _Met(NamedTuple):
+    at: float
+    told_at: float
+    untold: int  # times since
 
 
 class Repeats:
     def __init__(self) -> None:
-        self._met: dict[Hashable, tuple[float, int]] = {}  # when each was told, and how often met since; latest last
+        self._met: dict[Hashable, _Met] = {}  # the one met latest is last
 
     def times(self, what: Hashable, now: float) -> int:
         """How often it was met since it was told last, this time included; 0: it is too early to tell it again."""
-        told_at, untold = self._met.pop(what, (-inf, 0))
-        is_due = now - told_at >= _PAUSE
-        self._met[what] = (now, 0) if is_due else (told_at, untold + 1)
+        met = self._met.pop(what, None)
+        if met is None or now - met.at > _QUIET:
+            met = _Met(now, -inf, 0)
+        is_due = now - met.told_at >= _PAUSE
+        self._met[what] = _Met(now, now, 0) if is_due else _Met(now, met.told_at, met.untold + 1)
         if len(self._met) > _MOST:
             del self._met[next(iter(self._met))]
-        return untold + 1 if is_due else 0
+        return met.untold + 1 if is_due else 0

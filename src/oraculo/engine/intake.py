@@ -16,7 +16,6 @@ import msgspec
 from oraculo.core import machine, naming
 from oraculo.core.answer import read_answer
 from oraculo.core.events import Answered, Event
-from oraculo.core.history import Happened
 from oraculo.core.machine import Verdict
 from oraculo.core.message import Message, correlation_id_of, decode_message
 from oraculo.core.naming import QueueNames
@@ -376,10 +375,8 @@ class Intake:
         decision = Decision(Changes(run))
         for item in items:
             verdict, why = self._apply(run, item, now, decision.changes)
-            if (
-                isinstance(item, Answer | BadAnswer) and verdict is Verdict.UNKNOWN
-            ):  # whoever looks why the run waits looks here
-                decision.changes.tell(now, Happened.ANSWER_REFUSED, detail=why)
+            if verdict is Verdict.UNKNOWN and _is_told(item):
+                machine.tell_refused(run, why, now, decision.changes)
             decision.verdicts.append((item, verdict, why))
         return decision
 
@@ -513,6 +510,13 @@ class Intake:
                 await consumer.close()
             return False
         return True
+
+
+def _is_told(item: OfRun) -> bool:
+    """An answer that is refused, once: if it cannot be buried it comes again and again."""
+    if not isinstance(item, Answer | BadAnswer) or item.arrived.delivery.redeliveries:
+        return False
+    return not isinstance(item, Answer) or item.message.tipo_evento != naming.PROGRESS
 
 
 def _expect_event(message: Message, known: Iterable[str]) -> None:

@@ -160,7 +160,10 @@ class Server:
         (reply,) = await self.call([("XGROUP", "CREATECONSUMER", queue, _NOBODY, _NOBODY)])
         if isinstance(reply, ReplyError) and error_code(reply) in _REFUSES_WRITES:
             raise self.error_of(reply)
-        self._refusal = None
+        if not (
+            isinstance(reply, ReplyError) and error_code(reply) == "NOPERM"
+        ):  # which comes first, and proves nothing
+            self._refusal = None
 
     async def _prepare(self, connection: Connection) -> None:
         sections = ("server", "persistence", "replication")
@@ -239,6 +242,7 @@ class Server:
         for reply in await self.call([group_command(name) for name in names]):
             if not is_busy(reply):
                 self.checked(reply)
+                self._refusal = None
         self.know(names)
 
     def forget(self, names: Iterable[str]) -> None:
