@@ -4,6 +4,7 @@ pytest looks for fixtures in the module of a test, so each of those names the on
 """
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 from oraculo.core.message import decode_message
 from oraculo.errors import ObjectsUnavailable
+from oraculo.ports.objects import RunFolder
 from oraculo.settings import EngineSettings, ObjectSettings, RunSettings, Settings
 from oraculo.stores.objects import FolderObjects
 from oraculo.stores.sqlite import SqliteStore
@@ -62,10 +64,10 @@ class Faulty(FolderObjects):
             raise ObjectsUnavailable("nobody home")
         return await super().get(key)
 
-    async def owner(self, folder: str) -> str | None:
+    async def folders(self, shard: str) -> Sequence[RunFolder]:
         if self.away:
             raise ObjectsUnavailable("nobody home")
-        return await super().owner(folder)
+        return await super().folders(shard)
 
 
 def two_steps_app(seen: list[Any]) -> App:

@@ -136,6 +136,24 @@ async def test_new_results_go_where_the_url_says(places: Places) -> None:
     assert not list(places.beside.iterdir())
 
 
+async def test_the_commands_of_new_runs_do_not_wait_for_the_earlier_folder(places: Places) -> None:
+    await places.run_with_a_large_result()
+    async with places.after(two_steps_app([])) as oraculo:
+        await oraculo.operations.put_pipeline("larga", WIDE)
+        run_id = await oraculo.submit({"pipeline": "larga"})
+        await oraculo.ended(run_id)
+        assert not oraculo.engine.results.needed(await oraculo.operations.run(run_id), 1, {})
+
+
+async def test_what_is_where_the_url_says_does_not_wait_for_a_folder_that_cannot_be_read(places: Places) -> None:
+    places.earlier.away = True
+    async with places.after(two_steps_app([])) as oraculo:
+        await oraculo.operations.put_pipeline("dois-passos", TWO_STEPS)
+        assert (await oraculo.run({"pipeline": "dois-passos"}))["status"] == "concluida"
+        parts = (await oraculo.engine.health()).parts
+        assert "from before cannot be read: nobody home" in (parts["objects folder"] or "")
+
+
 async def test_the_clean_up_walks_through_both_places(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = await places.run_with_a_large_result()
     monkeypatch.setattr(janitor, "MIN_AGE", -5.0)

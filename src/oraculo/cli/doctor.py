@@ -19,6 +19,7 @@ from oraculo.cli.pipelines import check_files
 from oraculo.errors import (
     BrokerError,
     BrokerUnavailable,
+    InvalidPipeline,
     InvalidSettings,
     ObjectsUnavailable,
     OraculoError,
@@ -157,7 +158,10 @@ def _settings_checks(settings: "Settings") -> Iterator[Check]:
 def _pipelines(folder: Path) -> Check:
     if not folder.is_dir():
         return Check("pipelines", ERROR, f"{folder} is not a folder", "make it, or mend ORACULO_PIPELINES")
-    findings = list(check_files([folder]))
+    try:
+        findings = list(check_files([folder]))
+    except InvalidPipeline as error:
+        return Check("pipelines", ERROR, str(error), "mend that, or ORACULO_PIPELINES")
     bad = [finding["arquivo"] for finding in findings if not finding["valido"]]
     if bad:
         return Check("pipelines", ERROR, f"bad: {', '.join(bad)}", f"see `oraculo pipelines validate {folder}`")

@@ -8,7 +8,7 @@ from oraculo.core.aggregate import summary
 from oraculo.core.explain import Audience, explain
 from oraculo.core.history import Happened
 from oraculo.core.run import Run, Task
-from oraculo.engine.service import Engine, Role
+from oraculo.engine.service import Engine
 from oraculo.errors import BrokerError
 
 _LATEST = 50  # entries of the history
@@ -78,10 +78,10 @@ class Explanation:
         }
 
     def _missing_bridges(self, audiences: Mapping[str, Audience]) -> list[str]:
-        """Where nobody else's is known to listen. An API never has one: where consumers are not counted, it does not
-        know of those of engines."""
-        here = {bridge.name for bridge in self._engine.bridges}
-        unheard = (0, None) if self._engine.role is Role.WHOLE else (0,)
+        """Where nobody else's listens, as far as is known: where consumers are not counted, another engine may have
+        one."""
+        here, is_sole = {bridge.name for bridge in self._engine.bridges}, self._engine.is_sole()
+        unheard = (0, None) if is_sole else (0,)
         return [
             f"no bridge to {kind} runs here (is {_SETTINGS[kind]} set where engines run?)"
             for kind, queue in bridges.QUEUES.items()

@@ -156,12 +156,15 @@ class LargeResults:
     def needed(self, run: Run, number: int, known: dict[tuple[int, ...], dict[str, Reference]]) -> dict[str, Reference]:
         """The large results that must be read, or looked for among the earlier ones, before the task's command can be
         sent. `known`: those of tasks that were looked at a moment ago."""
-        if self._objects is None or (self._earlier is None and self._is_given_references(run.plan.steps[number])):
+        given_references = self._is_given_references(run.plan.steps[number])
+        if self._objects is None or (self._earlier is None and given_references):
             return {}
         sources = run.plan.dependencies[number]
         if (found := known.get(sources)) is None:
             found = known[sources] = references_in(run, sources)
-        return found
+        if not given_references or self._earlier is None:
+            return found
+        return {name: each for name, each in found.items() if not self._earlier.lacks(run.id, each)}
 
     def _is_given_references(self, step: Step) -> bool:
         """Over a bridge there are workers of another system, who know nothing of references."""
@@ -171,8 +174,6 @@ class LargeResults:
         """What goes whole into the task's command; what goes as a reference is now where its worker looks for it.
         Raises ObjectLost, or ObjectsUnavailable: then it is worth another try."""
         earlier = self._earlier if self._is_given_references(run.plan.steps[number]) else None
-        if earlier is not None and not await earlier.may_have(run.id):
-            return {}
         loop = asyncio.get_running_loop()
         async with self._commands:
             if loop.time() < self._rests_until:

@@ -95,6 +95,7 @@ class Engine:
         self.peers = Peers(store, clock, telemetry, name or entropy.new_id(), engine.poll, self._decides)
         # Apart from the event loop's own, which name servers that are silent may fill.
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="oraculo-engine")
+        self._earlier = self._earlier_results()
         self.catalogue = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout, self.threads)
         self.destinations = Destinations(broker, self.catalogue, self.names)
         self.plans = Plans()
@@ -110,7 +111,7 @@ class Engine:
             inline_bytes=settings.objects.inline_bytes,
             hands_on=bool(settings.objects.url),
             bridged=settings.bullmq.queues,
-            earlier=self._earlier_results(),
+            earlier=self._earlier,
         )
         self._http = HttpPost(settings.webhook)
         self.maker = RunMaker(
@@ -164,7 +165,7 @@ class Engine:
             batch=engine.batch,
         )
         self._retention = Retention(store, clock, telemetry, settings.store.retention_days)
-        self._lookout = Lookout(self.watchers, store, self.plans, self.results, self._is_sole, engine.poll)
+        self._lookout = Lookout(self.watchers, store, self.plans, self.results, self.is_sole, engine.poll)
         self._links = LinkWatch(
             broker, store, self.inbox, self.peers, clock, telemetry, engine.poll, acts=role is Role.WHOLE
         )
@@ -180,6 +181,8 @@ class Engine:
         if self.accepting:
             return
         await self._open_store()
+        if self._earlier is not None:
+            await self._earlier.look()
         self._connected = await self._connects()
         if self._connected and not self.broker.capabilities.durable:
             await self.store.forget_sent()
@@ -239,7 +242,7 @@ class Engine:
     async def living_engines(self) -> Sequence[str]:
         return await self.store.engines(self.clock.now() - self.peers.ttl)
 
-    def _is_sole(self) -> bool:
+    def is_sole(self) -> bool:
         """Whether nobody else changes runs, as far as is known."""
         return self.role is Role.WHOLE and self.peers.is_alone
 
@@ -410,7 +413,8 @@ class Engine:
         """Of what an engine can do without: runs are accepted, and go on or wait."""
         parts: dict[str, str | None] = {}
         if self.objects is not None:  # without it, large results stay in the store
-            parts[f"objects {self.objects.name}"] = self._offload.trouble or await fault_of(self.objects.check)
+            trouble = self._offload.trouble or (self._earlier and self._earlier.trouble)
+            parts[f"objects {self.objects.name}"] = trouble or await fault_of(self.objects.check)
         elif self.results.trouble is not None:
             parts["objects"] = self.results.trouble
         parts |= {f"ponte {bridge.name}": bridge.trouble for bridge in self.bridges}  # steps of others go on
