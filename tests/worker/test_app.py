@@ -220,6 +220,28 @@ def test_a_context_with_a_default_is_given_all_the_same(function: Any) -> None:
     assert handler.function({}, context) is context
 
 
+def around(function: Any) -> Any:
+    @functools.wraps(function)
+    def inner(payload: Any) -> Any:
+        return function(payload)
+
+    return inner
+
+
+def another_ctx(payload: Any, ctx: dict[str, int] = {"a": 1}) -> Any:  # noqa: B006
+    return ctx
+
+
+@pytest.mark.parametrize(
+    "function", [around(named_ctx), another_ctx, lambda payload, ctx="mine": ctx, functools.partial(named_ctx, ctx=1)]
+)
+def test_what_only_looks_like_the_context_is_left_alone(function: Any) -> None:
+    app = App("a")
+    app.queue("q")(function)
+    assert not app.handlers["q"].wants_context
+    assert app.handlers["q"].function({}) == function({})
+
+
 def test_type_checkers_see_through_the_decorator() -> None:
     app = App("a")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 File = Annotated[Path, typer.Argument(help="A pipeline in YAML or JSON.")]
 Seeds = Annotated[int, typer.Option(min=1, max=100_000, help="How many schedules to try.")]
-Seed = Annotated[int | None, typer.Option(help="Try this one alone, and tell its story.")]
+Seed = Annotated[int | None, typer.Option(help="Try this one alone.")]
 FaultRates = Annotated[
     list[str] | None, typer.Option("--fault", help="A fault and its rate, as drop=0.05. None given: the usual ones.")
 ]

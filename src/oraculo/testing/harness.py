@@ -79,8 +79,11 @@ class Harness:
             await self.engine.start()
             for worker in self.workers:
                 await worker.start()
-        except BaseException:
-            await self.stop()
+        except BaseException as error:
+            try:
+                await self.stop()
+            except Exception as second:  # noqa: BLE001 - the first is what the test is to see
+                error.add_note(f"and it could not be stopped: {second!r}")
             raise
         return self
 

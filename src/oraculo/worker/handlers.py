@@ -74,7 +74,7 @@ def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError("it is a generator; a handler returns its answer")
     given = list(inspect.signature(function).parameters.values())
-    if given and given[0].name in ("self", "cls"):
+    if len(given) > 1 and given[0].name in ("self", "cls"):
         raise TypeError(
             f"its first parameter is {given[0].name}, and nobody gives it that; decorate a function outside of classes "
             "or register the method of an object, as app.queue(name)(thing.method)"
@@ -93,21 +93,25 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 
 
 def _optional_context(function: Callable[..., Any]) -> str | None:
-    """The parameter that takes the context though it has a default: one named `ctx`, or annotated as a Context."""
-    bound = getattr(function, "keywords", {})  # what a functools.partial gives is its own
-    for each in inspect.signature(function).parameters.values():
-        if each.default is inspect.Parameter.empty or each.kind is inspect.Parameter.POSITIONAL_ONLY:
-            continue
-        if each.name not in bound and (each.name == "ctx" or _is_context(each.annotation, function)):
-            return each.name
-    return None
-
-
-def _is_context(annotation: object, function: Callable[..., Any]) -> bool:
+    """The parameter that takes the context though it has a default. What a decorator does not hand on, and what a
+    functools.partial gives, is not ours to give."""
     try:
-        return _resolved(annotation, function) in (Context, Context | None)
-    except Exception:  # noqa: BLE001 - whatever is in it, it was written for type checkers alone
+        given = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except ValueError:
+        return None
+    bound = getattr(function, "keywords", {})
+    return next((each.name for each in given if each.name not in bound and _takes_context(each, function)), None)
+
+
+def _takes_context(parameter: inspect.Parameter, function: Callable[..., Any]) -> bool:
+    """It is annotated as a Context; or named `ctx`, None unless given, and not said to be anything else."""
+    if parameter.default is inspect.Parameter.empty or parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
         return False
+    try:
+        kind = _resolved(parameter.annotation, function)
+    except Exception:  # noqa: BLE001 - whatever is in it, it was written for type checkers alone
+        kind = Any
+    return kind in (Context, Context | None) or (kind is Any and parameter.name == "ctx" and parameter.default is None)
 
 
 def _with_context_as(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -160,9 +160,15 @@ def _cut(outcome: Outcome, cause: Cause) -> set[Attempt]:
 
 
 def _deadline(of: str, seconds: float, took: list[float], cut: list[set[Attempt]], outcomes: list[Outcome]) -> Deadline:
-    in_vain = sum(bool(attempts & outcome.lost) for attempts, outcome in zip(cut, outcomes, strict=True))
+    in_vain = sum(_was_in_vain(attempts, outcome) for attempts, outcome in zip(cut, outcomes, strict=True))
     p95 = _percentile(sorted(took), 95) if took else None
     return Deadline(of, seconds, p95, sum(map(bool, cut)), in_vain)
+
+
+def _was_in_vain(cut: set[Attempt], outcome: Outcome) -> bool:
+    """Whether all that had been sent and was waited for was lost: what has not begun waits for that."""
+    sent = {one for one in cut if one.number}
+    return bool(sent) and sent <= outcome.lost
 
 
 def _lasted(run: Run) -> float:

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -62,7 +63,8 @@ def run_seed(seed: int, faults: Faults | None = None, scenario: Scenario | None 
             lost=world.lost,
         )
     finally:
-        _end_all(loop)
+        with suppress(Stuck):  # of those that do not end when they are cancelled
+            _end_all(loop)
         asyncio.set_event_loop(None)
         loop.close()
 

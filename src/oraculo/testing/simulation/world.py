@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from typing import Any, NamedTuple
 
@@ -232,10 +232,20 @@ class World:
 
     def published(self, host: Host, server: str, message: Outgoing) -> None:
         self._note_failure(message)
+        self._note_sent_again(message)
         for law in self._laws:
             law.published(message, server)
         if message.queue == "respostas":
             self._reply(message)
+
+    def _note_sent_again(self, message: Outgoing) -> None:
+        """What was lost before is waited for in vain no more, unless this is lost too."""
+        if not self.lost:
+            return
+        with suppress(InvalidInput):
+            told = decode_message(message.body)
+            if told.tipo_evento != naming.PROGRESS:
+                self.lost.discard(Attempt(told.correlation_id, told.tarefa or "", told.tentativa or 0))
 
     def _note_failure(self, message: Outgoing) -> None:
         if message.queue != naming.ANSWERS:
