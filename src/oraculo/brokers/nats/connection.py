@@ -42,6 +42,7 @@ PING_INTERVAL = 5  # seconds; a peer that leaves two pings unanswered is gone
 MOST_KNOWN = 10_000  # queues, or streams, of which something is remembered; the one not used for longest is forgotten
 SILENT_FOR = 5.0  # seconds until a queue is tried again that said nothing while the server answered
 FULL_FOR = 60.0  # seconds until a full server is tried again to which nothing is sent; canaries are sent more often
+_OVERTAKEN = 0.5  # seconds: an answer may come before the confirm of a large message that was sent ahead of it
 _API = "$JS.API."
 _API_WINDOW = 128  # calls of the API that are out at a time
 _NO_JETSTREAM = frozenset({10039, 10076})
@@ -236,7 +237,8 @@ class Connection:
             ):
                 asked_at = self._now()
                 await self._require_answer(patience, replies)
-                if replies.heard_at < asked_at:
+                await asyncio.wait([replies.complete], timeout=min(patience.proof, _OVERTAKEN))
+                if not replies.complete.done() and replies.heard_at < asked_at:
                     break
             return replies.answers
 

@@ -66,7 +66,8 @@ class Address:
                 connection = await _connect(host, session, seconds, turn)
             except StoreError as trouble:
                 troubles[host] = trouble
-                self._turns[host] = turn + 1  # once, though several have tried this one
+                was_silent = isinstance(trouble.__cause__, TimeoutError)  # what refuses is passed by without us
+                self._turns[host] = turn + 1 if was_silent else 0  # once, though several have tried this one
             else:
                 self._hosts = [host, *(other for other in self._hosts if other != host)]
                 self._took_us = True
