@@ -34,6 +34,7 @@ from oraculo.testing.store_runs import (
 from tests.stores.in_order_suite import InOrderSuite
 from tests.stores.killed_writer import survives_kills
 from tests.stores.started import started
+from tests.waiting import until
 
 
 class OnFile(InOrderSuite):
@@ -466,7 +467,16 @@ async def test_a_full_disk_loses_nothing_and_is_worth_a_retry(path: str) -> None
         await assert_stored(store, run)
 
 
+async def refuses(store: SqliteStore) -> bool:
+    try:
+        await store.check()
+    except StoreRefuses:
+        return True
+    return False
+
+
 async def assert_refused(store: SqliteStore, name: str) -> None:
+    await until(lambda: refuses(store), within=1.0)
     words = f"{re.escape(name)} was deleted, replaced or made unreachable while it was open: put it back"
     for ask in (store.check, lambda: store.load(["first"])):
         with pytest.raises(StoreRefuses, match=words):
