@@ -55,6 +55,7 @@ async def has_leader(url: str) -> bool:
     return True
 
 
+@pytest.mark.long  # the same suite as on one server
 class TestConformance(BrokerSuite):
     url = ""
 
