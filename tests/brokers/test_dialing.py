@@ -2,29 +2,20 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-import uvloop
 
 from oraculo.brokers.nats import NatsBroker
 from oraculo.brokers.redis_streams import RedisStreamsBroker
 from oraculo.clients.dialing import dialed
+from tests.brokers import event_loops
+from tests.brokers.event_loops import Run
 from tests.servers.fleet import Fleet
 from tests.servers.names import NAME, give_addresses, silent_address
 from tests.servers.process import free_port
 
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    def run(work: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(work)
-
-    return run
+run = event_loops.run  # a fixture
 
 
 @pytest.mark.parametrize(("kind", "make"), [("redis", RedisStreamsBroker), ("nats", NatsBroker)])

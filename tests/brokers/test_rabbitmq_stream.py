@@ -2,16 +2,16 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
-import uvloop
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.stream import LoopServices
 from oraculo.errors import BrokerUnavailable
+from tests.brokers import event_loops
 from tests.brokers import rabbitmq_stage as stage
+from tests.brokers.event_loops import Run
 from tests.brokers.rabbitmq_stage import assert_nothing_is_left, fresh_name, messages, published, running, silent_server
 from tests.servers.fleet import Fleet
 from tests.servers.proxy import Proxy
@@ -19,16 +19,7 @@ from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import until
 
 nothing_goes_unheard = stage.nothing_goes_unheard
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    def run(work: Coroutine[Any, Any, None]) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(work)
-
-    return run
+run = event_loops.run  # a fixture
 
 
 @pytest.mark.parametrize("greeting", [b"", b"220 mail.example ESMTP\r\n"], ids=["silent", "speaks first"])
