@@ -116,6 +116,21 @@ async def test_of_a_names_addresses_one_that_says_nothing_is_passed_by(
         assert await _where(with_option(named, sslmode="verify-full"), 1) == {}  # it is in the certificate
 
 
+async def test_after_a_refusal_it_goes_by_the_name_again(
+    url: str, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next of its addresses was tried with it, and what stands in ~/.pgpass is found by the name alone."""
+    port, closed = fleet.server("postgres").port, free_port()
+    give_addresses(monkeypatch, ("127.0.0.1", closed), ("127.0.0.2", closed))
+    address = Address(url.replace("127.0.0.1", NAME), connect_timeout=5.0, call_timeout=5.0)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=r"Multiple exceptions|127\.0\.0\.1.*127\.0\.0\.2"):
+            await address.connect("SELECT 1")
+    give_addresses(monkeypatch, ("127.0.0.2", closed), ("127.0.0.1", port))
+    connection = await address.connect("SELECT 1")
+    await connection.close()
+
+
 async def test_when_no_host_will_do_the_trouble_of_each_is_told(fleet: Fleet) -> None:
     closed, right = free_port(), fleet.server("postgres")
     with pytest.raises(StoreUnavailable) as trouble:
