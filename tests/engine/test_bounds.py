@@ -18,6 +18,7 @@ from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_d
 from oraculo.core.run import Changes
 from oraculo.engine import inputs, operations, outbox
 from oraculo.engine.cache import Plans
+from oraculo.engine.watchers import Lookout
 from oraculo.errors import BrokerError, BrokerUnavailable, StoreError, StoreUnavailable, UnknownPipeline
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
@@ -108,6 +109,31 @@ async def test_whoever_waits_is_let_go_when_the_engine_stops() -> None:
         assert await asyncio.wait_for(following, 5) >= 1
         with pytest.raises(StoreUnavailable, match="stopping"):
             await oraculo.submit({"destinos": ["escavador_a"]})
+
+
+async def test_nobody_looks_out_for_runs_that_nobody_waits_for() -> None:
+    """An idle engine is idle, also beside others."""
+    async with Harness() as oraculo:
+        engine, looks = oraculo.engine, 0
+
+        def is_sole() -> bool:
+            nonlocal looks
+            looks += 1
+            return True
+
+        lookout = Lookout(engine.watchers, oraculo.store, engine.plans, engine.results, is_sole, poll=0.0)
+        looking = asyncio.create_task(lookout.run())
+        for _ in range(20):  # turns of the loop, of which each would be a look
+            await asyncio.sleep(0)
+        assert looks == 0
+        with engine.watchers.watching("uma-execucao"):
+            await until(lambda: looks)
+        await asyncio.sleep(0)
+        before = looks
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert looks <= before + 1  # that it had begun
+        looking.cancel()
 
 
 async def test_a_receiver_that_drips_its_answer_does_not_hold_up_the_others() -> None:

@@ -32,6 +32,7 @@ class Watch:
 class Watchers:
     def __init__(self) -> None:
         self._watches: dict[str, list[Watch]] = {}
+        self.any_here = asyncio.Event()
         self.closed = False
 
     def close(self) -> None:
@@ -63,6 +64,7 @@ class Watchers:
     def watching(self, run_id: str) -> Iterator[Watch]:
         watch = Watch(run_id)
         self._watches.setdefault(run_id, []).append(watch)
+        self.any_here.set()
         if self.closed:
             self._let_go(watch)
         try:
@@ -76,6 +78,8 @@ class Watchers:
             watches.remove(watch)
         if not watches:
             self._watches.pop(watch.run_id, None)
+        if not self._watches:
+            self.any_here.clear()
 
     def changed(self, run_id: str) -> None:
         for watch in self._watches.get(run_id, ()):
@@ -122,6 +126,7 @@ class Lookout:
 
     async def run(self) -> None:
         while True:
+            await self._watchers.any_here.wait()
             pause = self._poll if self._is_sole() else min(self._poll, _GLANCE * (1 + len(self._watchers) // _PAGE))
             await asyncio.sleep(pause)
             now = asyncio.get_running_loop().time()
