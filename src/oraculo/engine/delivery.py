@@ -76,12 +76,11 @@ class Courier:
         inbox: Inbox,
         results: LargeResults,
         settings: WebhookSettings,
-        *,
+        post: Post,
         names: QueueNames,
         clock: Clock,
         entropy: Entropy,
         telemetry: Telemetry,
-        post: Post,
     ) -> None:
         self._inbox = inbox
         self._clock = clock

@@ -54,7 +54,6 @@ class Outbox:
         inbox: Inbox,
         peers: Peers,
         results: LargeResults,
-        *,
         names: QueueNames,
         clock: Clock,
         telemetry: Telemetry,

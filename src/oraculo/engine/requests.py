@@ -4,11 +4,11 @@ import hashlib
 
 from oraculo.core import machine
 from oraculo.core.request import Limits, definition_of, new_run, read_request
-from oraculo.core.retry import RetryPolicy
 from oraculo.engine.cache import Plans
 from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.inputs import Submission
 from oraculo.ports.clock import Clock, Entropy
+from oraculo.settings import Settings
 
 
 def fingerprint_of(body: bytes) -> str:
@@ -17,24 +17,14 @@ def fingerprint_of(body: bytes) -> str:
 
 
 class RunMaker:
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        plans: Plans,
-        clock: Clock,
-        entropy: Entropy,
-        *,
-        limits: Limits,
-        default_timeout: float,
-        default_retry: RetryPolicy,
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, plans: Plans, clock: Clock, entropy: Entropy, settings: Settings) -> None:
         self._catalogue = catalogue
         self._plans = plans
         self._clock = clock
         self._entropy = entropy
-        self._limits = limits
-        self._default_timeout = default_timeout
-        self._default_retry = default_retry
+        self._limits = Limits(settings.limits.payload_bytes, settings.limits.request_bytes)
+        self._default_timeout = settings.runs.timeout
+        self._default_retry = settings.runs.retry
 
     def submission(
         self,

@@ -1,7 +1,7 @@
 """Reads large results back from the object store, for whoever is given them: the aggregate, the API, a command."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -16,6 +16,7 @@ from oraculo.engine.earlier import EarlierResults
 from oraculo.errors import NotFound, ObjectLost, ObjectsUnavailable
 from oraculo.ports.objects import Objects, get_result, put_result
 from oraculo.ports.telemetry import LoopFailed, Telemetry
+from oraculo.settings import Settings
 
 PATIENCE = 10.0  # seconds for all the large results of one aggregate, or of one command
 REST = 2.0  # seconds after a failure in which no command asks again, nor an aggregate after one that took too long
@@ -26,30 +27,27 @@ _NO_OBJECTS = "no object store is set; set ORACULO_OBJECTS_URL to the one that t
 
 
 class LargeResults:
-    """`inline_bytes`: how much one aggregate brings along; what is beyond it stays a reference. `hands_on`: whether
-    workers are given references, because they reach the object store too; those that read `bridged` queues, or are
-    behind a bridge, do not. `earlier`: what may rest elsewhere, from before there was an `objects` to share."""
+    """`earlier`: what may rest elsewhere, from before there was an `objects` to share."""
 
     def __init__(
         self,
         objects: Objects | None,
+        earlier: EarlierResults | None,
+        claim_fault: Callable[[], Awaitable[str | None]],
+        settings: Settings,
         telemetry: Telemetry,
         threads: Executor,
-        claim_fault: Callable[[], Awaitable[str | None]],
-        *,
-        inline_bytes: int = 0,
-        hands_on: bool = False,
-        bridged: Collection[str] = (),
-        earlier: EarlierResults | None = None,
     ) -> None:
-        self._bridged = bridged
         self._objects = objects
         self._earlier = earlier
+        self._claim_fault = claim_fault
         self._telemetry = telemetry
         self._threads = threads
-        self._claim_fault = claim_fault
-        self._inline_bytes = inline_bytes
-        self._hands_on = hands_on
+        self._inline_bytes = settings.objects.inline_bytes  # what is beyond it stays a reference
+        # Workers are given references when they reach the object store too. Those that read `bridged` queues, or are
+        # behind a bridge, do not.
+        self._hands_on = bool(settings.objects.url)
+        self._bridged = settings.bullmq.queues
         self._aggregates = asyncio.Semaphore(_AGGREGATES_AT_ONCE)
         self._commands = asyncio.Semaphore(_COMMANDS_AT_ONCE)
         self._hangs_until = 0.0

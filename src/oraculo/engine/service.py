@@ -14,7 +14,6 @@ from functools import partial
 
 from oraculo.core.events import Untaken
 from oraculo.core.naming import QueueNames
-from oraculo.core.request import Limits
 from oraculo.engine.aftermath import Consequences
 from oraculo.engine.cache import HotRuns, Plans
 from oraculo.engine.catalogue import Catalogue
@@ -86,65 +85,39 @@ class Engine:
         self.objects = objects
         self._earlier_objects = earlier_objects
         self.clock = clock
-        self.entropy = entropy
         self.telemetry = telemetry
-        self.names = QueueNames(settings.broker.prefix)
         self.role = role
         self.bridges = bridges
         self._must_be_alone = must_be_alone
+
+        # What many parts share.
+        self.names = QueueNames(settings.broker.prefix)
         self.peers = Peers(store, clock, telemetry, name or entropy.new_id(), engine.poll, self._decides)
         # Apart from the event loop's own, which name servers that are silent may fill.
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="oraculo-engine")
-        self._earlier = self._earlier_results()
-        self.catalogue = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout, self.threads)
-        self.destinations = Destinations(broker, self.catalogue, self.names)
         self.plans = Plans()
         self.inbox = Inbox(engine.note_linger)
+        self.watchers = Watchers()
+        self._earlier = self._earlier_results()
+        self.results = LargeResults(objects, self._earlier, self._claim_fault, settings, telemetry, self.threads)
+
+        # What comes in.
+        self.catalogue = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout, self.threads)
+        self.destinations = Destinations(broker, self.catalogue, self.names)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
         self.own_queues = OwnQueues(broker, self.inbox, own_queues, engine)
-        self.watchers = Watchers()
-        self.results = LargeResults(
-            objects,
-            telemetry,
-            self.threads,
-            self._claim_fault,
-            inline_bytes=settings.objects.inline_bytes,
-            hands_on=bool(settings.objects.url),
-            bridged=settings.bullmq.queues,
-            earlier=self._earlier,
-        )
-        self._http = HttpPost(settings.webhook)
-        self.maker = RunMaker(
-            self.catalogue,
-            self.plans,
-            clock,
-            entropy,
-            limits=Limits(settings.limits.payload_bytes, settings.limits.request_bytes),
-            default_timeout=runs.timeout,
-            default_retry=runs.retry,
-        )
+        self.maker = RunMaker(self.catalogue, self.plans, clock, entropy, settings)
         self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._untaken)
-        self._outbox = Outbox(
-            broker,
-            store,
-            self.inbox,
-            self.peers,
-            self.results,
-            names=self.names,
-            clock=clock,
-            telemetry=telemetry,
-        )
+
+        # What goes out.
+        self._outbox = Outbox(broker, store, self.inbox, self.peers, self.results, self.names, clock, telemetry)
+        self._http = HttpPost(settings.webhook)
+        post = post or self._http
         self._courier = Courier(
-            broker,
-            self.inbox,
-            self.results,
-            settings.webhook,
-            names=self.names,
-            clock=clock,
-            entropy=entropy,
-            telemetry=telemetry,
-            post=post or self._http,
+            broker, self.inbox, self.results, settings.webhook, post, self.names, clock, entropy, telemetry
         )
+
+        # What decides, between the two.
         self._offload = Offload(objects, self._claim_fault, settings.objects.threshold_bytes, telemetry, self.threads)
         self._consequences = Consequences(
             self._outbox, self._timers, self._courier, self.watchers, self.results, telemetry
@@ -164,11 +137,15 @@ class Engine:
             telemetry=telemetry,
             batch=engine.batch,
         )
+
+        # What looks around now and then.
         self._retention = Retention(store, clock, telemetry, settings.store.retention_days)
         self._lookout = Lookout(self.watchers, store, self.plans, self.results, self.is_sole, engine.poll)
         self._links = LinkWatch(
             broker, store, self.inbox, self.peers, clock, telemetry, engine.poll, acts=role is Role.WHOLE
         )
+
+        # What is there once it is started.
         self._connected = False
         self._pumps: list[asyncio.Task[None]] = []
         self._duties: list[asyncio.Task[None]] = []
