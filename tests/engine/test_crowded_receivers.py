@@ -16,7 +16,7 @@ from oraculo.ports.store import Store
 from oraculo.ports.telemetry import DeliveryAttempted
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.testing.harness import Harness
-from tests.engine.test_brokers import Durable, Told
+from tests.engine.broker_stage import Durable, Told
 from tests.engine.test_delivery import delivery_state
 from tests.waiting import until
 

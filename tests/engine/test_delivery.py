@@ -17,7 +17,7 @@ from oraculo.ports.telemetry import DeliveryAttempted
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
-from tests.engine.test_brokers import Durable, Told
+from tests.engine.broker_stage import Durable, Told
 from tests.engine.workers import Journal, recording_app
 from tests.waiting import until
 

@@ -13,7 +13,7 @@ from oraculo.ports.telemetry import BatchCommitted
 from oraculo.settings import BrokerSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
 from oraculo.worker import App, Client
-from tests.engine.test_brokers import Told
+from tests.engine.broker_stage import Told
 from tests.engine.workers import VIDEO_QUEUES, Journal, answer, failing_app, recording_app
 from tests.video_pipelines import VIDEO_PIPELINES
 from tests.waiting import until

@@ -13,7 +13,7 @@ from oraculo.errors import InvalidPipeline
 from oraculo.ports.telemetry import LoopFailed
 from oraculo.settings import EngineSettings, Settings
 from oraculo.testing.harness import Harness
-from tests.engine.test_brokers import Told
+from tests.engine.broker_stage import Told
 from tests.waiting import until
 
 

@@ -1,0 +1,282 @@
+"""What the engine does about a broker that is lost, or came back without its memory: what it took is sent again."""
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oraculo.brokers.failover import FailoverBroker
+from oraculo.core.events import BrokerLost
+from oraculo.core.machine import Verdict
+from oraculo.engine import links, service
+from oraculo.engine.inputs import Wish
+from oraculo.engine.outbox import Outbox
+from oraculo.engine.publishing import Key
+from oraculo.errors import BrokerError, StoreUnavailable
+from oraculo.ports.broker import Delivery, Link
+from oraculo.ports.clock import SystemClock
+from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack
+from oraculo.settings import RunSettings, Settings
+from oraculo.stores.sqlite import MEMORY, SqliteStore
+from oraculo.testing.harness import Harness
+from tests.engine import broker_stage as stage
+from tests.engine.broker_stage import QUICK, Durable, DurableUnreadable, Told, sent_by, worker_on
+from tests.engine.workers import Journal, answer, recording_app
+from tests.waiting import until
+
+impatient = stage.impatient  # a fixture
+
+
+async def test_what_a_lost_broker_took_is_sent_again_over_the_next_under_the_same_identity() -> None:
+    first, second, told, journal = Durable("first"), Durable("second"), Told(), Journal()
+    both = FailoverBroker([first, second])
+    async with Harness(settings=QUICK, broker=both, telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a", "executador_b"], "payload": {}})
+        await until(lambda: sent_by(oraculo, run_id, ["first", "first"]), saying="both to be sent by the first")
+        await oraculo.publish("resultados", answer(run_id, tarefa="executador_b", tipo_evento="resultado_execucao"))
+        await until(lambda: _one_ended(oraculo, run_id), saying="the answer to be taken")
+        await first.leave()
+        worker = await worker_on(second, recording_app(journal, ("executador_a", "executador_b")))
+        aggregate = await oraculo.ended(run_id)
+        await until(lambda: told.of(CommandsTakenBack))  # told once all are decided, and the run may be faster
+        await worker.stop()
+    assert aggregate["status"] == "concluida"
+    assert [(context.tarefa, context.tentativa) for context in journal.seen] == [("executador_a", 1)]
+    assert told.of(BrokerChanged)[0] == BrokerChanged("first", "pulled out")
+    assert told.of(CommandsTakenBack) == [CommandsTakenBack("first", 1)]
+
+
+async def _one_ended(oraculo: Harness, run_id: str) -> bool:
+    return (await oraculo.store.heads([run_id]))[run_id].succeeded == 1
+
+
+async def test_a_connection_that_breaks_for_a_moment_sends_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "GRACE", 30.0)
+    first, second, told = Durable("first"), Durable("second"), Told()
+    async with Harness(settings=QUICK, broker=FailoverBroker([first, second]), telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: sent_by(oraculo, run_id, ["first"]))
+        await first.leave()
+        await until(lambda: told.of(BrokerChanged), saying="the loss to be told")
+        first.come_back()
+        await until(lambda: len(told.of(BrokerChanged)) == 2, saying="the return to be told")
+        assert told.of(CommandsTakenBack) == []
+        assert [state.ready for state in await second.queues(["executador_a"])] in ([], [0])
+
+
+class HalfRead(Durable):
+    """Of which one queue cannot be read."""
+
+    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+        consumer = await super().consume(queue, prefetch=prefetch)
+        if queue == "orquestrador":
+            consumer.take = _refuse  # type: ignore[method-assign]
+        return consumer
+
+
+async def _refuse(limit: int) -> Sequence[Delivery]:
+    raise BrokerError("not permitted")
+
+
+async def test_where_the_only_other_is_not_read_well_it_still_gets_what_a_lost_broker_took() -> None:
+    first, second = Durable("first"), HalfRead("second")
+    async with Harness(settings=QUICK, broker=FailoverBroker([first, second])) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: sent_by(oraculo, run_id, ["first"]))
+        await until(lambda: oraculo.broker.links()[1].unread, saying="it to be found out")
+        await first.leave()
+        await until(lambda: sent_by(oraculo, run_id, ["second"]), saying="the command over the second")
+
+
+async def test_what_a_broker_took_before_it_was_known_that_it_cannot_be_read_is_sent_again_over_the_next() -> None:
+    first, second, journal = DurableUnreadable("first"), Durable("second"), Journal()
+    first.forbidden = None
+    async with Harness(settings=QUICK, broker=FailoverBroker([first, second])) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: sent_by(oraculo, run_id, ["first"]))
+        first.forbidden = "not permitted"
+        await first.lose_consumers()
+        await until(lambda: sent_by(oraculo, run_id, ["second"]), saying="the command on the second")
+        assert "queue resultados of first cannot be used (not permitted)" in await oraculo.operations.explain(run_id)
+        told = (await oraculo.operations.health()).parts["broker first"] or ""
+        assert told.endswith(": the consumer is being made again; the last one failed: not permitted")
+        worker = await worker_on(second, recording_app(journal, ("executador_a",)))
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+        await worker.stop()
+
+
+async def test_what_went_to_a_broker_that_is_no_longer_configured_is_sent_again(tmp_path: Path) -> None:
+    path, journal = str(tmp_path / "x.db"), Journal()
+    async with Harness(settings=QUICK, broker=Durable("nats"), store=SqliteStore(path)) as before:
+        run_id = await before.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: sent_by(before, run_id, ["nats"]))
+    app = recording_app(journal, ("executador_a",))
+    async with Harness(app, settings=QUICK, broker=Durable("rabbitmq"), store=SqliteStore(path)) as after:
+        assert (await after.ended(run_id))["status"] == "concluida"
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT via FROM tasks").fetchall() == [("rabbitmq",)]
+
+
+async def test_what_an_engine_sent_over_a_broker_that_only_it_knew_is_sent_again_once_it_has_gone(
+    tmp_path: Path,
+) -> None:
+    path, journal = str(tmp_path / "x.db"), Journal()
+    app, rabbitmq = recording_app(journal, ("executador_a",)), Durable("rabbitmq")
+    async with Harness(app, settings=QUICK, broker=rabbitmq, store=SqliteStore(path)) as after:
+        async with Harness(settings=QUICK, broker=Durable("nats"), store=SqliteStore(path)) as before:
+            await until(lambda: len(after.engine.peers.engines) == 2, saying="the engines to know each other")
+            run_id = await before.submit({"destinos": ["executador_a"], "payload": {}})
+            await until(lambda: sent_by(before, run_id, ["nats"]))
+            assert not journal.seen
+        assert (await after.ended(run_id))["status"] == "concluida"
+
+
+class Split:
+    """All that a watch asks for, in a world where another engine reaches the broker `first` and sends a run there again
+    whenever this one has taken it back."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.departures = 0
+
+    def links(self) -> Sequence[Link]:
+        return [Link("first", "away", 0), Link("second", None, 0)]
+
+    async def held_by(self, via: str, limit: int, after: str, *, dead_letters: bool) -> Sequence[str]:
+        return [] if after else ["run"]
+
+    async def brokers_in_use(self) -> Sequence[str]:
+        return ["first", "second"]
+
+    def put(self, wishes: Sequence[Wish]) -> None:
+        for wish in wishes:
+            self.taken.append(wish.run_id)
+            wish.done.set_result(Verdict.APPLIED)
+
+
+async def test_engines_that_miss_different_brokers_do_not_send_the_same_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "GRACE", 2.0)
+    split: Any = Split()
+    watch = links.LinkWatch(split, split, split, split, SystemClock(), Told(), poll=0.5)
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    for half_seconds in range(7200):
+        monkeypatch.setattr(loop, "time", lambda now=begin + half_seconds / 2: now)
+        await watch.look()
+    assert 4 <= len(split.taken) <= 8
+    split.taken.clear()
+    await watch._take_back_from_strangers()  # as when an engine has gone
+    monkeypatch.setattr(loop, "time", lambda: begin + 3630)
+    await watch.look()
+    assert split.taken == ["run"]
+
+
+async def test_a_broker_that_came_back_without_its_memory_gets_everything_again() -> None:
+    broker = Durable("redis")
+    settings = Settings(engine=QUICK.engine, runs=RunSettings(max_attempts=1))
+    async with Harness(settings=settings, broker=broker) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a", "executador_b"], "payload": {}, "timeout": 30})
+        failure = answer(
+            run_id, tarefa="executador_b", tipo_evento="resultado_execucao", payload={"status": "erro", "erros": ["x"]}
+        )
+        await oraculo.publish("resultados", failure)
+        await until(lambda: oraculo.operations.dead_letters("executador_b", limit=1))
+        await until(lambda: sent_by(oraculo, run_id, ["redis", "redis"]))
+        assert broker._depot is not None
+        for queue in ("executador_a", "executador_b.dlq"):
+            broker._depot.queues.pop(queue)
+        broker.losses += 1
+        await until(lambda: oraculo.operations.dead_letters("executador_b", limit=1), saying="the dead letter again")
+        await until(lambda: broker.queues(["executador_a"]), saying="the command again")
+        await until(lambda: not oraculo.engine._links._losses, saying="the last look")
+        [lost, failed] = await broker.queues(["executador_a", "executador_b"])
+        assert lost.ready == 1
+        assert failed.dead_letters >= 1  # nobody knows when it was sent, so each look sends it
+
+
+class Halting(SqliteStore):
+    """Cannot say at first which dead letters a broker had."""
+
+    failures = 5
+
+    async def held_by(
+        self, via: str | None, limit: int, after: str = "", *, dead_letters: bool = False
+    ) -> Sequence[str]:
+        if dead_letters and self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("the disk is away")
+        return await super().held_by(via, limit, after, dead_letters=dead_letters)
+
+
+async def test_a_loss_is_counted_once_though_the_store_fails_while_it_is_looked_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "_PAUSE_AFTER_FAILURE", 0.05)
+    broker, store = Durable("redis"), Halting(MEMORY)
+    async with Harness(settings=QUICK, broker=broker, store=store) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 30})
+        await until(lambda: sent_by(oraculo, run_id, ["redis"]))
+        broker.losses += 1
+        await until(lambda: not store.failures and not oraculo.engine._links._losses, saying="the last look")
+        [state] = await broker.queues(["executador_a"])
+        assert state.ready == 2  # as it was, and once again
+
+
+class AdjustableClock(SystemClock):
+    skew = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.skew
+
+
+async def test_what_was_sent_before_the_clock_was_set_back_is_not_forgotten_with_a_memory() -> None:
+    broker, clock = Durable("redis"), AdjustableClock()
+    async with Harness(settings=QUICK, broker=broker, clock=clock) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 3600})
+        await until(lambda: sent_by(oraculo, run_id, ["redis"]))
+        clock.skew = -600.0
+        assert broker._depot is not None
+        broker._depot.queues.pop("executador_a")
+        broker.losses += 1
+        await until(lambda: broker.queues(["executador_a"]), saying="the command again")
+
+
+async def test_a_note_that_comes_after_the_loss_was_looked_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command was confirmed before the memory was lost, and noted only after the first look for such."""
+    broker, looked = Durable("redis"), asyncio.Event()
+    confirmed, decide = Outbox._confirmed, links.LinkWatch._decide
+    late: list[asyncio.Task[None]] = []
+
+    async def note_later(outbox: Outbox, keys: Sequence[Key], via: str, at: float) -> None:
+        await looked.wait()
+        with monkeypatch.context() as then:
+            then.setattr(outbox._clock, "now", lambda: at)
+            confirmed(outbox, keys, via)
+
+    def delayed(outbox: Outbox, keys: Sequence[Key], via: str) -> None:
+        if looked.is_set():
+            confirmed(outbox, keys, via)
+        else:
+            late.append(asyncio.create_task(note_later(outbox, keys, via, outbox._clock.now())))
+
+    async def look(watch: links.LinkWatch, event: BrokerLost, *absence: Any) -> int:
+        found = await decide(watch, event, *absence)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(Outbox, "_confirmed", delayed)
+    monkeypatch.setattr(links.LinkWatch, "_decide", look)
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 30})
+        await until(lambda: late, saying="the command to be confirmed")
+        assert broker._depot is not None
+        broker._depot.queues.pop("executador_a")
+        broker.losses += 1
+        [state] = await until(lambda: broker.queues(["executador_a"]), saying="the command again")
+        assert state.ready == 1
+        await until(lambda: sent_by(oraculo, run_id, ["redis"]))

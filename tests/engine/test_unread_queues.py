@@ -1,0 +1,74 @@
+"""What is told when the engine cannot read its own queues."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from oraculo.engine import service
+from oraculo.errors import BrokerUnavailable
+from oraculo.ports.broker import Link
+from oraculo.testing.harness import Harness
+from tests.engine import broker_stage as stage
+from tests.engine.broker_stage import QUICK, Durable, DurableUnreadable, is_ready, sent_by
+from tests.engine.workers import answer
+from tests.waiting import until
+
+impatient = stage.impatient  # a fixture
+
+
+async def test_a_deaf_consumer_turns_readiness_red() -> None:
+    class Deaf(Durable):
+        def links(self) -> Sequence[Link]:
+            return [Link("rabbitmq", None, 0, ("resultados",))]
+
+    async with Harness(settings=QUICK, broker=Deaf("rabbitmq")) as oraculo:
+        health = await oraculo.operations.health()
+        assert not health.is_ready
+        assert "heard nothing on resultados" in (health.parts["broker rabbitmq"] or "")
+
+
+async def test_nobody_who_reads_our_queues_is_told_by_readiness() -> None:
+    class Closed(Durable):
+        is_closed = True
+
+        async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+            if self.is_closed:
+                raise BrokerUnavailable("no more consumers")
+            return await super().consume(queue, prefetch=prefetch)
+
+    broker = Closed("rabbitmq")
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        health = await oraculo.operations.health()
+        assert not health.is_ready
+        assert "nobody reads resultados, orquestrador" in (health.parts["consumers"] or "")
+        broker.is_closed = False
+        await until(lambda: is_ready(oraculo), saying="readiness")
+
+
+async def test_what_cannot_be_read_is_told_with_the_reason_by_readiness_and_by_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A consumer can be made each time, and fails as soon as it is asked."""
+    monkeypatch.setattr(service, "_PAUSE_AFTER_FAILURE", 0.02)
+    broker = DurableUnreadable("redis")
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: sent_by(oraculo, run_id, ["redis"]))
+        told = "nobody reads resultados, orquestrador: a consumer is being made; the last one failed: not permitted"
+
+        async def is_told() -> bool:
+            return len(oraculo.engine.own_queues.unread) == 2
+
+        await until(is_told, saying="both to be found out")
+        for _ in range(4):
+            refusals = broker.refusals
+            await until(lambda: broker.refusals >= refusals + 2, saying="the next to fail")  # noqa: B023
+            health = await oraculo.operations.health()
+            assert not health.is_ready
+            assert health.parts["consumers"] == told
+            assert "queue resultados cannot be used (not permitted)" in await oraculo.operations.explain(run_id)
+        await oraculo.publish("resultados", answer(run_id, tipo_evento="resultado_execucao"))
+        broker.forbidden = None
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+        await until(lambda: is_ready(oraculo), saying="readiness, though no request comes")
+        assert "cannot be used" not in await oraculo.operations.explain(run_id)
