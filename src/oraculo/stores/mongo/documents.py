@@ -15,14 +15,13 @@ from bson.objectid import ObjectId
 from oraculo.core.aggregate import summary
 from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.pipeline import Step
-from oraculo.core.run import Cause, Channel, Delivery, DeliveryStatus, RunHead, RunStatus, Task, TaskStatus
+from oraculo.core.run import Cause, Channel, Delivery, DeliveryStatus, RunHead, Task
 from oraculo.stores.mongo.server import OPTIONS, Document
+from oraculo.stores.statuses import RUN_STATUS, TASK_STATUS
 
 INLINE_BYTES = 8 * 1024  # a text up to this size is in the document that it belongs to
 PART_BYTES = 4 * 1024 * 1024
 
-RUN_STATUS = {status.value: status for status in RunStatus}
-_TASK_STATUS = {status.value: status for status in TaskStatus}
 _HAPPENED = {what.value: what for what in Happened}
 
 
@@ -239,7 +238,7 @@ def task_of(number: int, document: Document, parts: Parts) -> Task:
     result, cause = document.get("resultado"), inside.get("cause")
     return Task(
         number=number,
-        status=_TASK_STATUS[document["status"]],
+        status=TASK_STATUS[document["status"]],
         attempt=document["tentativas"],
         last_attempt=document["max_tentativas"],
         unsent="unsent" in inside,

@@ -8,8 +8,9 @@ import zlib
 from oraculo.core.run import RunStatus
 from oraculo.errors import InvalidInput
 from oraculo.ports.store import Page, RunQuery
-from oraculo.stores.mongo.documents import NOT_OF_HEADS, RUN_STATUS, head_of
+from oraculo.stores.mongo.documents import NOT_OF_HEADS, head_of
 from oraculo.stores.mongo.server import Document, Server
+from oraculo.stores.statuses import census_of
 
 _KEY = re.compile(r"[0-9a-f]{28}")
 _SEARCHED = "_id_-1_busca_1"  # by its keys: only what is found is opened
@@ -46,7 +47,7 @@ def _literally(text: str) -> str:
 
 async def census(server: Server) -> dict[RunStatus, int]:
     counted = await server.runs.aggregate([{"$group": {"_id": "$status", "runs": {"$sum": 1}}}], hint="status_1__id_-1")
-    return dict.fromkeys(RunStatus, 0) | {RUN_STATUS[one["_id"]]: one["runs"] async for one in counted}
+    return census_of([(one["_id"], one["runs"]) async for one in counted])
 
 
 # -- cursors: opaque to the client, checked when they come back -----------------------------------------------------

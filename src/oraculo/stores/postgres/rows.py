@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from oraculo.core.history import Happened, HistoryEntry
-from oraculo.core.run import Cause, Changes, Delivery, RunHead, RunStatus, Task, TaskStatus
+from oraculo.core.run import Changes, Delivery, RunHead, Task
 from oraculo.ports.store import Creation, Snapshot
+from oraculo.stores.statuses import CAUSE, RUN_STATUS, TASK_STATUS
 
 Row = tuple[Any, ...]
 
@@ -139,26 +140,17 @@ def _without_nul(text: str | None) -> str | None:
     return text.replace("\0", "\N{SYMBOL FOR NULL}") if text is not None and "\0" in text else text
 
 
-_RUN_STATUS = {status.value: status for status in RunStatus}
-_TASK_STATUS = {status.value: status for status in TaskStatus}
-_CAUSE: dict[str | None, Cause | None] = {cause.value: cause for cause in Cause} | {None: None}
-
-
-def statuses_of(rows: Iterable[Sequence[Any]]) -> dict[RunStatus, int]:
-    return dict.fromkeys(RunStatus, 0) | {_RUN_STATUS[status]: count for status, count in rows}
-
-
 def head_of(row: Sequence[Any]) -> RunHead:
     head = RunHead(*row)
-    head.status = _RUN_STATUS[row[8]]
+    head.status = RUN_STATUS[row[8]]
     head.deliveries = [] if row[-1] == _NO_DELIVERIES else _decode_deliveries(row[-1])
     return head
 
 
 def _task_of(row: Sequence[Any]) -> Task:
     task = Task(*row)
-    task.status = _TASK_STATUS[row[1]]
-    task.cause = _CAUSE[row[8]]
+    task.status = TASK_STATUS[row[1]]
+    task.cause = CAUSE[row[8]]
     return task
 
 

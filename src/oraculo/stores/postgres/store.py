@@ -21,7 +21,7 @@ from oraculo.stores.postgres.address import Address, Connection, version_of
 from oraculo.stores.postgres.commits import PostgresJob, queue_to
 from oraculo.stores.postgres.faults import translated
 from oraculo.stores.postgres.lanes import QUERIES, Lane
-from oraculo.stores.postgres.rows import Birth, Update, entry_of, head_of, searched, snapshots_of, statuses_of
+from oraculo.stores.postgres.rows import Birth, Update, entry_of, head_of, searched, snapshots_of
 from oraculo.stores.postgres.schema import (
     has_tables,
     migrate,
@@ -30,6 +30,7 @@ from oraculo.stores.postgres.schema import (
     try_to_migrate,
 )
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
+from oraculo.stores.statuses import census_of
 
 PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
 UPKEEP = 360  # times the limit of a call: for what goes over whole tables
@@ -177,7 +178,7 @@ class PostgresStore:
         return [entry_of(row) for row in await self._ask(self._browser, "history", run_id, after, limit)]
 
     async def census(self) -> dict[RunStatus, int]:
-        return statuses_of(await self._ask(self._browser, "census"))
+        return census_of(await self._ask(self._browser, "census"))
 
     # -- retention and pipelines --------------------------------------------------------------------------------
 

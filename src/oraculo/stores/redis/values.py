@@ -12,9 +12,10 @@ import msgspec
 
 from oraculo.clients.redis import Command, Part, Script
 from oraculo.core.history import Happened, HistoryEntry
-from oraculo.core.run import Cause, Changes, Delivery, RunHead, RunStatus, Task, TaskStatus
+from oraculo.core.run import Changes, Delivery, RunHead, Task, TaskStatus
 from oraculo.ports.store import Creation, Snapshot
 from oraculo.stores.redis.layout import member, slot_name
+from oraculo.stores.statuses import CAUSE, RUN_STATUS, TASK_STATUS
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
@@ -180,9 +181,6 @@ def _history_value(entry: HistoryEntry) -> bytes:
     return _encode((entry.seq, entry.at, entry.what._value_, entry.task, entry.attempt, entry.detail))
 
 
-_RUN_STATUS = {status.value: status for status in RunStatus}
-_TASK_STATUS = {status.value: status for status in TaskStatus}
-_CAUSE: dict[str | None, Cause | None] = {cause.value: cause for cause in Cause} | {None: None}
 _STATUS_PLACE = 8
 
 
@@ -198,7 +196,7 @@ def snapshot_of(reply: list[bytes]) -> Snapshot:
 def head_of(value: bytes) -> RunHead:
     row = _decode(value)
     head = RunHead(*row)
-    head.status = _RUN_STATUS[row[_STATUS_PLACE]]
+    head.status = RUN_STATUS[row[_STATUS_PLACE]]
     if head.deliveries:
         head.deliveries = msgspec.convert(row[-1], list[Delivery])
     return head
@@ -208,14 +206,14 @@ def task_of(number: int, value: bytes) -> Task:
     status, last_attempt, due_at, deadline, result, cause, *rest = _decode(memoryview(value)[_TASK_HEAD:])
     return Task(
         number,
-        _TASK_STATUS[status],
+        TASK_STATUS[status],
         attempt_of(value),
         last_attempt,
         value[:1] == _UNSENT,
         due_at,
         deadline,
         result,
-        _CAUSE[cause],
+        CAUSE[cause],
         *rest,
     )
 

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from oraculo.core.history import HistoryEntry
-from oraculo.core.run import Cause, Changes, Delivery, RunHead, RunStatus, Task, TaskStatus
+from oraculo.core.run import Changes, Delivery, RunHead, Task
 from oraculo.ports.store import Creation
 from oraculo.stores.sqlite.bulk import NULL, Row
+from oraculo.stores.statuses import CAUSE, RUN_STATUS, TASK_STATUS
 
 _NO_DELIVERIES = "[]"
 _encode = msgspec.json.Encoder().encode
@@ -140,11 +141,6 @@ def _history_row(entry: HistoryEntry) -> Row:
     ]
 
 
-RUN_STATUS = {status.value: status for status in RunStatus}
-_TASK_STATUS = {status.value: status for status in TaskStatus}
-_CAUSE: dict[str | None, Cause | None] = {cause.value: cause for cause in Cause} | {None: None}
-
-
 def head_of(row: Sequence[Any]) -> RunHead:
     head = RunHead(*row)
     head.status = RUN_STATUS[row[8]]
@@ -155,8 +151,8 @@ def head_of(row: Sequence[Any]) -> RunHead:
 
 def task_of(row: Sequence[Any]) -> Task:
     task = Task(*row)
-    task.status = _TASK_STATUS[row[1]]
+    task.status = TASK_STATUS[row[1]]
     task.unsent = bool(task.unsent)
-    task.cause = _CAUSE[row[8]]
+    task.cause = CAUSE[row[8]]
     task.dead_letter = bool(task.dead_letter)
     return task

@@ -24,7 +24,8 @@ from oraculo.stores.sqlite.file_lock import FileLock
 from oraculo.stores.sqlite.lanes import Lane, Writer
 from oraculo.stores.sqlite.ledger import QUERIES, SqliteJob, as_json, prune, write_all
 from oraculo.stores.sqlite.open_files import OpenFiles
-from oraculo.stores.sqlite.rows import RUN_STATUS, Birth, Update, head_of, task_of
+from oraculo.stores.sqlite.rows import Birth, Update, head_of, task_of
+from oraculo.stores.statuses import census_of
 
 PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
 
@@ -206,7 +207,7 @@ class SqliteStore:
     async def census(self) -> dict[RunStatus, int]:
         sql = QUERIES["census"]
         rows = await self._browser.run(lambda connection: connection.execute(sql).fetchall())
-        return dict.fromkeys(RunStatus, 0) | {RUN_STATUS[status]: count for status, count in rows}
+        return census_of(rows)
 
     # -- retention and pipelines --------------------------------------------------------------------------------
 
