@@ -385,6 +385,46 @@ async def test_a_file_that_another_holds_is_unavailable_and_then_available(
         assert created.outcome is Outcome.CREATED
 
 
+@pytest.fixture
+def new_file_held(path: str) -> Iterator[sqlite3.Connection]:
+    """As it is while another process makes it: SQLite lets nobody else change how it is kept, and does not wait."""
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    yield holder
+    holder.close()
+
+
+async def test_a_new_file_that_another_is_making_is_waited_for(
+    path: str, new_file_held: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = threading.Event()
+    transaction = connections.transaction
+
+    @contextmanager
+    def noticed(connection: sqlite3.Connection) -> Iterator[None]:
+        waited.set()
+        with transaction(connection):
+            yield
+
+    monkeypatch.setattr(connections, "transaction", noticed)
+    store = SqliteStore(path)
+    start = asyncio.ensure_future(store.start())
+    await until(lambda: start.done() or waited.is_set())
+    assert not start.done()
+    new_file_held.execute("COMMIT")
+    await start
+    await create(store, make_run("a"))
+    await store.close()
+    assert look(path, "PRAGMA journal_mode") == [("wal",)]
+
+
+@pytest.mark.usefixtures("new_file_held")
+async def test_a_new_file_is_not_waited_for_without_end(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "BUSY_SECONDS", 0.05)
+    with pytest.raises(StoreError, match="locked"):
+        await SqliteStore(path).start()
+
+
 async def test_a_process_that_is_killed_leaves_every_run_whole(path: str) -> None:
     await survives_kills(SqliteStore, path, kills=3)
     assert look(path, "PRAGMA integrity_check") == [("ok",)]

@@ -1,6 +1,7 @@
 """Connections to one SQLite file: opened, brought up to date, and their errors made ours."""
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ def open_writer(path: str) -> sqlite3.Connection:
         raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old: Python must be built with {oldest} or newer")
     connection = _connect(path, check_same_thread=False)
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
+        _keep_a_log(connection)
         connection.execute("PRAGMA synchronous = FULL")
         be_patient(connection, patient=True)
         connection.execute("PRAGMA journal_size_limit = 67108864")
@@ -41,6 +42,21 @@ def open_writer(path: str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _keep_a_log(connection: sqlite3.Connection) -> None:
+    """SQLite refuses this at once, whatever the busy timeout, while another process does the same to a new file: it
+    reads first, and does not wait to write then. It does wait to begin a transaction: until that process is done."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        with transaction(connection):
+            pass
 
 
 def be_patient(connection: sqlite3.Connection, *, patient: bool) -> None:
