@@ -1,3 +1,9 @@
+from collections.abc import Sequence
+
+import pytest
+
+from oraculo.ports.store import Snapshot
+
 from .service import Service, assert_problem
 
 
@@ -84,6 +90,20 @@ async def test_an_explanation_is_one_sentence(service: Service) -> None:
     assert told["correlation_id"] == run_id
     assert told["status"] == "em_execucao"
     assert "escavador_x" in told["explicacao"]
+
+
+async def test_an_explanation_reads_the_run_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wide one takes a while."""
+    run_id = await service.start_run(destinos=["escavador_x"])
+    load, loaded = service.engine.store.load, []
+
+    async def counted(run_ids: Sequence[str]) -> dict[str, Snapshot]:
+        loaded.extend(run_ids)
+        return await load(run_ids)
+
+    monkeypatch.setattr(service.engine.store, "load", counted)
+    await service.client.get(f"/orquestracoes/{run_id}/explicacao")
+    assert loaded == [run_id]
 
 
 async def test_a_run_is_cancelled_once(service: Service) -> None:

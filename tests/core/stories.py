@@ -185,7 +185,7 @@ def _seen(run: Run) -> dict[str, Any]:
     view = run_view(run)
     for name in ("correlation_id", "pipeline", "prioridade", "links", "definicao"):
         del view[name]
-    view["tarefas"] = {one["id"]: _without(one, "motivo") for one in view["tarefas"]}
+    view["tarefas"] = {one["id"]: _without(one, "motivo") for one in map(msgspec.json.decode, view["tarefas"])}
     view["entregas"] = [_without(one, "destino") for one in view["entregas"]]
     if "resultados" in view:
         view["resultados"] = {name: bytes(result) for name, result in view["resultados"].items()}

@@ -1,15 +1,22 @@
 """Runs as the API shows them."""
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
 
 from oraculo.core.events import Progressed
-from oraculo.core.run import RunStatus
+from oraculo.core.run import Run, RunStatus
 from oraculo.core.views import accepted_view, entry_view, head_view, links, run_view
 
 from .building import fan_out, flow
+
+
+def shown(run: Run) -> dict[str, Any]:
+    """As a client reads it."""
+    view: dict[str, Any] = json.loads(msgspec.json.encode(run_view(run)))
+    return view
 
 
 def test_an_accepted_request() -> None:
@@ -55,7 +62,7 @@ def test_a_run_in_a_list() -> None:
 def test_an_open_run_has_its_tasks_and_no_aggregate() -> None:
     driver = flow("a", {"type": "b", "dependsOn": ["a"], "optional": True}, timeout=30).sent()
     driver.apply(Progressed(0, 40.0, "lendo"))
-    view = run_view(driver.run)
+    view = shown(driver.run)
     assert "resultados" not in view
     assert view["pipeline"] == "p"
     assert view["definicao"] == driver.head.definition_hash
@@ -80,11 +87,18 @@ def test_an_open_run_has_its_tasks_and_no_aggregate() -> None:
     assert (second["tentativas"], second["progresso"], second["enviada_em"]) == (0, None, None)
 
 
+def test_the_tasks_are_encoded_one_by_one() -> None:
+    """A hundred thousand of them at once would hold up everything else, in whatever thread."""
+    first, second = run_view(fan_out("a", "b").run)["tarefas"]
+    assert isinstance(first, msgspec.Raw)
+    assert json.loads(bytes(second))["id"] == "b"
+
+
 @pytest.mark.parametrize(("percent", "note"), [(40.0, None), (None, "lendo")])
 def test_progress_is_shown_when_only_half_of_it_was_told(percent: float | None, note: str | None) -> None:
     driver = fan_out("a").sent()
     driver.apply(Progressed(0, percent, note))
-    assert run_view(driver.run)["tarefas"][0]["progresso"] == {"percentual": percent, "mensagem": note}
+    assert shown(driver.run)["tarefas"][0]["progresso"] == {"percentual": percent, "mensagem": note}
 
 
 def test_an_ended_run_has_its_aggregate_too() -> None:
@@ -92,7 +106,7 @@ def test_an_ended_run_has_its_aggregate_too() -> None:
     driver.ok("a", b'{"n": 1}')
     driver.ok("a")
     driver.at(2).fail_for_good("b", "boom")
-    view = json.loads(msgspec.json.encode(run_view(driver.run)))
+    view = shown(driver.run)
     assert view.keys() > head_view(driver.head).keys(), "it has all that a list shows of it"
     assert (view["status"], view["versao"], view["resultados"]) == ("parcial", 1, {"a": {"n": 1}})
     assert view["falhas"] == {"b": {"status": "erro", "motivo": "boom", "tentativas": 1}}
@@ -114,9 +128,9 @@ def test_an_ended_run_has_its_aggregate_too() -> None:
 
 def test_a_retry_has_its_moment() -> None:
     driver = flow({"type": "a", "timeout": 60, "retry": {"backoff": 8}}).sent()
-    assert run_view(driver.run)["tarefas"][0]["proxima_tentativa_em"] is None
+    assert shown(driver.run)["tarefas"][0]["proxima_tentativa_em"] is None
     driver.fail("a", jitter=0.5)
-    (task,) = run_view(driver.run)["tarefas"]
+    (task,) = shown(driver.run)["tarefas"]
     assert task["proxima_tentativa_em"] == "2025-10-14T12:00:04.000Z"
     assert task["prazo"] == "2025-10-14T12:01:00.000Z"
 

@@ -101,7 +101,7 @@ async def list_runs(
 )
 async def explain_run(operations: Door, correlation_id: RunId) -> Response:
     run = await operations.run(correlation_id)
-    explanation = await operations.explain(correlation_id)
+    explanation = await operations.explained(run)
     return json_reply({"correlation_id": run.id, "status": run.head.status, "explicacao": explanation})
 
 

@@ -3,11 +3,15 @@
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
 from oraculo.core.aggregate import aggregate, duration_ms, summary
 from oraculo.core.history import HistoryEntry
 from oraculo.core.plan import Plan
 from oraculo.core.run import Delivery, Run, RunHead, RunStatus, Task
 from oraculo.core.timestamps import to_iso
+
+_encoder = msgspec.json.Encoder()
 
 
 def head_view(head: RunHead) -> dict[str, Any]:
@@ -37,7 +41,8 @@ def run_view(run: Run) -> dict[str, Any]:
     view["respostas_tardias"] = head.late
     view["respostas_repetidas"] = head.duplicates
     view["entregas"] = [_delivery_view(delivery) for delivery in head.deliveries]
-    view["tarefas"] = [_task_view(run.plan, task) for task in run.tasks]
+    # Encoded one by one: as objects, those of a wide run would all be kept, collected and encoded in one long stretch.
+    view["tarefas"] = [msgspec.Raw(_encoder.encode(_task_view(run.plan, task))) for task in run.tasks]
     return view
 
 

@@ -1,13 +1,16 @@
 """Why a run waits: what its queues, brokers and bridges say of themselves, told by `core.explain`."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.aggregate import summary
 from oraculo.core.explain import Audience, explain
 from oraculo.core.history import Happened
-from oraculo.core.run import Run, Task
+from oraculo.core.run import Run
+from oraculo.engine.beside import beside
 from oraculo.engine.service import Engine
 from oraculo.errors import BrokerError
 
@@ -16,21 +19,30 @@ _SETTINGS = {bridges.CELERY: "ORACULO_CELERY_BROKER_URL", bridges.BULLMQ: "ORACU
 _OWN_QUEUES = (naming.ANSWERS, naming.REQUESTS)
 
 
+class _Queues(NamedTuple):
+    """Of the tasks that are open and wait for no other, and of those whose commands are unsent."""
+
+    active: set[str]
+    unsent: set[str]
+
+
 class Explanation:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     async def of(self, run: Run) -> str:
-        active = [task for task in run.tasks if task.is_open and not task.missing]
-        refusals = self._refusals(run, active)
-        stuck = {queue: why for queue, why in self._stuck_queues(run, active).items() if queue not in refusals}
+        threads, width = self._engine.threads, len(run.tasks)
+        queues = await beside(threads, width, partial(_queues_of, run))
+        refusals = self._refusals(queues.unsent)
+        stuck = {queue: why for queue, why in self._stuck_queues(queues.active).items() if queue not in refusals}
         knows = stuck.keys().isdisjoint(_OWN_QUEUES)  # who fails them does not know who listens elsewhere
-        audiences = await self._audiences(_queues_of(run, active)) if active and knows else {}
-        troubles, missing = self._troubles(run, active, stuck), self._missing_bridges(audiences)
+        audiences = await self._audiences(queues.active) if queues.active and knows else {}
+        troubles, missing = self._troubles(queues, stuck), self._missing_bridges(audiences)
         refused = await self._refused_answers(run)
         standstill = await self._engine.standstill() if run.is_open else None
         now = self._engine.clock.now()
-        return explain(run, now, audiences, troubles, refusals, refused, missing, standstill)
+        told = partial(explain, run, now, audiences, troubles, refusals, refused, missing, standstill)
+        return await beside(threads, width, told)
 
     async def _refused_answers(self, run: Run) -> Sequence[str]:
         """Why the last answers were put aside of a run that waits, or waited in vain: its worker believes that it has
@@ -40,25 +52,25 @@ class Explanation:
         latest = await self._engine.store.history(run.id, after=max(0, run.head.entries - _LATEST))
         return [entry.detail or "" for entry in latest if entry.what is Happened.ANSWER_REFUSED]
 
-    def _troubles(self, run: Run, active: Sequence[Task], stuck: Mapping[str, str]) -> dict[str, str]:
+    def _troubles(self, queues: _Queues, stuck: Mapping[str, str]) -> dict[str, str]:
         links = self._engine.broker.links()
         troubles = {f"broker {link.name}": link.trouble for link in links if link.trouble is not None}
-        if (why_unsent := self._engine.sending_trouble) and any(task.unsent for task in active):
+        if (why_unsent := self._engine.sending_trouble) and queues.unsent:
             troubles = troubles or {"the broker": why_unsent}  # it answers, so that it seems well, and takes nothing
         troubles |= {f"queue {queue}": why for queue, why in stuck.items()}
-        if active:  # what is the broker's own trouble is told as that
+        if queues.active:  # what is the broker's own trouble is told as that
             troubles |= {name: why for name, why in self._unread_answers().items() if why not in troubles.values()}
-        return troubles | self._bridge_troubles(_queues_of(run, active))
+        return troubles | self._bridge_troubles(queues.active)
 
-    def _stuck_queues(self, run: Run, active: Sequence[Task]) -> dict[str, str]:
+    def _stuck_queues(self, active: Collection[str]) -> dict[str, str]:
         """Of those that a run depends on, and why each does not work."""
-        logical, concerned = self._engine.names.logical, {*_queues_of(run, active), *_OWN_QUEUES}
+        logical, concerned = self._engine.names.logical, {*active, *_OWN_QUEUES}
         found = {logical(queue): why for link in self._engine.broker.links() for queue, why in link.stuck}
         return {queue: why for queue, why in found.items() if queue in concerned}
 
-    def _refusals(self, run: Run, active: Sequence[Task]) -> dict[str, str]:
+    def _refusals(self, unsent: Collection[str]) -> dict[str, str]:
         """Why the queues of unsent commands do not take them."""
-        logical, unsent = self._engine.names.logical, _queues_of(run, [task for task in active if task.unsent])
+        logical = self._engine.names.logical
         refusing = {logical(queue): why for queue, why in self._engine.refusing_queues.items()}
         return {queue: why for queue, why in refusing.items() if queue in unsent}
 
@@ -100,5 +112,9 @@ class Explanation:
         return dict.fromkeys(queues, unseen) | seen
 
 
-def _queues_of(run: Run, tasks: Iterable[Task]) -> set[str]:
-    return {run.plan.steps[task.number].queue for task in tasks}
+def _queues_of(run: Run) -> _Queues:
+    active = [task for task in run.tasks if task.is_open and not task.missing]
+    steps = run.plan.steps
+    return _Queues(
+        {steps[task.number].queue for task in active}, {steps[task.number].queue for task in active if task.unsent}
+    )

@@ -13,6 +13,7 @@ from oraculo.core.history import HistoryEntry
 from oraculo.core.machine import Verdict
 from oraculo.core.pipeline import Definition, text_fault
 from oraculo.core.run import Run, RunStatus
+from oraculo.engine.beside import beside
 from oraculo.engine.catalogue import Origin
 from oraculo.engine.explanation import Explanation
 from oraculo.engine.health import Health
@@ -166,7 +167,8 @@ class Operations:
         snapshot = (await self._engine.store.load([run_id])).get(run_id)
         if snapshot is None:
             raise NotFound(f"there is no run with the correlation_id {naming.shown(run_id)}")
-        return self._engine.plans.restore(snapshot)
+        restore = partial(self._engine.plans.restore, snapshot)
+        return await beside(self._engine.threads, len(snapshot.tasks), restore)
 
     async def view(self, run: Run) -> dict[str, Any]:
         """The run as it is shown: large results are read from where they rest, as far as an aggregate brings them."""
@@ -198,7 +200,10 @@ class Operations:
                 await watch.changed.wait()
 
     async def explain(self, run_id: str) -> str:
-        return await self._explanation.of(await self.run(run_id))
+        return await self.explained(await self.run(run_id))
+
+    async def explained(self, run: Run) -> str:
+        return await self._explanation.of(run)
 
     async def cancel(self, run_id: str) -> Run:
         if await self._wish(run_id, Cancelled()) is Verdict.REFUSED:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from oraculo.core.pipeline import Step
 from oraculo.core.reference import Reference, encode_reference, read_reference, references_in
 from oraculo.core.run import Run
 from oraculo.core.views import run_view
+from oraculo.engine.beside import beside
 from oraculo.engine.earlier import EarlierResults
 from oraculo.errors import NotFound, ObjectLost, ObjectsUnavailable
 from oraculo.ports.objects import Objects, get_result, put_result
@@ -126,7 +128,7 @@ class LargeResults:
 
     async def view(self, run: Run) -> dict[str, Any]:
         """The run as the API shows it."""
-        view = run_view(run)
+        view = await beside(self._threads, len(run.tasks), partial(run_view, run))
         if "resultados" in view and (references := self.references(run)):
             await self.fill(view["resultados"], references)
         return view

@@ -76,7 +76,7 @@ class BullStage(Stage):
 
     async def task(self, run_id: str, task: str) -> dict[str, Any]:
         view = await self.operations.view(await self.operations.run(run_id))
-        found: dict[str, Any] = next(one for one in view["tarefas"] if one["id"] == task)
+        found: dict[str, Any] = next(one for one in map(msgspec.json.decode, view["tarefas"]) if one["id"] == task)
         return found
 
 

@@ -1,0 +1,95 @@
+"""A wide run takes long to look at, and others do not wait for that."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from oraculo.engine import explanation, results
+from oraculo.engine.beside import WIDE
+from oraculo.testing.harness import Harness
+
+Look = Callable[[Harness, str], Awaitable[object]]
+
+
+async def look(oraculo: Harness, run_id: str) -> object:
+    return await oraculo.operations.view(await oraculo.operations.run(run_id))
+
+
+async def explain(oraculo: Harness, run_id: str) -> object:
+    return await oraculo.operations.explain(run_id)
+
+
+async def cancel(oraculo: Harness, run_id: str) -> object:
+    return await oraculo.operations.view(await oraculo.operations.cancel(run_id))
+
+
+LOOKS = [
+    (look, ["restore", "run_view"]),
+    (explain, ["restore", "_queues_of", "explain"]),
+    (cancel, ["restore", "run_view"]),
+]
+
+
+@pytest.fixture
+async def oraculo() -> AsyncIterator[Harness]:
+    async with Harness() as harness:
+        yield harness
+
+
+class Stretches:
+    """The long parts of looking at a run, told as they are gone through, and by whom."""
+
+    def __init__(self, oraculo: Harness, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]) -> None:
+        self.seen: list[str] = []
+        self._meanwhile = meanwhile
+        for place, name in (
+            (oraculo.engine.plans, "restore"),
+            (results, "run_view"),
+            (explanation, "_queues_of"),
+            (explanation, "explain"),
+        ):
+            monkeypatch.setattr(place, name, self._told(name, getattr(place, name)))
+
+    def _told(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*args: Any) -> Any:
+            self.seen.append(name)
+            self._meanwhile()
+            return work(*args)
+
+        return told
+
+
+async def a_run(oraculo: Harness, width: int) -> str:
+    return await oraculo.submit({"destinos": [{"fila": "executador_x", "id": f"t{n}"} for n in range(width)]})
+
+
+@pytest.mark.parametrize(("ask", "parts"), LOOKS)
+async def test_the_event_loop_has_its_turns_while_a_wide_run_is_looked_at(
+    oraculo: Harness, ask: Look, parts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    def expect_a_turn() -> None:
+        had_a_turn = threading.Event()
+        loop.call_soon_threadsafe(had_a_turn.set)
+        assert had_a_turn.wait(2), "the event loop stood still"
+
+    run_id = await a_run(oraculo, WIDE)
+    stretches = Stretches(oraculo, monkeypatch, expect_a_turn)
+    await ask(oraculo, run_id)
+    assert stretches.seen == parts
+
+
+@pytest.mark.parametrize(("ask", "parts"), LOOKS)
+async def test_a_small_run_is_looked_at_without_a_thread(
+    oraculo: Harness, ask: Look, parts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    run_id = await a_run(oraculo, 3)
+    stretches = Stretches(oraculo, monkeypatch, lambda: threads.append(threading.current_thread()))
+    await ask(oraculo, run_id)
+    assert stretches.seen == parts
+    assert {*threads} == {threading.current_thread()}
