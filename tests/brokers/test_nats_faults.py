@@ -153,6 +153,27 @@ async def test_confirms_that_drip_in_are_not_waited_for_without_end(
             assert "did not confirm" in await assert_fails_soon(publishing, 0.8)
 
 
+async def test_a_confirm_that_the_proof_of_life_overtook_is_waited_for(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large message takes its time to be stored, and the question behind it is answered at once."""
+    replied, held = Connection._replied, list[Any]()
+
+    def overtaken(self: Connection, subject: bytes, reply: bytes, data: bytes, *rest: Any) -> None:
+        if b'"seq"' in data:
+            held.append((self, subject, reply, data, *rest))
+            return
+        replied(self, subject, reply, data, *rest)
+        while held:
+            asyncio.get_running_loop().call_later(0.01, replied, *held.pop())
+
+    monkeypatch.setattr(Connection, "_replied", overtaken)
+    async with running(url, publish_timeout=0.5) as broker:
+        await broker.declare([queue])
+        assert await broker.publish([Outgoing(queue, b"large")]) == ["nats"]
+        assert broker.links() == [Link("nats", None)]
+
+
 async def test_a_cut_connection_is_told_at_once_and_what_was_held_comes_again_at_once(url: str, queue: str) -> None:
     with Proxy(url) as proxy:
         async with running(proxy.url) as broker:
