@@ -111,7 +111,7 @@ class BrokerUnavailable(BrokerError):
 class MessageTooLarge(BrokerError):
     def __init__(self, told: str, size: int, limit: int) -> None:
         self.excess = size - limit
-        super().__init__(told)
+        super().__init__(f"{told}; raise that limit or, if it is a command, lower ORACULO_LIMITS_PAYLOAD_BYTES")
 
 
 class StoreError(OraculoError):

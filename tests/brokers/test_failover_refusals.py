@@ -58,6 +58,23 @@ async def test_what_is_too_large_for_one_is_not_refused_for_good_while_another_i
     assert not isinstance(told.value, MessageTooLarge)
 
 
+@pytest.mark.parametrize("too_large_for", ["first", "second"])
+async def test_what_is_too_large_for_one_and_refused_otherwise_by_the_other_may_be_taken_yet(
+    two: Two, too_large_for: str
+) -> None:
+    async def too_large(messages: Sequence[Outgoing]) -> Sequence[str]:
+        raise MessageTooLarge("9 bytes are too many", 9, 8)
+
+    async def refuses(messages: Sequence[Outgoing]) -> Sequence[str]:
+        raise BrokerError("not allowed")
+
+    both, first, second = two
+    calls = (too_large, refuses) if too_large_for == "first" else (refuses, too_large)
+    first.publish, second.publish = calls  # type: ignore[method-assign]
+    with pytest.raises(BrokerError, match="not allowed"):
+        await both.publish([Outgoing("q", bytes(9))])
+
+
 async def test_one_that_cannot_be_read_is_told_with_the_reason_and_asked_last_until_it_can() -> None:
     first = Unreadable("first")
     both = FailoverBroker([first, Named("second")])

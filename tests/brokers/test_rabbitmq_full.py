@@ -1,6 +1,7 @@
 """RabbitMQ: queues that are full, and queues that say nothing."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import cast
@@ -14,6 +15,7 @@ from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.testing.harness import Harness
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
     bodies,
@@ -323,6 +325,11 @@ class TestFull:
                 _, told = await asyncio.gather(*both, return_exceptions=True)
                 assert isinstance(told, MessageTooLarge)
                 assert told.excess == 1000, "RabbitMQ names the first of the two"
+            request = {"destinos": [{"fila": queue, "payload": {"texto": "x" * 3000}}], "timeout": 600}
+            async with Harness(broker=RabbitMQBroker(server.url)) as oraculo:
+                aggregate = await oraculo.run(request, wait=10)
+            motive = "its command is too large for rabbitmq: RabbitMQ refused: .* is larger than .* 2000; raise that"
+            assert re.match(motive, aggregate["falhas"][queue]["motivo"])
         finally:
             await asyncio.to_thread(server.control, "eval", set_limit.format(134217728))
 

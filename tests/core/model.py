@@ -82,7 +82,7 @@ class Task:
     deadline: float | None = None
     retry_at: float | None = None
     result: bytes | None = None
-    ended_by: str | None = None  # "answer", "own deadline", "run deadline", "dependency", "quorum" or "request"
+    ended_by: str | None = None  # "answer", "size", "own deadline", "run deadline", "dependency", "quorum" or "request"
     motive: str = ""  # a pattern of what is told as the reason
     failure: str | None = None  # what a worker said last
     counted: Reply | None = None  # the answer that was counted last
@@ -270,6 +270,17 @@ class Model:
         if not letter:
             task.status, task.sent_at = "em_execucao", at
             self._tell("tarefa_enviada", task)
+        return "applied"
+
+    def unsendable(self, name: str, attempt: int, reason: str, now: float) -> str:
+        """No broker takes its command, and none had it before. A dead letter would be as large."""
+        task = self.tasks[name]
+        is_asked_for = task.to_send and attempt == task.attempts and task.status == "pendente"
+        if not is_asked_for or self._passed(task, now):
+            return "nothing"
+        self._close(task, "erro", "size", f"^{reason}$", now)
+        self._tell("tarefa_erro", task)
+        self._follow(now)
         return "applied"
 
     def lost(self, via: str, letters: bool, before: float | None) -> str:
@@ -473,7 +484,7 @@ class Model:
             return "cancelada"
         ends = {task.ended_by for task in self.tasks.values() if not task.step.optional}
         if self.asked.is_pipeline and not self.is_quorum_met:
-            if ends & {"answer", "own deadline"}:
+            if ends & {"answer", "size", "own deadline"}:
                 return "erro"
             if "run deadline" in ends:
                 return "timeout"

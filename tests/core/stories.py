@@ -30,6 +30,7 @@ from oraculo.core.events import (
     RunDue,
     Sent,
     TaskDue,
+    Unsendable,
 )
 from oraculo.core.history import HistoryEntry
 from oraculo.core.message import decode_message
@@ -247,6 +248,20 @@ class Confirm:
         attempt, at, letter = task.attempts - self.is_old, stage.now - self.ago, task.has_letter ^ self.mistakes_kind
         expected = stage.model.sent(name, attempt, letter, self.via, at)
         stage.apply(Sent(number, attempt, letter, self.via, at), expected)
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """A command of this attempt, or of one before, is more than any broker takes."""
+
+    task: int
+    is_old: bool
+
+    def play(self, stage: Stage) -> None:
+        number, name = stage.pick(self.task, "unsent")
+        attempt = stage.model.tasks[name].attempts - self.is_old
+        expected = stage.model.unsendable(name, attempt, "too large", stage.now)
+        stage.apply(Unsendable(number, attempt, "too large"), expected)
 
 
 @dataclass(frozen=True)
@@ -471,6 +486,7 @@ def _act(chance: Random, number: int) -> Act:
     acts: list[tuple[int, Act]] = [
         (40, _answer(chance, task, number)),
         (14, Confirm(task, via, is_old=rarely, mistakes_kind=chance.random() < 0.1, ago=ago)),
+        (2, TooLarge(task, is_old=rarely)),
         (7, AnswerAgain(chance.randrange(3), redelivered=often)),
         (3, Ring(None if rarely else task)),
         (7, WaitForTimer(run_first=often)),

@@ -24,6 +24,7 @@ from oraculo.core.events import (
     RunDue,
     Sent,
     TaskDue,
+    Unsendable,
 )
 from oraculo.core.machine import Verdict
 from oraculo.core.pipeline import Kind
@@ -209,6 +210,7 @@ def random_event(chance: Random, run: Run) -> Event:
         Sent(number, task.attempt, dead_letter=chance.random() < 0.3),
         Answered(number, attempt, OK),
         Answered(number, attempt, b"{}", True, chance.random() < 0.7, reason, mark, chance.random()),
+        Unsendable(number, task.attempt, "too large"),
         Progressed(number, chance.random() * 100),
         TaskDue(number),
         TaskDue(number),
@@ -240,7 +242,7 @@ def expected_end(run: Run) -> RunStatus:
     if run.plan.kind is Kind.PIPELINE and not met:
         required = [task for task in run.tasks if not run.plan.steps[task.number].optional]
         causes = {task.cause for task in required}
-        if causes & {Cause.ANSWER, Cause.TASK_DEADLINE}:
+        if causes & {Cause.ANSWER, Cause.UNSENDABLE, Cause.TASK_DEADLINE}:
             return RunStatus.FAILED
         if Cause.RUN_DEADLINE in causes:
             return RunStatus.TIMED_OUT

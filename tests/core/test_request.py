@@ -252,6 +252,8 @@ def test_several_faults_at_once_and_not_too_many() -> None:
         ("prioridade", 10, "must be a whole number from 0 to 9; got 10"),
         ("prioridade", -1, "must be a whole number from 0 to 9; got -1"),
         ("prioridade", "1", "must be a whole number from 0 to 9; got a text"),
+        ("prioridade", 0.5, "must be a whole number from 0 to 9; got a number"),
+        ("prioridade", 10.0, "must be a whole number from 0 to 9; got 10"),
         ("prioridade", 10**400, "must be a whole number from 0 to 9; got a very long number"),
         ("timeout", 10**400, "must be more than 0 and at most 31536000 seconds; got a very long number"),
         ("timeout", [[]], "must be a number of seconds; got a list"),
@@ -261,6 +263,7 @@ def test_several_faults_at_once_and_not_too_many() -> None:
         ("quorum", True, 'must be "all", a whole number, or a percentage such as "60%"; got a boolean'),
         ("quorum", 10**400, 'must be "all", a whole number from 1 to 1, or'),
         ("quorum", "0" * 5000 + "50%", 'must be "all", a whole number from 1 to 1, or'),
+        ("quorum", 1.5, 'must be "all", a whole number, or a percentage such as "60%"; got a number'),
         ("quorum", 2, 'must be "all", a whole number from 1 to 1, or a percentage such as "60%"; got 2'),
         ("quorum", "most", 'must be "all", a whole number'),
         ("payload", [], "must be an object"),
@@ -271,6 +274,16 @@ def test_several_faults_at_once_and_not_too_many() -> None:
 )
 def test_a_bad_field_is_named_with_what_would_be_right(field: str, value: Any, told: str) -> None:
     assert only_fault(**{"destinos": ["a"], field: value}).startswith(f"{field}: {told}")
+
+
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    """As some languages write every number."""
+    for priority, quorum in (("5.0", "1"), ("5", "1.0"), ("5.0", "1.0")):
+        body = f'{{"destinos": ["a"], "prioridade": {priority}, "quorum": {quorum}}}'
+        request = read_request(body.encode(), Limits())
+        assert (repr(request.prioridade), repr(request.quorum)) == ("5", "1")
+    request = read_request(b'{"destinos": ["a"], "prioridade": 5.0, "quorum": "60%"}', Limits())
+    assert (repr(request.prioridade), request.quorum) == ("5", "60%")
 
 
 @pytest.mark.parametrize("field", ["quorum", "timeout", "prioridade"])

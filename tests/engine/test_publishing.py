@@ -9,12 +9,13 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.troubled import TroubledQueues
 from oraculo.engine import publishing
 from oraculo.engine.publishing import Line
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import Silent
-from oraculo.settings import EngineSettings, Settings
+from oraculo.settings import EngineSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
+from tests.engine.workers import Journal, failing_app, recording_app
 from tests.waiting import until
 
 
@@ -24,11 +25,13 @@ class Moody(MemoryBroker):
     def __init__(self) -> None:
         super().__init__(clock=SystemClock())
         self.fault: BrokerError | None = None
+        self.refusals = 0
         self.batches: list[list[int]] = []  # the sizes of the messages
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         self.batches.append([len(message.body) for message in messages])
         if self.fault is not None and any(message.queue == "executador_ruim" for message in messages):
+            self.refusals += 1
             raise self.fault
         return await super().publish(messages)
 
@@ -42,7 +45,9 @@ async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest
     """Else a link that needs longer for all of them than a broker has to confirm them would never carry any."""
     monkeypatch.setattr(publishing, "PUBLISHED_BYTES", 100)
     await moody.start()
-    line = Line(moody, SystemClock(), Silent(), lambda keys, vias: None, lambda entries: None, TroubledQueues(60.0))
+    line = Line(
+        moody, SystemClock(), Silent(), lambda keys, vias: None, lambda entries, error: None, TroubledQueues(60.0)
+    )
     for number, size in enumerate((60, 40, 1, 500, 100)):
         line.add((f"r{number}", 0, 1, False), Outgoing("executador_a", b"x" * size))
     running = asyncio.create_task(line.run())
@@ -55,7 +60,7 @@ async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (BrokerError("it is too large"), "queue executador_ruim does not take the command"),
+        (BrokerError("not for you"), "queue executador_ruim does not take the command"),
         (BrokerUnavailable("no room"), "the broker cannot be used"),
     ],
 )
@@ -71,3 +76,45 @@ async def test_a_run_says_why_a_command_is_not_taken(moody: Moody, fault: Broker
         await until(is_told)
         aggregate = await oraculo.ended(run_id)
     assert f"did not take the command ({fault})" in aggregate["falhas"]["executador_ruim"]["motivo"]
+
+
+async def test_a_command_that_is_too_large_fails_its_task_at_once_and_nothing_else(moody: Moody) -> None:
+    moody.fault = MessageTooLarge("9 bytes are more than 8", 9, 8)
+    app = recording_app(Journal(), ("executador_bom", "executador_ruim"))
+    async with Harness(app, settings=Settings(engine=EngineSettings(poll=0.02)), broker=moody) as oraculo:
+        request = {"destinos": ["executador_bom", "executador_ruim"], "payload": {}, "timeout": 60}
+        aggregate = await oraculo.run(request, wait=10)
+        assert aggregate["falhas"]["executador_ruim"] == {
+            "status": "erro",
+            "motivo": "its command is too large for memory: 9 bytes are more than 8; raise that limit or, if it is a "
+            "command, lower ORACULO_LIMITS_PAYLOAD_BYTES",
+            "tentativas": 1,
+        }
+        assert aggregate["status"] == "parcial"
+        assert not oraculo.engine.refusing_queues, "its queue takes others"
+        refusals = moody.refusals
+        assert (await oraculo.run({"destinos": ["executador_bom"]}))["status"] == "concluida"
+        assert moody.refusals == refusals, "it is not tried again"
+        assert [state.dead_letters for state in await moody.queues(["executador_ruim"])] == [0]
+        moody.fault = None
+        await oraculo.operations.repeat(aggregate["correlation_id"])
+        assert (await oraculo.ended(aggregate["correlation_id"]))["status"] == "concluida"
+
+
+async def test_a_dead_letter_that_is_too_large_is_tried_again_like_any_other() -> None:
+    class Narrow(Moody):
+        letters = 0
+
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+            letters = sum(message.reason is not None for message in messages)
+            self.letters += letters
+            if letters and self.letters < 3:
+                raise MessageTooLarge("too large", 9, 8)
+            return await super().publish(messages)
+
+    settings = Settings(runs=RunSettings(max_attempts=1), engine=EngineSettings(poll=0.02))
+    app = failing_app("executador_x", failures=None)
+    async with Harness(app, broker=Narrow(), settings=settings) as oraculo:
+        aggregate = await oraculo.run({"destinos": ["executador_x"]})
+        assert "too large" not in aggregate["falhas"]["executador_x"]["motivo"]
+        await until(lambda: oraculo.operations.dead_letters("executador_x"), saying="the dead letter")

@@ -39,6 +39,13 @@ def test_no_law_is_broken_by_full_queues_that_are_offered_one_message_at_a_time(
         assert outcome.is_clean, f"seed {seed}: {outcome.violations}"
 
 
+def test_no_law_is_broken_by_commands_that_are_too_large() -> None:
+    """Nor does one fail while a broker is away that may take it."""
+    for seed in range(SEEDS // 40):
+        outcome = run_seed(seed, Faults(too_large=0.3, away=0.02, engine_crash=0.002, lost_commit=0.02))
+        assert outcome.is_clean, f"seed {seed}: {outcome.violations}"
+
+
 def test_without_faults_nothing_is_ever_in_the_way() -> None:
     for seed in range(20):
         outcome = run_seed(seed, Faults())

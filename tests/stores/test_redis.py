@@ -18,6 +18,7 @@ from oraculo.core.events import (
     RunDue,
     Sent,
     TaskDue,
+    Unsendable,
 )
 from oraculo.core.run import Run, RunStatus
 from oraculo.ports.store import RunQuery, Store
@@ -191,6 +192,7 @@ def random_event(run: Run, chance: random.Random) -> Event:
             Answered(number, attempt, OK),
             Answered(number, attempt, b"{}", failed=True, retryable=chance.random() < 0.6, reason="x", jitter=1.0),
             Answered(number, attempt, b"{}", failed=True, retryable=False, reason="x", jitter=1.0),
+            Unsendable(number, attempt, "too large"),
             Progressed(number, 5.0, "working"),
             TaskDue(number),
             RunDue(),

@@ -26,6 +26,14 @@ class Sent(Event, frozen=True, gc=False):
     at: float | None = None  # when it did
 
 
+class Unsendable(Event, frozen=True, gc=False):
+    """No broker will ever take the command of this attempt: the same bytes would be refused again."""
+
+    task: int
+    attempt: int
+    reason: str
+
+
 class BrokerLost(Event, frozen=True, gc=False):
     """What this broker took may never arrive: commands in work are sent again or, with `dead_letters`, those, because
     it lost its memory and not just its connection."""

@@ -31,6 +31,7 @@ from oraculo.core.events import (
     RunDue,
     Sent,
     TaskDue,
+    Unsendable,
     Untaken,
 )
 from oraculo.core.history import Happened
@@ -97,6 +98,21 @@ def _sent(run: Run, event: Sent, now: float, changes: Changes) -> Verdict:
     if task.status is TaskStatus.PENDING:
         move(run, task, Trigger.SEND)
     changes.tell(now, Happened.SENT, task.number, task.attempt)
+    return Verdict.APPLIED
+
+
+def _unsendable(run: Run, event: Unsendable, now: float, changes: Changes) -> Verdict:
+    """There is no dead letter of it, which would be as large. What a broker took once, and is sent again because that
+    one was lost, may be answered all the same."""
+    task = run.tasks[event.task]
+    is_as_told = task.unsent and task.attempt == event.attempt and task.status is TaskStatus.PENDING
+    if not is_as_told or _deadline_passed(run, task, now) is not None:  # then its timer is a moment behind
+        return Verdict.NOTHING
+    task.cause, task.reason = Cause.UNSENDABLE, event.reason
+    _close(run, task, Trigger.GIVE_UP, now, changes)
+    changes.tell(now, Happened.FAILED, task.number, task.attempt, event.reason)
+    _skip_dependents(run, task, now, changes)
+    _end_if_over(run, now, changes)
     return Verdict.APPLIED
 
 
@@ -545,6 +561,7 @@ def _set_end(run: Run, trigger: RunTrigger, now: float, changes: Changes) -> Non
 
 _HANDLERS: dict[type[Event], Callable[[Run, Any, float, Changes], Verdict]] = {
     Sent: _sent,
+    Unsendable: _unsendable,
     BrokerLost: _broker_lost,
     Answered: _answered,
     Progressed: _progressed,

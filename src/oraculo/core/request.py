@@ -67,6 +67,13 @@ class RunRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     quorum: int | str | None = None
 
 
+class _Told(RunRequest, forbid_unknown_fields=True, kw_only=True):
+    """A request whose whole numbers are written as 1.0, as some languages write every number."""
+
+    prioridade: float | None = None  # type: ignore[assignment]
+    quorum: float | str | None = None  # type: ignore[assignment]
+
+
 class Catalogue(Protocol):
     """What a request may name."""
 
@@ -101,6 +108,8 @@ _RIGHT = {
 }
 
 _decoder = msgspec.json.Decoder(RunRequest)
+_told_decoder = msgspec.json.Decoder(_Told)
+_WHOLE = ("prioridade", "quorum")
 
 
 def read_request(body: bytes, limits: Limits) -> RunRequest:
@@ -109,7 +118,7 @@ def read_request(body: bytes, limits: Limits) -> RunRequest:
         raise PayloadTooLarge("request", len(body), limits.request_bytes)
     check_json_text(body)
     try:
-        request = _decoder.decode(body)
+        request = _decode(body)
     except msgspec.ValidationError as error:
         raise InvalidRequest(_known_field_fault(in_our_words(fault_of(error), _RIGHT))) from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -122,6 +131,19 @@ def read_request(body: bytes, limits: Limits) -> RunRequest:
         if isinstance(destination, Destination):
             _check_payload(f"destinos[{number}].payload", destination.payload, limits)
     return request
+
+
+def _decode(body: bytes) -> RunRequest:
+    try:
+        return _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if fault_of(error).field not in _WHOLE:
+            raise
+        told = _told_decoder.decode(body)
+        floats = {name: number for name in _WHOLE if isinstance(number := getattr(told, name), float)}
+        if any(number % 1 for number in floats.values()):
+            raise
+    return msgspec.structs.replace(told, **{name: int(number) for name, number in floats.items()})
 
 
 def _known_field_fault(fault: Fault) -> Fault:

@@ -35,6 +35,7 @@ class Cause(StrEnum):
     """Why a task did not succeed, for the run's end status; `reason` says it in words."""
 
     ANSWER = "answer"
+    UNSENDABLE = "unsendable"
     TASK_DEADLINE = "task_deadline"
     RUN_DEADLINE = "run_deadline"
     DEPENDENCY = "dependency"

@@ -13,6 +13,7 @@ class Trigger(StrEnum):
     SUCCEED = "answer: success"
     RETRY = "answer: failure, attempts left"
     FAIL = "answer: failure, no attempt left"
+    GIVE_UP = "command too large for the broker"
     EXPIRE = "deadline"
     SKIP = "a dependency did not succeed"
     CANCEL = "cancelled, or the quorum is met"
@@ -26,6 +27,7 @@ TASK_TRANSITIONS: dict[TaskStatus, dict[Trigger, TaskStatus]] = {
         Trigger.SUCCEED: TaskStatus.SUCCEEDED,
         Trigger.RETRY: TaskStatus.PENDING,
         Trigger.FAIL: TaskStatus.FAILED,
+        Trigger.GIVE_UP: TaskStatus.FAILED,
         Trigger.EXPIRE: TaskStatus.TIMED_OUT,
         Trigger.SKIP: TaskStatus.SKIPPED,
         Trigger.CANCEL: TaskStatus.CANCELLED,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from oraculo.core.command import Written, deadline_of, encode_command
-from oraculo.core.events import Answered, Sent
+from oraculo.core.events import Answered, Sent, Unsendable
 from oraculo.core.naming import QueueNames
 from oraculo.core.reference import Reference
 from oraculo.core.run import Changes, Run, Task
@@ -20,7 +20,7 @@ from oraculo.engine.peers import Peers
 from oraculo.engine.publishing import MAX_WAITING, Entry, Key, Line
 from oraculo.engine.rations import Rations
 from oraculo.engine.results import LargeResults
-from oraculo.errors import ObjectLost, ObjectsError
+from oraculo.errors import BrokerError, MessageTooLarge, ObjectLost, ObjectsError
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store, Unsent
@@ -230,12 +230,17 @@ class Outbox:
             Note(key[0], Sent(key[1], key[2], key[3], via, now)) for key, via in zip(keys, vias, strict=True)
         )
 
-    def _refused(self, entries: Sequence[Entry]) -> None:
-        """Left unsent: the sweep tries again, until the task's deadline says that it was never taken."""
+    def _refused(self, entries: Sequence[Entry], error: BrokerError) -> None:
+        """Left unsent: the sweep tries again, until the task's deadline says that it was never taken. A command that is
+        too large never will be: its task fails now."""
         for key, message in entries:
             self._in_flight.discard(key)
             self._dying.pop(key, None)
             run_id, task, attempt, is_dead_letter = key
+            if isinstance(error, MessageTooLarge) and not is_dead_letter:
+                reason = f"its command is too large for {self._broker.name}: {error}"
+                self._inbox.note([Note(run_id, Unsendable(task, attempt, reason))])
+                continue
             refusing = self._refusing_letters if is_dead_letter else self._refusing
             self._rations.note(Unsent(run_id, task, attempt), message.queue, refusing)
 

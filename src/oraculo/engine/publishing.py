@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, islice, takewhile
 
 from oraculo.core.troubled import TroubledQueues
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.ports.telemetry import CommandsPublished, PublishFailed, Telemetry
@@ -20,7 +20,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
 Entry = tuple[Key, Outgoing]
 Confirmed = Callable[[Sequence[Key], Sequence[str]], None]  # the second: which broker took each
-Refused = Callable[[Sequence[Entry]], None]
+Refused = Callable[[Sequence[Entry], BrokerError], None]
 
 
 class Line:
@@ -119,7 +119,7 @@ class Line:
         left = [queue for queue, via in taking.items() if via is None]
         self._refusing.note(left, str(error), asyncio.get_running_loop().time())
         outcomes = list(zip(batch, error.vias, strict=True))
-        self._refused([entry for entry, via in outcomes if via is None])
+        self._refused([entry for entry, via in outcomes if via is None], error)
         if taken := [(key, via) for (key, _), via in outcomes if via is not None]:
             keys, vias = zip(*taken, strict=True)
             self._tell_confirmed(keys, vias, started)
@@ -127,8 +127,9 @@ class Line:
     async def _set_apart(self, batch: Sequence[Entry], error: BrokerError) -> None:
         if len(batch) == 1:
             [(_, message)] = batch
-            self._refusing.note([message.queue], str(error), asyncio.get_running_loop().time())
-            self._refused(batch)
+            if not isinstance(error, MessageTooLarge):  # which says nothing of its queue
+                self._refusing.note([message.queue], str(error), asyncio.get_running_loop().time())
+            self._refused(batch, error)
             return
         for entry in batch:
             await self._publish([entry])

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from oraculo.brokers.failover.branch import Branch
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import NotTaken, Outgoing
 
 
@@ -75,7 +75,8 @@ class Group:
         except BrokerError as error:
             if len(places) > 1 and not self.is_known:
                 raise  # which of them it does not want will be found out one by one
-            self.refusal = error
+            if self.refusal is None or isinstance(self.refusal, MessageTooLarge):  # of others it may be mended
+                self.refusal = error
             self._outcome.refused(error)
             left = await self._offered_singly(branch, places) if len(places) > 1 else places
         else:

@@ -22,7 +22,6 @@ WINDOW = 1000  # messages that wait for their confirm at a time; JetStream refus
 WINDOW_BYTES = 4 * 1024 * 1024
 _MOST_TOLD = 5  # reasons, of the messages of one call
 _KEPT_OUT_PAUSE = 0.02
-_REMEDY = "raise that or, if it is a command, lower ORACULO_LIMITS_PAYLOAD_BYTES"
 
 _log = structlog.get_logger("oraculo.brokers.nats")
 
@@ -68,7 +67,7 @@ def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | No
         refusals.for_good[fault] = BrokerError(fault)
         return None
     if room < 0:
-        told = f"a message of {len(body)} bytes for {queue} is over the server's max_payload of {most} bytes; {_REMEDY}"
+        told = f"a message of {len(body)} bytes for {queue} is over the server's max_payload of {most} bytes"
         refusals.for_good[told] = MessageTooLarge(told, len(body), most)
         return None
     if message.reason is not None:

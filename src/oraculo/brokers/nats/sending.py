@@ -114,5 +114,6 @@ class Sender:
                 connection.note_full(str(refusal))
             raise refusal
         else:
-            too_large = MessageTooLarge(str(refusal), len(request.body), 0)  # the owner's limit is not told
-            refusals.for_good[str(refusal)] = too_large if error.is_over_size else refusal
+            size, told = len(request.body), str(refusal)
+            too_large = MessageTooLarge(f"{told}, it has {size} bytes", size, 0)  # the owner's limit is not told
+            refusals.for_good[told] = too_large if error.is_over_size else refusal

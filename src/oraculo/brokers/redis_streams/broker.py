@@ -50,7 +50,7 @@ from oraculo.brokers.redis_streams.trimming import Trimmer, trim_command
 from oraculo.clients.redis import Command, ReplyError, connect, database_of, error_code, read_info, version_of
 from oraculo.core.naming import dlq_name, is_dlq, shown, source_name
 from oraculo.core.slices import pages
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 
@@ -62,6 +62,7 @@ COUNTED_TOGETHER = 200  # queues that are asked for in one go
 SCANNED_TOGETHER = 1_000
 MOST_TOLD = 3  # queues that are named in one error
 LOOKED_AT_TOGETHER = 200  # dead letters
+LEAST_BULK = 1024 * 1024  # bytes: no server can be set to take less
 ADDED_TOGETHER = 100  # messages of one step: nobody else is served meanwhile
 
 
@@ -122,6 +123,7 @@ class RedisStreamsBroker:
         new = [name for name in names if name not in server.known]
         replies = await self._add([group_command(name) for name in new], added)
         if ReplyError in set(map(type, replies)):
+            self._raise_if_too_large(messages[-1], replies[-1])
             self._raise_worst(replies)
             await self._raise_refused([str(command[1]) for command in added], replies[len(new) :])
         server.know(new)
@@ -266,6 +268,13 @@ class RedisStreamsBroker:
             return [*replies[:before], *queued, ended]
         self._may_transact = False  # it may be in a transaction still, where everything is just put aside
         raise self._server.distrusted(f"{self._server.place} does not do transactions as it should: {ended!r}")
+
+    def _raise_if_too_large(self, last: Outgoing, reply: Any) -> None:
+        """The server reads no further: what follows such a message in a call is never answered."""
+        if isinstance(reply, ReplyError) and "invalid bulk length" in str(reply):
+            size = len(last.body)
+            told = f"a message of {size} bytes for {last.queue} is over the proto-max-bulk-len of {self._server.place}"
+            raise MessageTooLarge(told, size, LEAST_BULK)  # how much it is is not told
 
     def _raise_worst(self, replies: Sequence[Any]) -> None:
         """What is worth another try comes before what was refused: then all of them are tried again."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from enum import Enum, auto
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.errors import BrokerUnavailable
+from oraculo.errors import BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import Capabilities, Consumer, DeadLetter, Delivery, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock
 from oraculo.testing.simulation.hosts import Host
@@ -121,6 +121,7 @@ class HostBroker:
         await self._reach_to_publish(messages)
         if trouble.happens("refuse"):
             raise BrokerUnavailable("refused by the simulation")
+        self._refuse_too_large(messages)
         if trouble.happens("hang"):
             await trouble.hold_up(20.0)
             messages = messages[: trouble.choose(len(messages) + 1)]
@@ -134,6 +135,12 @@ class HostBroker:
             left = [place for place, via in enumerate(vias) if via is None]
             raise NotTaken("not taken in the simulation", vias, left if trouble.choose(2) else ())  # down, or just full
         return [self.name] * len(messages)
+
+    def _refuse_too_large(self, messages: Sequence[Outgoing]) -> None:
+        for message in messages:
+            if message.key is not None and self._trouble.happens("too_large"):  # commands alone have one
+                self._trouble.world.too_large(self.name, message)
+                raise MessageTooLarge("too large in the simulation", len(message.body), 0)
 
     async def _reach_to_publish(self, messages: Sequence[Outgoing]) -> None:
         """What was sent to a broker that does not answer may be taken all the same."""

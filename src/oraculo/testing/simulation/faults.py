@@ -13,6 +13,7 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay: float = 0.0  # a message arrives up to 5 s later, so that others overtake it
     refuse: float = 0.0  # a publish is refused
     not_taken: float = 0.0  # some queues of a publish are full, or down, and it is told which messages were not taken
+    too_large: float = 0.0  # a command is told to be larger than the broker will ever take
     hang: float = 0.0  # a publish hangs for up to 20 s and then fails, some of it done
     lost_ack: float = 0.0  # an ack does not reach the broker
     lose_memory: float = 0.0  # each second and broker: it forgets everything

@@ -12,7 +12,7 @@ from oraculo.core import naming
 from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.message import Message, decode_message
 from oraculo.core.pipeline import OnLate
-from oraculo.core.run import DeliveryStatus, Run, Task, TaskStatus
+from oraculo.core.run import Cause, DeliveryStatus, Run, Task, TaskStatus
 from oraculo.errors import InvalidInput
 from oraculo.ports.broker import DeadLetter, Delivery, Outgoing, QueueState
 from oraculo.testing.checkers import check_history, check_state
@@ -116,7 +116,8 @@ class EndedIsFinal(Law):
             self._check_failures(run, history[run.id])
 
     def _check_failures(self, run: Run, history: Sequence[HistoryEntry]) -> None:
-        """Each failure that was counted is one that a worker told, of that attempt, and was counted once."""
+        """Each failure that was counted is one that a worker told, of that attempt, or of a command that every broker
+        told to be too large; and was counted once."""
         seen: set[tuple[int, int]] = set()
         for entry in history:
             if entry.what not in (Happened.ATTEMPT_FAILED, Happened.FAILED) or entry.task is None:
@@ -127,7 +128,8 @@ class EndedIsFinal(Law):
                 self.broken(f"attempt {entry.attempt} of task {step.id} of run {run.id} failed twice")
             seen.add(key)
             told = (run.id, step.id, entry.attempt)
-            if told not in self.world.failures and (run.id, step.id, None) not in self.world.failures:
+            is_told = told in self.world.failures or (run.id, step.id, None) in self.world.failures
+            if not is_told and len(self.world.too_large_for.get(told, ())) < len(self.world.servers):
                 self.broken(f"attempt {entry.attempt} of task {step.id} of run {run.id} failed and no worker said so")
 
 
@@ -241,7 +243,7 @@ class AckedAfterCommit(Law):
     def committed(self, before: Run | None, after: Run, told: Sequence[HistoryEntry]) -> None:
         strays = after.head.late + after.head.duplicates
         known = 0 if before is None else before.head.late + before.head.duplicates
-        ended = sum(entry.what in _EFFECTS for entry in told)
+        ended = sum(entry.what in _EFFECTS and not _is_unsendable(after, entry) for entry in told)
         self._traces[after.id] = self._traces.get(after.id, 0) + ended + strays - known
 
     def acked(self, delivery: Delivery) -> None:
@@ -346,6 +348,11 @@ LAWS: tuple[Callable[["World"], Law], ...] = (
     NothingIsDropped,
     MemoryIsBounded,
 )
+
+
+def _is_unsendable(run: Run, entry: HistoryEntry) -> bool:
+    """That one ended without an answer."""
+    return entry.task is not None and run.tasks[entry.task].cause is Cause.UNSENDABLE
 
 
 def _key(run: Run, task: Task) -> _Key:

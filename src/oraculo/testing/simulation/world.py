@@ -82,6 +82,7 @@ class World:
         self._reopened: set[str] = set()  # runs that an operator asked to reopen
         self._redrives = 0  # under way
         self.failures: set[tuple[str, str, int | None]] = set()  # failures that workers told
+        self.too_large_for: dict[tuple[str, str, int | None], set[str]] = {}  # a command, by the brokers that said so
         self.lost: set[Attempt] = set()  # those that were open when their command or answer was lost on its way
         self.garbage: list[Garbage] = []
         self.letters: list[DeadLetter] = []
@@ -301,6 +302,11 @@ class World:
     def repeat_dropped(self, first: Outgoing, message: Outgoing) -> None:
         for law in self._laws:
             law.repeat_dropped(first, message)
+
+    def too_large(self, server: str, message: Outgoing) -> None:
+        self.tell(f"a message to {message.queue} is too large for {server}")
+        told = decode_message(message.body)
+        self.too_large_for.setdefault((told.correlation_id, told.tarefa or "", told.tentativa), set()).add(server)
 
     def dropped(self, message: Outgoing) -> None:
         self.tell(f"a message to {message.queue} is lost")
