@@ -211,6 +211,19 @@ async def test_dead_letters_of_all_brokers_are_shown_paged_and_moved_by_ids_that
         await both.dead_letters("q", limit=1, after="odd")
 
 
+async def test_a_queue_is_told_of_as_a_whole_and_as_each_broker_has_it(two: Two) -> None:
+    both, first, second = two
+    await first.publish([Outgoing("q", b"1"), Outgoing("q", b"2", reason="why")])
+    await second.publish([Outgoing("q", b"3")])
+    await second.consume("q", prefetch=1)
+    [state] = await both.queues(["q"])
+    assert (state.ready + state.unacked, state.dead_letters, state.consumers) == (2, 1, 1)
+    assert {name: (at.dead_letters, at.consumers) for name, at in state.at.items()} == {
+        "first": (1, 0),
+        "second": (0, 1),
+    }
+
+
 async def test_losses_are_passed_on(two: Two) -> None:
     both, first, _ = two
     first.losses = 3

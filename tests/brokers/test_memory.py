@@ -88,7 +88,9 @@ async def state(broker: MemoryBroker, queue: str = "q") -> QueueState:
 
 
 async def test_it_says_what_it_can_do(broker: MemoryBroker) -> None:
-    assert broker.capabilities == Capabilities(durable=False, shared=False, priorities=True, counts_consumers=True)
+    assert broker.capabilities == Capabilities(
+        durable=False, shared=False, priorities=True, counts_consumers=True, peeks=True
+    )
     assert broker.name == "memory"
 
 

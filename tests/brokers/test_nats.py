@@ -69,7 +69,7 @@ class TestConformance(BrokerSuite):
 async def test_making_one_connects_to_nobody() -> None:
     broker = NatsBroker("nats://127.0.0.1:1")
     assert broker.capabilities == Capabilities(
-        durable=True, shared=True, priorities=False, counts_consumers=False, drops_repeats=True
+        durable=True, shared=True, priorities=False, counts_consumers=False, peeks=True, drops_repeats=True
     )
     assert broker.links()[0].trouble is not None
     await broker.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Progressed, Redriven, TaskDue
+from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Progressed, Redriven, Sent, TaskDue
 from oraculo.core.explain import Audience, explain
 
 from .building import START, Driver, fan_out, flow
@@ -41,6 +41,43 @@ def test_somebody_who_took_a_message_and_was_not_heard_of_since_may_be_at_work()
     sentence = told(fan_out("a").sent(), a=Audience(0, 2))
     assert "nobody listens on queue a now, but somebody took 2 messages of it and is at work, or gone);" in sentence
     assert "nobody" not in told(fan_out("a").sent(), a=Audience(None, 2))
+
+
+def test_of_several_brokers_it_is_the_one_with_the_command_where_nobody_listens() -> None:
+    here, nobody, unknown = Audience(1, 0), Audience(0, 0), Audience(None, 0)
+    driver = fan_out("a")
+    driver.apply(Sent(0, 1, via="redis"))
+    elsewhere = told(driver, a=Audience(1, 3, at={"redis": nobody, "rabbitmq": Audience(1, 3)}))
+    assert "sent 0 s ago, and nobody listens on queue a at broker redis);" in elsewhere
+    assert "nobody listens on queue a at broker redis);" in told(
+        driver, a=Audience(0, 0, at={"redis": nobody, "nats": unknown})
+    )
+    assert "nobody listens on queue a);" in told(driver, a=Audience(0, 0, at={"redis": nobody, "rabbitmq": nobody}))
+    took = Audience(1, 1, at={"redis": Audience(0, 1), "rabbitmq": here})
+    assert "nobody listens on queue a at broker redis now, but somebody took 1 message of it" in told(driver, a=took)
+    assert "nobody" not in told(driver, a=Audience(1, 0, at={"redis": here, "rabbitmq": nobody}))
+    assert "nobody" not in told(driver, a=Audience(0, 0, at={"rabbitmq": nobody})), "redis is away, and not asked"
+
+
+def test_a_command_that_is_a_dead_letter_is_told_with_its_reason() -> None:
+    quarantined = Audience(1, 0, 5, 2, {0: "delivered too\noften"})
+    sentence = told(fan_out("a", "b").sent(), a=quarantined, b=quarantined)
+    assert (
+        "'a' (attempt 1 of 3, sent 0 s ago, and its command is in a.dlq: delivered too often; look at it with "
+        "`oraculo dlq list a`, and redrive or discard it) and 'b' (attempt 1 of 3, sent 0 s ago);"
+    ) in sentence
+
+
+def test_dead_letters_are_counted_where_it_is_not_known_whose_they_are() -> None:
+    driver = fan_out("a").sent()
+    assert (
+        "sent 0 s ago, and a.dlq has 2 dead letters: see with `oraculo dlq list a` whether its command is there, and "
+        "redrive or discard it);"
+    ) in told(driver, a=Audience(1, 0, 0, 2))
+    assert "and nobody listens on queue a, and a.dlq has 1 dead letter:" in told(driver, a=Audience(0, 0, 0, 1))
+    assert "dlq" not in told(driver, a=Audience(1, 0))
+    assert "dlq" not in told(driver, a=Audience(1, 0, 1, 2)), "its command may be the one that waits"
+    assert "dlq" not in told(driver, a=Audience(1, 1, 0, 2)), "its command may be in work"
 
 
 def test_brokers_that_cannot_be_used_are_told_while_the_run_is_open() -> None:

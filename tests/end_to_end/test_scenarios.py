@@ -79,6 +79,23 @@ async def test_what_failed_for_good_rests_with_its_reason_and_is_redriven(settin
         assert list(await oraculo.operations.dead_letters("executador_x", limit=10)) == []
 
 
+async def test_a_command_that_rests_while_its_run_waits_is_told_of(settings: Settings) -> None:
+    """On RabbitMQ it cannot be looked for without taking the dead letters from others meanwhile."""
+    async with Stage(settings) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_x"], "payload": {}, "timeout": 60})
+        consumer = await oraculo.broker.consume(oraculo.engine.names.physical("executador_x"), prefetch=1)
+        [command] = await consumer.take(1)
+        await consumer.dead_letter(command, "delivered too often")
+
+        async def is_told() -> bool:
+            told = await oraculo.operations.explain(run_id)
+            return ", and its command is in executador_x.dlq: delivered too often; " in told or (
+                not oraculo.broker.capabilities.peeks and ", and executador_x.dlq has 1 dead letter: " in told
+            )
+
+        await until(is_told, saying="the dead letter to be told of")
+
+
 async def test_nobody_who_answers_is_a_timeout(settings: Settings) -> None:
     async with Stage(settings, recording_app(Journal(), ("escavador_a",))) as oraculo:
         aggregate = await oraculo.run({"destinos": ["escavador_a", "escavador_ninguem"], "payload": {}, "timeout": 1})

@@ -399,7 +399,7 @@ class MemoryBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(durable=False, shared=False, priorities=True, counts_consumers=True)
+        return Capabilities(durable=False, shared=False, priorities=True, counts_consumers=True, peeks=True)
 
     async def start(self) -> None:
         """Opens it, empty. What was in it before a `close` is lost, as it is when the process ends."""

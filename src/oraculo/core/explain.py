@@ -11,7 +11,7 @@ from oraculo.core.pipeline import Kind
 from oraculo.core.run import Delivery, DeliveryStatus, Run, Task, TaskStatus
 from oraculo.core.timestamps import in_words, to_iso
 
-_NAMED = 3
+NAMED = 3  # tasks
 _NONE: Mapping[str, str] = MappingProxyType({})
 _CONTROLS = dict.fromkeys(code for code in (*range(32), *range(127, 160)) if not chr(code).isspace())
 _LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")  # of a URL
@@ -22,6 +22,10 @@ class Audience(NamedTuple):
 
     consumers: int | None  # None: it does not tell
     held: int  # messages that somebody took and has not settled
+    ready: int = 0  # messages that wait for somebody to take them
+    dead_letters: int = 0
+    own_letters: Mapping[int, str] | None = None  # why the commands of these tasks are among them; None: not known
+    at: Mapping[str, "Audience"] = MappingProxyType({})  # of several brokers, each one's
 
 
 _UNKNOWN = Audience(None, 0)
@@ -50,9 +54,9 @@ def explain(
 def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], away: str) -> str:
     open_tasks = [task for task in run.tasks if task.is_open]
     active = [task for task in open_tasks if not task.missing]
-    told = [_task_state(run, task, now, audiences) for task in active[:_NAMED]]
-    if len(active) > _NAMED:
-        told.append(f"{len(active) - _NAMED} more")
+    told = [_task_state(run, task, now, audiences) for task in active[:NAMED]]
+    if len(active) > NAMED:
+        told.append(f"{len(active) - NAMED} more")
     blocked = len(open_tasks) - len(active)
     behind = (
         f"; {_count(blocked, 'task')} behind {'it' if len(active) == 1 else 'them'} cannot start before"
@@ -93,18 +97,36 @@ def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audien
     since = in_words(max(0.0, now - (task.sent_at or now)))
     progress = "" if task.percent is None else f", {task.percent:g} % done"
     own = f", its own deadline in {in_words(max(0.0, task.deadline - now))}" if task.deadline is not None else ""
-    deaf = _deafness(step.queue, audiences.get(step.queue, _UNKNOWN))
-    return f"'{step.id}' ({attempt}, sent {since} ago{progress}{own}{deaf})"
+    audience = audiences.get(step.queue, _UNKNOWN)
+    why = _deafness(step.queue, audience, task.via) + _quarantine(step.queue, audience, task)
+    return f"'{step.id}' ({attempt}, sent {since} ago{progress}{own}{why})"
 
 
-def _deafness(queue: str, audience: Audience) -> str:
-    """A plain worker of Redis is not heard of while it works."""
-    if audience.consumers != 0:
+def _deafness(queue: str, audience: Audience, via: str | None) -> str:
+    """Of several brokers it is the one that has the command where somebody must listen. A plain worker of Redis is not
+    heard of while it works."""
+    there = audience.at.get(via or "", _UNKNOWN) if audience.at else audience
+    if there.consumers != 0:
         return ""
-    if not audience.held:
-        return f", and nobody listens on queue {queue}"
-    held = _count(audience.held, "message")
-    return f", and nobody listens on queue {queue} now, but somebody took {held} of it and is at work, or gone"
+    place = f"{queue} at broker {via}" if any(one.consumers != 0 for one in audience.at.values()) else queue
+    if not there.held:
+        return f", and nobody listens on queue {place}"
+    held = _count(there.held, "message")
+    return f", and nobody listens on queue {place} now, but somebody took {held} of it and is at work, or gone"
+
+
+def _quarantine(queue: str, audience: Audience, task: Task) -> str:
+    """Nobody answers a command that rests there: its worker may have ended each time that it had it.
+    Where nobody looked whose they are, it is not there as long as it may be in the queue or in work."""
+    dlq, look = dlq_of(queue), f"`oraculo dlq list {queue}`"
+    if audience.own_letters is None:
+        if not audience.dead_letters or audience.ready or audience.held:
+            return ""
+        letters = _count(audience.dead_letters, "dead letter")
+        return f", and {dlq} has {letters}: see with {look} whether its command is there, and redrive or discard it"
+    if (why := audience.own_letters.get(task.number)) is None:
+        return ""
+    return f", and its command is in {dlq}: {_line(why)}; look at it with {look}, and redrive or discard it"
 
 
 def _what_then(run: Run, now: float) -> str:
@@ -128,8 +150,8 @@ def _why_ended(run: Run, now: float, refused: str) -> str:
     words = ("concluidas", "erros", "timeouts", "ignoradas", "canceladas")
     tally = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
     lost = [task for task in run.tasks if task.status not in (TaskStatus.SUCCEEDED, TaskStatus.SKIPPED)]
-    why = "; ".join(f"'{run.plan.steps[task.number].id}' {task.status}: {_line(task.reason)}" for task in lost[:_NAMED])
-    more = f"; {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    why = "; ".join(f"'{run.plan.steps[task.number].id}' {task.status}: {_line(task.reason)}" for task in lost[:NAMED])
+    more = f"; {len(lost) - NAMED} more" if len(lost) > NAMED else ""
     when = to_iso(run.head.ended_at if run.head.ended_at is not None else run.head.deadline)
     deliveries = "".join(f"; {_delivery_state(delivery, now)}" for delivery in run.head.deliveries)
     is_delivering = any(delivery.status is DeliveryStatus.PENDING for delivery in run.head.deliveries)

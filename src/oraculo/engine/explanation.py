@@ -7,28 +7,34 @@ from typing import NamedTuple
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.aggregate import summary
-from oraculo.core.explain import Audience, explain
+from oraculo.core.explain import NAMED, Audience, explain
 from oraculo.core.history import Happened
 from oraculo.core.run import Run
 from oraculo.engine.beside import beside
+from oraculo.engine.quarantine import Quarantine
 from oraculo.engine.service import Engine
 from oraculo.errors import BrokerError
+from oraculo.ports.broker import QueueState
 
 _LATEST = 50  # entries of the history
+_MOST_LETTERS = 50  # of a queue that are looked through: each may be large
 _SETTINGS = {bridges.CELERY: "ORACULO_CELERY_BROKER_URL", bridges.BULLMQ: "ORACULO_BULLMQ_URL"}  # that make each
 _OWN_QUEUES = (naming.ANSWERS, naming.REQUESTS)
 
 
 class _Queues(NamedTuple):
-    """Of the tasks that are open and wait for no other, and of those whose commands are unsent."""
+    """Of the tasks that are open and wait for no other, of those whose commands are unsent, and of those that the
+    sentence names."""
 
     active: set[str]
     unsent: set[str]
+    named: set[str]
 
 
 class Explanation:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, quarantine: Quarantine) -> None:
         self._engine = engine
+        self._quarantine = quarantine
 
     async def of(self, run: Run) -> str:
         threads, width = self._engine.threads, len(run.tasks)
@@ -37,6 +43,9 @@ class Explanation:
         stuck = {queue: why for queue, why in self._stuck_queues(queues.active).items() if queue not in refusals}
         knows = stuck.keys().isdisjoint(_OWN_QUEUES)  # who fails them does not know who listens elsewhere
         audiences = await self._audiences(queues.active) if queues.active and knows else {}
+        audiences |= {
+            queue: await self._searched(run, queue, audiences[queue]) for queue in queues.named & audiences.keys()
+        }
         troubles, missing = self._troubles(queues, stuck), self._missing_bridges(audiences)
         refused = await self._refused_answers(run)
         standstill = await self._engine.standstill() if run.is_open else None
@@ -100,7 +109,7 @@ class Explanation:
             if kind not in here and queue in audiences and audiences[queue].consumers in unheard
         ]
 
-    async def _audiences(self, queues: Collection[str]) -> Mapping[str, Audience]:
+    async def _audiences(self, queues: Collection[str]) -> dict[str, Audience]:
         """As far as they are known: a broker that is away may be what the run waits for."""
         names, broker = self._engine.names, self._engine.broker
         try:
@@ -108,13 +117,29 @@ class Explanation:
         except BrokerError:
             return {}
         unseen = Audience(0 if broker.capabilities.counts_consumers else None, 0)
-        seen = {names.logical(state.queue): Audience(state.consumers, state.unacked) for state in states}
+        seen = {names.logical(state.queue): _audience(state) for state in states}
         return dict.fromkeys(queues, unseen) | seen
+
+    async def _searched(self, run: Run, queue: str, audience: Audience) -> Audience:
+        """For commands of the run among the dead letters, where these are few and looking takes them from nobody."""
+        if not (self._engine.broker.capabilities.peeks and 0 < audience.dead_letters <= _MOST_LETTERS):
+            return audience
+        try:
+            return audience._replace(own_letters=await self._quarantine.commands_of(run, queue))
+        except BrokerError:
+            return audience
+
+
+def _audience(state: QueueState) -> Audience:
+    at = {broker: _audience(part) for broker, part in state.at.items()}
+    return Audience(state.consumers, state.unacked, state.ready, state.dead_letters, at=at)
 
 
 def _queues_of(run: Run) -> _Queues:
     active = [task for task in run.tasks if task.is_open and not task.missing]
     steps = run.plan.steps
     return _Queues(
-        {steps[task.number].queue for task in active}, {steps[task.number].queue for task in active if task.unsent}
+        {steps[task.number].queue for task in active},
+        {steps[task.number].queue for task in active if task.unsent},
+        {steps[task.number].queue for task in active[:NAMED]},
     )

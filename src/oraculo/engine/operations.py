@@ -56,8 +56,8 @@ class Operations:
         self._engine = engine
         self._waiting = 0
         self._waiting_bytes = 0
-        self._explanation = Explanation(engine)
         self._quarantine = Quarantine(engine.broker, engine.store, engine.inbox, engine.plans, engine.names)
+        self._explanation = Explanation(engine, self._quarantine)
 
     # -- runs -------------------------------------------------------------------------------------------------
 

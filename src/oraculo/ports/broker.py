@@ -5,7 +5,7 @@ Queue names are physical: any prefix is in them already. `<queue>.dlq` is the qu
 Every call may raise BrokerUnavailable (cannot be reached now: try again) or BrokerError (refused).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -23,6 +23,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     shared: bool  # other processes can reach the same queues
     priorities: bool  # a message of a higher priority overtakes
     counts_consumers: bool  # QueueState.consumers is known
+    peeks: bool = False  # whoever looks at dead letters hides them from nobody meanwhile
     drops_repeats: bool = False  # of a message with a key, for a while
     max_message: int | None = None  # bytes, as its server is set up; None: not known, or more than anybody sends
 
@@ -92,6 +93,7 @@ class QueueState(msgspec.Struct, frozen=True):
     dead_letters: int
     consumers: int | None = None  # None: the broker does not tell
     delayed: int = 0  # those of `ready` that wait for a delay, as far as the broker tells
+    at: Mapping[str, "QueueState"] = {}  # of several brokers, as each that has the queue tells by itself
 
 
 class Link(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Several brokers behind the port of one."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -54,6 +54,7 @@ class FailoverBroker:
             shared=all(one.shared for one in each),
             priorities=all(one.priorities for one in each),
             counts_consumers=all(one.counts_consumers for one in each),
+            peeks=all(one.peeks for one in each),
             drops_repeats=all(one.drops_repeats for one in each),
         )
 
@@ -204,11 +205,11 @@ class FailoverBroker:
     # -- looking ----------------------------------------------------------------------------------------------------
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
-        found: dict[str, QueueState] = {}
-        for _, states in await self._with_each(lambda broker: broker.queues(names)):
+        found: dict[str, dict[str, QueueState]] = {}
+        for branch, states in await self._with_each(lambda broker: broker.queues(names)):
             for state in states:
-                found[state.queue] = _sum(found[state.queue], state) if state.queue in found else state
-        return list(found.values())
+                found.setdefault(state.queue, {})[branch.name] = state
+        return [_sum(queue, at) for queue, at in found.items()]
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         """Those of the first broker, then those of the next: an id names its broker."""
@@ -285,15 +286,17 @@ def _by_preference(messages: Sequence[Outgoing]) -> dict[str | None, list[int]]:
     return groups
 
 
-def _sum(one: QueueState, other: QueueState) -> QueueState:
+def _sum(queue: str, at: Mapping[str, QueueState]) -> QueueState:
     """Consumers are not added up: each of ours listens to every broker."""
+    each = at.values()
     return QueueState(
-        one.queue,
-        one.ready + other.ready,
-        one.unacked + other.unacked,
-        one.dead_letters + other.dead_letters,
-        max((count for count in (one.consumers, other.consumers) if count is not None), default=None),
-        one.delayed + other.delayed,
+        queue,
+        sum(state.ready for state in each),
+        sum(state.unacked for state in each),
+        sum(state.dead_letters for state in each),
+        max((state.consumers for state in each if state.consumers is not None), default=None),
+        sum(state.delayed for state in each),
+        at,
     )
 
 

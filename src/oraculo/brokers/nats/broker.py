@@ -110,6 +110,7 @@ class NatsBroker:
             shared=True,
             priorities=False,
             counts_consumers=False,
+            peeks=True,
             drops_repeats=True,
             max_message=self._connection.max_payload if self._connection is not None else None,
         )

@@ -101,7 +101,9 @@ class RedisStreamsBroker:
     @property
     def capabilities(self) -> Capabilities:
         """Durable as far as the server, when it was last met, kept an append-only file."""
-        return Capabilities(durable=self._server.keeps, shared=True, priorities=False, counts_consumers=True)
+        return Capabilities(
+            durable=self._server.keeps, shared=True, priorities=False, counts_consumers=True, peeks=True
+        )
 
     async def start(self) -> None:
         await self._server.start()

@@ -98,6 +98,7 @@ class HostBroker:
             shared=True,
             priorities=True,
             counts_consumers=True,
+            peeks=True,
             drops_repeats=server.drops_repeats,
         )
         server.connected(self)
