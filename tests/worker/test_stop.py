@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from oraculo.brokers.memory import MemoryConsumer
 from oraculo.errors import BrokerUnavailable, InvalidInput, OraculoError
 from oraculo.ports.broker import NotTaken
 from oraculo.worker import App, runner
@@ -114,6 +115,40 @@ async def test_what_has_not_begun_is_given_back_before_the_grace_ends(stage: Sta
     assert not stopping.done()
     go_on.set()
     await stopping
+
+
+async def test_what_ends_while_others_are_given_back_starts_none_of_them_and_breaks_off_nothing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a broker that takes a while to give back, as all but this one do."""
+    app, started, given_back, stops = App("a"), asyncio.Queue[str](), asyncio.Queue[None](), asyncio.Event()
+    retry = MemoryConsumer.retry
+
+    async def retry_slowly(*given: Any) -> None:
+        stops.set()
+        await quiesce()
+        await retry(*given)
+        given_back.put_nowait(None)
+
+    @app.queue("long", concurrency=1)
+    async def until_both_are_given_back(payload: Any) -> None:
+        started.put_nowait("long")
+        for _ in range(2):
+            await given_back.get()
+
+    @app.queue("short", concurrency=1)
+    async def until_the_stop(payload: Any) -> None:
+        started.put_nowait("short")
+        await stops.wait()
+
+    monkeypatch.setattr(MemoryConsumer, "retry", retry_slowly)
+    for queue in ("long", "long", "short", "short"):
+        await stage.send(queue)
+    async with asyncio.timeout(5), stage.worker(app):
+        assert {await started.get(), await started.get()} == {"long", "short"}
+    assert started.empty()
+    assert [(await stage.payload())["status"] for _ in range(2)] == ["ok", "ok"]
+    assert await stage.left("long") == await stage.left("short") == (1, 0, 0)
 
 
 async def test_nothing_is_taken_after_the_stop(stage: Stage) -> None:

@@ -237,13 +237,15 @@ class Dispatcher:
         _log_of(job).error("handler failed", handler=job.lane.handler.name, exc_info=error)
 
     async def give_back_waiting(self) -> None:
-        """What has not begun goes to other workers now, not after the grace."""
+        """What has not begun goes to other workers now, not after the grace. All of it leaves its lane first: telling
+        the broker takes a while, and what ends meanwhile would start the next."""
+        waiting = [job for lane in self._lanes for job in lane.backlog]
         for lane in self._lanes:
-            while lane.backlog:
-                job = lane.backlog.popleft()
-                self._close(job)
-                for receipt in job.receipts:
-                    await receipt.subscription.give_back(receipt.delivery, _STOPPING)
+            lane.backlog.clear()
+        for job in waiting:
+            self._close(job)
+            for receipt in job.receipts:
+                await receipt.subscription.give_back(receipt.delivery, _STOPPING)
 
     async def wait(self, timeout: float) -> None:
         """Until everything that owes an answer has ended, or the time is up."""
