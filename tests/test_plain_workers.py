@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from oraculo.testing.worker_cases import CASE_NAMES
 from tests.cli.processes import run
 from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import BROKERS, Fleet
 from tests.servers.node import expect_node
+from tests.servers.valkey import Valkey
+from tests.waiting import until
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PLAIN = EXAMPLES / "plain_workers"
@@ -127,3 +130,17 @@ async def test_the_engine_gathers_what_plain_workers_answer(broker: str, fleet: 
     assert aggregate["resultados"] == dict.fromkeys(queues, expected)
     for worker in workers:
         worker.expect_alive()
+
+
+async def test_the_one_of_redis_goes_on_when_its_server_was_killed_and_is_back(start: Start) -> None:
+    """Those of RabbitMQ and in Node have a like loop, or a client with one; that of NATS takes seconds to find out."""
+    with Valkey() as server:
+        worker = start("redis_worker.py", server.url, "executador_plano")
+        await until(lambda: "waiting for work" in worker.tail(), saying="the worker to be there")
+        server.kill()
+        server.start()
+        with redis.Redis.from_url(server.url) as client:
+            client.xadd(
+                "executador_plano", {"body": json.dumps({"correlation_id": "c", "tipo_evento": "x", "payload": 1})}
+            )
+            await until(lambda: client.xlen("resultados"), saying="its answer")

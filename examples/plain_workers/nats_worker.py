@@ -85,7 +85,9 @@ async def main(url: str, queue: str) -> None:
     print(f"waiting for work on {queue}", flush=True)
     while True:
         try:
-            messages = await subscription.fetch(10, timeout=30)
+            # No longer: a request that was lost with its connection is waited out, and until then nothing comes. A
+            # heartbeat would not help, for nats-py does not end a request whose heartbeats stay away.
+            messages = await subscription.fetch(10, timeout=5)
         except NothingCame:
             continue
         for message in messages:

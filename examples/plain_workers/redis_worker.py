@@ -9,6 +9,7 @@ import contextlib
 import json
 import socket
 import sys
+import time
 from datetime import UTC, datetime
 
 import redis
@@ -78,8 +79,7 @@ def read(client: redis.Redis, queue: str, name: str, after: str) -> list:
     return [entry for _, entries in (found or ()) for entry in entries]
 
 
-def main(url: str, queue: str, name: str = f"plain-{socket.gethostname()}") -> None:
-    client = redis.Redis.from_url(url, protocol=2, socket_timeout=10)  # longer than a read waits
+def serve(client: redis.Redis, queue: str, name: str) -> None:
     make_queue(client, queue)
     while unfinished := read(client, queue, name, "0"):  # what this worker had taken before it stopped
         for entry, fields in unfinished:
@@ -89,6 +89,16 @@ def main(url: str, queue: str, name: str = f"plain-{socket.gethostname()}") -> N
     while True:
         for entry, fields in read(client, queue, name, ">"):
             work(client, queue, entry, fields)
+
+
+def main(url: str, queue: str, name: str = f"plain-{socket.gethostname()}") -> None:
+    client = redis.Redis.from_url(url, protocol=2, socket_timeout=10)  # longer than a read waits
+    while True:
+        try:
+            serve(client, queue, name)
+        except (redis.ConnectionError, redis.TimeoutError) as error:  # it finds again what it had taken
+            print(f"trying again soon: {error!r}", flush=True)
+        time.sleep(1)
 
 
 if __name__ == "__main__":
