@@ -177,6 +177,40 @@ async def test_without_any_broker_it_says_why_of_each(two: Two) -> None:
         await both.check()
 
 
+@pytest.mark.parametrize("call", ["publish", "declare", "consume"])
+async def test_it_says_so_of_one_that_a_probe_has_found_well_since(
+    two: Two, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    both, first, second = two
+
+    async def be_lost(*_: object, **__: object) -> None:
+        raise BrokerUnavailable("lost")
+
+    async def be_lost_once_the_first_is_back(*_: object, **__: object) -> None:
+        await until(lambda: troubles(both)["first"] is None, saying="the first to be found well")
+        raise BrokerUnavailable("lost too")
+
+    monkeypatch.setattr(first, call, be_lost)
+    monkeypatch.setattr(second, call, be_lost_once_the_first_is_back)
+    calls = {
+        "publish": lambda: both.publish([Outgoing("q", b"")]),
+        "declare": lambda: both.declare(["q"]),
+        "consume": lambda: both.consume("q", prefetch=1),
+    }
+    first_said = "works again" if call == "consume" else "lost"
+    with pytest.raises(BrokerUnavailable, match=f"first: {first_said}; second: lost too"):
+        await calls[call]()
+
+
+async def test_a_check_that_none_answers_says_so_of_each(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, *each = two
+    monkeypatch.setattr("oraculo.brokers.failover.broker.CHECK_PATIENCE", 0.05)
+    for one in each:
+        monkeypatch.setattr(one, "check", asyncio.Event().wait)
+    with pytest.raises(BrokerUnavailable, match="first: no answer in time; second: no answer in time"):
+        await both.check()
+
+
 async def test_it_starts_with_one_of_them_and_not_with_none() -> None:
     first, second = Named("first"), Named("second")
     first.away = second.away = "off"

@@ -12,6 +12,8 @@ from oraculo.ports.broker import Broker, Link, NotTaken
 
 T = TypeVar("T")
 
+WORKS_AGAIN = "works again"  # what is told of one that was away when a call failed, and is no more
+
 _log = structlog.get_logger("oraculo.brokers.failover")
 
 

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 from weakref import WeakSet
 
-from oraculo.brokers.failover.branch import Branch, told
+from oraculo.brokers.failover.branch import WORKS_AGAIN, Branch, told
 from oraculo.brokers.failover.consumer import FailoverConsumer
 from oraculo.brokers.failover.offers import Group, Outcome
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
@@ -71,7 +70,7 @@ class FailoverBroker:
             await asyncio.gather(*(self._start(branch) for branch in self._branches))
             if not any(branch.is_up for branch in self._branches):
                 await asyncio.gather(*(branch.broker.close() for branch in self._branches))
-                raise self._none_works()
+                raise self._none_works({})
             self._probes = [asyncio.create_task(self._keep_probing(branch)) for branch in self._branches]
 
     async def _start(self, branch: Branch) -> None:
@@ -119,39 +118,44 @@ class FailoverBroker:
 
     async def check(self) -> str:
         """Content with one that answers, and soon: a frozen one is the probes' business."""
-        versions = await asyncio.gather(*(self._version(branch) for branch in self._up()))
+        said: dict[str, str] = {}
+        versions = await asyncio.gather(*(self._version(branch, said) for branch in self._up()))
         if not any(versions):
-            raise self._none_works()
+            raise self._none_works(said)
         return "; ".join(filter(None, versions))
 
-    async def _version(self, branch: Branch) -> str | None:
-        with suppress(BrokerError, TimeoutError):
+    async def _version(self, branch: Branch, said: dict[str, str]) -> str | None:
+        try:
             async with asyncio.timeout(CHECK_PATIENCE):
                 return await branch.attempt(branch.broker.check())
+        except (BrokerError, TimeoutError) as error:
+            said[branch.name] = "no answer in time" if isinstance(error, TimeoutError) else str(error)
         return None
 
     def _up(self) -> list[Branch]:
         return [branch for branch in self._branches if branch.is_up]
 
-    def _none_works(self) -> BrokerUnavailable:
-        told = "; ".join(f"{branch.name}: {branch.trouble}" for branch in self._branches)
-        return BrokerUnavailable(f"no broker works: {told}")
+    def _none_works(self, said: Mapping[str, str]) -> BrokerUnavailable:
+        """`said` is why the call failed, by broker: by now a probe may have found it well."""
+        whys = {branch.name: said.get(branch.name) or branch.trouble or WORKS_AGAIN for branch in self._branches}
+        return BrokerUnavailable("no broker works: " + "; ".join(f"{name}: {why}" for name, why in whys.items()))
 
     async def _with_each(self, call: Callable[[Broker], Awaitable[T]]) -> list[tuple[Branch, T]]:
         """What each of those that work answers; one that says no does not keep the others. Raises when none answers."""
         answers: list[tuple[Branch, T]] = []
+        said: dict[str, str] = {}
         refusal: BrokerError | None = None
         for branch in self._up():
             try:
                 answers.append((branch, await branch.attempt(call(branch.broker))))
             except NotTaken as error:
                 refusal = error
-            except BrokerUnavailable:
-                continue
+            except BrokerUnavailable as error:
+                said[branch.name] = str(error)
             except BrokerError as error:
                 refusal = error
         if not answers:
-            raise refusal or self._none_works()
+            raise refusal or self._none_works(said)
         return answers
 
     # -- messages -------------------------------------------------------------------------------------------------
@@ -185,7 +189,7 @@ class FailoverBroker:
         for branch, down in passed_over:
             await group.offer(branch, [place for place in group.left if place in down and branch.is_up])
         if group.left and not group.is_known:
-            raise self._final(group.refusal) if group.refusal else self._none_works()
+            raise self._final(group.refusal) if group.refusal else self._none_works(group.said)
 
     def _final(self, refusal: BrokerError) -> BrokerError:
         """That a message is too large for one broker says nothing of those that were not asked."""

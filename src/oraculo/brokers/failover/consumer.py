@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 
-from oraculo.brokers.failover.branch import Branch
+from oraculo.brokers.failover.branch import WORKS_AGAIN, Branch
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Consumer, Delivery
 
@@ -38,7 +38,8 @@ class FailoverConsumer:
     def _unread(self) -> BrokerError:
         """Refused only if each of them says no: one that is away may not."""
         refusals = {branch.name: branch.why_unread(self._queue) for branch in self._branches}
-        reasons = "; ".join(f"{branch.name}: {branch.trouble or refusals[branch.name]}" for branch in self._branches)
+        whys = {branch.name: branch.trouble or refusals[branch.name] or WORKS_AGAIN for branch in self._branches}
+        reasons = "; ".join(f"{name}: {why}" for name, why in whys.items())
         kind = BrokerError if all(refusals.values()) else BrokerUnavailable
         return kind(f"no broker lets us read {self._queue}: {reasons}")
 

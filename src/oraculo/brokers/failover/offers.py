@@ -59,6 +59,7 @@ class Group:
         self.left = list(places)  # those that another broker may take
         self.is_known = False  # what became of each
         self.refusal: BrokerError | None = None
+        self.said: dict[str, str] = {}  # by those that could not be reached
 
     def known_to_be_down_at(self, branch: Branch) -> Collection[int]:
         queues = {queue for queue, _ in branch.link().stuck}
@@ -70,6 +71,7 @@ class Group:
         try:
             left = await self._offered(branch, places)
         except BrokerUnavailable as error:
+            self.said[branch.name] = str(error)
             self._outcome.refused(error)
             return
         except BrokerError as error:
