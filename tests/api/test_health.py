@@ -5,6 +5,7 @@ import pytest
 from oraculo import __version__
 from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
 from oraculo.ports.broker import Link
+from oraculo.telemetry.metrics import MAX_QUEUES
 
 from .service import Service, assert_problem
 
@@ -44,6 +45,15 @@ async def test_metrics_tell_of_runs_and_queues(service: Service) -> None:
     assert reply.headers["content-type"] == service.metrics.content_type
     assert 'oraculo_runs{status="em_execucao"} 1.0' in reply.text
     assert 'oraculo_queue_dead_letters{queue="fila_x"} 1.0' in reply.text
+
+
+async def test_metrics_tell_of_our_own_queues_however_many_strangers_there_are(service: Service) -> None:
+    for number in range(MAX_QUEUES):
+        await service.bury(f"resp-{number}", b"{}")
+    await service.client.put("/pipelines/novo", json={"steps": [{"type": "executador_novo"}]})
+    reply = await service.client.get("/metrics")
+    for queue in ("orquestrador", "resultados", "executador_novo"):
+        assert f'oraculo_queue_ready{{queue="{queue}"}} 0.0' in reply.text
 
 
 async def test_metrics_are_there_without_the_broker(service: Service) -> None:

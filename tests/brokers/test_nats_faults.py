@@ -321,6 +321,36 @@ async def test_a_server_that_came_back_empty_counts_as_one_loss(queue: str) -> N
             assert broker.links()[0].losses == 1
 
 
+async def test_a_reply_queue_that_its_client_deletes_is_no_loss(url: str, queue: str) -> None:
+    command, reply = Outgoing(f"{queue}.w", b"{}", key="k"), Outgoing(queue, b"{}", is_reply=True)
+    with Proxy(url) as proxy:
+        async with running(proxy.url) as broker, plain_client(url) as client:
+            await broker.publish([command, reply])
+            for is_cut in (True, False):
+                await api(client, f"STREAM.DELETE.{queue}")
+                if is_cut:
+                    proxy.cut()
+                    await until(lambda: broker.links()[0].trouble)
+                await broker.publish([reply])
+                assert broker.links()[0].losses == 0
+            missing = await api(client, f"STREAM.INFO.{queue}=dlq")
+            assert missing["error"]["code"] == 404, "it would stay behind"
+
+
+async def test_a_reply_queue_that_is_also_sent_commands_can_lose_them(url: str, queue: str) -> None:
+    command, reply = Outgoing(queue, b"{}", key="k"), Outgoing(queue, b"{}", is_reply=True)
+    async with running(url) as broker, plain_client(url) as client:
+        for first, second in ((reply, command), (command, reply)):
+            losses = broker.links()[0].losses
+            await broker.publish([first])
+            await broker.publish([second])
+            await api(client, f"STREAM.DELETE.{queue}")
+            await broker.publish([reply])
+            await broker.publish([command])
+            assert broker.links()[0].losses == losses + 1
+        assert (await api(client, f"STREAM.INFO.{queue}=dlq"))["config"]["subjects"] == [f"{queue}.dlq"]
+
+
 async def test_with_many_streams_a_connection_is_made_again_all_the_same(
     queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

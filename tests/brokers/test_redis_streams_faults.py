@@ -426,6 +426,23 @@ class TestLosses:
                 assert "grant +info" in await broker.check()
             plain.acl_deluser("uninformed")
 
+    async def test_where_info_is_not_granted_a_reply_queue_that_its_client_deletes_is_no_loss(
+        self, server: Server
+    ) -> None:
+        with redis.Redis.from_url(server.url) as plain, Proxy(server.url) as proxy:
+            plain.execute_command("ACL", "SETUSER", "uninformed", "on", ">s", "~*", "&*", "+@all", "-info")
+            async with started(proxy.url.replace("redis://", "redis://uninformed:s@")) as broker:
+                queue, reply = fresh_name(), fresh_name()
+                await broker.publish(messages(queue, 1))
+                await broker.publish([Outgoing(reply, b"{}", is_reply=True)])
+                plain.delete(reply)
+                await self._connect_again(proxy, broker)
+                assert broker.links()[0].losses == 0
+                plain.delete(queue)
+                await self._connect_again(proxy, broker)
+                assert broker.links()[0].losses == 1, "what was added before the reply"
+            plain.acl_deluser("uninformed")
+
     async def _connect_again(self, proxy: Proxy, broker: RedisStreamsBroker) -> None:
         proxy.cut()
         await until(succeeds(broker.check), saying="a new connection")

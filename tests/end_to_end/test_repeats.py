@@ -80,6 +80,22 @@ async def test_a_command_is_sent_again_when_its_answer_was_lost(fleet: Fleet) ->
             assert (await oraculo.ended(run_id))["status"] == "concluida"
 
 
+async def test_a_client_that_deletes_its_reply_queue_lets_no_command_be_sent_again(fleet: Fleet) -> None:
+    settings = settings_for(fleet.url("nats"))
+    replies = f"{settings.broker.prefix}respostas"
+    async with Stage(settings) as oraculo:
+        await oraculo.submit({"destinos": [QUEUE], "timeout": 60})
+        await until(lambda: waiting(oraculo, 1))
+        before = [link.losses for link in oraculo.broker.links()]
+        for _ in range(2):
+            await oraculo.submit({"destinos": ["escavador_b"], "timeout": 0.05, "responder_em": "respostas"})
+            await until(lambda: oraculo.broker.queues([replies]), saying="the reply queue")
+            await until(lambda: held(oraculo.broker, replies, 1), saying="the reply")
+            await delete_stream(fleet.url("nats"), replies)
+        assert [link.losses for link in oraculo.broker.links()] == before
+        assert await oraculo.broker.queues([replies]) == [], "nothing of it stays"
+
+
 @asynccontextmanager
 async def working(app: App, settings: Settings) -> AsyncIterator[Broker]:
     broker = make_broker(settings, SystemClock())

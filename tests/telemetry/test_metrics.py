@@ -147,6 +147,18 @@ def test_queue_states_past_the_limit_are_summed() -> None:
     assert found[f'oraculo_queue_consumers{{queue="{OTHER}"}}'] == 2
 
 
+def test_queues_of_strangers_take_no_label_from_our_own() -> None:
+    metrics = Metrics()
+    strangers = [QueueState(f"a{number}", 1, 0, 0) for number in range(MAX_QUEUES + 5)]
+    metrics.set_queues(strangers)
+    metrics.set_queues([QueueState("a", 0, 0, 0), *strangers[1:], QueueState("z", 7, 0, 0)], own={"z"})
+    found = samples(metrics)
+    assert found['oraculo_queue_ready{queue="z"}'] == 7
+    assert f'oraculo_queue_ready{{queue="a{MAX_QUEUES - 1}"}}' in found, "who has a label keeps it"
+    assert found[f'oraculo_queue_ready{{queue="{OTHER}"}}'] == 5
+    assert len([name for name in found if name.startswith("oraculo_queue_ready")]) == MAX_QUEUES + 1
+
+
 def test_the_census_names_every_status() -> None:
     metrics = Metrics()
     metrics.set_census({RunStatus.RUNNING: 2})

@@ -58,7 +58,8 @@ async def _look_at_queues(operations: Operations, metrics: Metrics) -> None:
     with suppress(OraculoError, TimeoutError):
         async with asyncio.timeout(_SCRAPE_PATIENCE):
             states = await operations.queues()
-    metrics.set_queues(msgspec.structs.replace(state, queue=operations.queue_name(state)) for state in states)
+    named = [msgspec.structs.replace(state, queue=operations.queue_name(state)) for state in states]
+    metrics.set_queues(named, operations.own_queues())
 
 
 async def _look_at_store(operations: Operations, metrics: Metrics) -> None:

@@ -253,6 +253,10 @@ class Operations:
         prefix = self._engine.names.prefix
         return [state for state in await self._engine.broker.queues() if state.queue.startswith(prefix)]
 
+    def own_queues(self) -> set[str]:
+        """The names, without the prefix, of those that engines read and that known pipelines and routes send to."""
+        return {naming.REQUESTS, naming.ANSWERS} | self._engine.catalogue.destinations()
+
     def queue_name(self, state: QueueState | DeadLetter) -> str:
         return self._engine.names.logical(state.queue)
 

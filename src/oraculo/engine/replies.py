@@ -38,4 +38,5 @@ class Replies:
             timestamp=to_iso(self._clock.now()),
         )
         queue = self._names.physical(delivery.target)
-        await self._broker.publish([Outgoing(queue, encode_message(message), prefer=delivery.via)])
+        reply = Outgoing(queue, encode_message(message), prefer=delivery.via, is_reply=True)
+        await self._broker.publish([reply])

@@ -36,6 +36,8 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
     `key`: the same whenever this message is sent without knowing that it was sent before, and no other's in its queue.
     A broker that can drops such a repeat, even of what was acked already. A dead letter has none.
+
+    `is_reply`: for the queue of a client, who may delete it once it has read: that its queue is gone is no loss.
     """
 
     queue: str
@@ -45,6 +47,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     expires_at: float | None = None
     prefer: str | None = None  # of several brokers, the one that should carry it if it can
     key: str | None = None
+    is_reply: bool = False
 
 
 class NotTaken(BrokerUnavailable):

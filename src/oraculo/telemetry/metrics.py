@@ -28,7 +28,8 @@
 | `oraculo_queue_dead_letters` | gauge | queue | messages in quarantine |
 | `oraculo_queue_consumers` | gauge | queue | consumers, where the broker tells |
 
-and `process_*` of prometheus-client. The label `queue` takes at most 200 values; what comes after is `other`.
+and `process_*` of prometheus-client. The label `queue` takes at most 200 values; what comes after is `other`. The
+gauges give them first to the engine's own queues and to those that pipelines and routes send to.
 
 Counting is done in plain numbers and turned into Prometheus' types only when somebody looks: its own `inc` and
 `observe` cost 0.8 and 1.8 µs, and some of these are called for every answer. They are called from one thread only,
@@ -36,7 +37,7 @@ the event loop's.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
@@ -176,11 +177,13 @@ class Metrics(Collector):
         """How many are alive; None: nobody can tell."""
         self._engines = count
 
-    def set_queues(self, states: Iterable[QueueState]) -> None:
-        """How the queues stand now; those set before and not named again are forgotten."""
-        self._queues = {}
-        for state in states:
-            label = self._queue_names.label(state.queue)
+    def set_queues(self, states: Iterable[QueueState], own: Collection[str] = ()) -> None:
+        """How the queues stand now; those set before and not named again are forgotten. Those of `own` come first, then
+        those that had a label before: reply queues, say, which come and go, take none from them."""
+        before, self._queues = self._queues, {}
+        ranked = sorted(states, key=lambda state: (state.queue not in own, state.queue not in before))
+        for rank, state in enumerate(ranked):
+            label = state.queue if rank < MAX_QUEUES else OTHER
             self._queues[label] = _joined(self._queues.get(label), state)
 
     def set_brokers(self, links: Iterable[Link]) -> None:

@@ -5,7 +5,8 @@ wait for the confirm, remove it from the old. A crash in between leaves a duplic
 drop the duplicate when the move is done again soon.
 
 A connection that broke is opened again by the next call; all calls share one attempt. Then the streams that were used
-before are looked at: one that is gone, or was made anew, had messages that were confirmed, and counts as a loss.
+before are looked at: one that is gone, or was made anew, had messages that were confirmed, and counts as a loss. Those
+to which only replies were sent are not: a client may delete its own.
 
 A queue that does not work (its stream has no leader, or cannot be made, or the account may not send to it) holds up no
 other: what was confirmed of a call is told, and a queue that said nothing is left alone for a while.

@@ -77,7 +77,7 @@ class Connection:
         self.address = address
         self.place = f"NATS at {address.place}"
         self.lost: str | None = None
-        self.made: dict[str, None] = {}  # queues that are known to exist, since this connection has seen them
+        self.made: dict[str, None] = {}  # queues that it has seen; the name of a quarantine stands for both
         self._silent = TroubledQueues(SILENT_FOR)
         self._unmakeable = TroubledQueues(SILENT_FOR)
         self._full: tuple[str, float] | None = None  # what the server said, and until when that is believed
@@ -448,7 +448,7 @@ class Connection:
 
 
 def _command(request: Request, reply: bytes) -> bytes:
-    subject, body, headers = request
+    subject, body, headers, _ = request
     if headers is None:
         return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply, len(body), body)
     block = header_block(headers)

@@ -1,6 +1,6 @@
 """The streams and consumers of queues are made, or those that others made are looked at: will they do?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from oraculo.brokers.nats.births import Births
@@ -35,28 +35,35 @@ class Maker:
         self._make_patience = patience * MAKE_SHARE
         self._look_patience = patience * LOOK_SHARE
 
-    async def make(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
-        """Streams for the queues and their quarantines, and a consumer for each queue. Returns why some could not be
+    async def make(
+        self, connection: Connection, sources: Sequence[str], for_replies: Collection[str] = ()
+    ) -> dict[str, BrokerError]:
+        """Streams for the queues and their quarantines, and a consumer for each queue. Those `for_replies` have no
+        quarantine, which would outlive them: their clients delete them as they like. Returns why some could not be
         made; the others are."""
-        faults = await self._make_streams(connection, sources)
-        faults |= await self.make_consumers(connection, [source for source in sources if source not in faults])
-        connection.note_made(source for source in sources if source not in faults)
+        streams = [*for_replies, *(name for source in sources for name in (source, dlq_name(source)))]
+        faults = await self._make_streams(connection, streams, for_replies)
+        queues = [queue for queue in (*sources, *for_replies) if queue not in faults]
+        faults |= await self.make_consumers(connection, queues)
+        ready = [*map(dlq_name, sources), *for_replies]
+        connection.note_made(name for name in ready if source_name(name) not in faults)
         return faults
 
     async def remove(self, connection: Connection, sources: Sequence[str]) -> None:
         """Raises BrokerError for the first that NATS does not let us delete; the others are gone."""
         names = [name for source in sources for name in (source, dlq_name(source))]
-        connection.forget_made(sources)
+        connection.forget_made(names)
         self._births.forget(names)
         answers = await connection.ask_many((f"STREAM.DELETE.{stream_of(name)}", None) for name in names)
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, ApiError) and not answer.is_missing:
                 raise connection.refusal(answer, f"to delete the stream {stream_of(name)}")
 
-    async def _make_streams(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
+    async def _make_streams(
+        self, connection: Connection, names: Sequence[str], for_replies: Collection[str]
+    ) -> dict[str, BrokerError]:
         """They are looked for first: one that is to be made is compared with all that the server has, also when it is
         there already, and with thousands of streams that takes ten times as long."""
-        names = [name for source in sources for name in (source, dlq_name(source))]
         told = await self._streams_there(connection, names)
         missing = [name for name, seen in told.items() if isinstance(seen, ApiError) and seen is not UNANSWERED]
         calls = ((f"STREAM.CREATE.{stream_of(name)}", stream_config(name, self._replicas)) for name in missing)
@@ -67,7 +74,11 @@ class Maker:
             source_name(name): fault for name, seen in told.items() if (fault := _stream_fault(connection, name, seen))
         }
         ours = {name: seen for name, seen in told.items() if isinstance(seen, dict) and source_name(name) not in faults}
-        reborn = [name for name, seen in ours.items() if self._births.is_reborn(name, seen["created"])]
+        reborn = [
+            name
+            for name, seen in ours.items()
+            if name not in for_replies and self._births.is_reborn(name, seen["created"])
+        ]
         connection.note_working(reborn)
         self._births.losses += bool(reborn)
         return faults

@@ -72,7 +72,8 @@ def request_of(message: Outgoing, most: int, refusals: Refusals) -> Request | No
         return None
     if message.reason is not None:
         return Request(dlq_name(queue), body, letter_headers(message.reason or NO_REASON, 0, room))
-    return Request(queue, body, id_headers(as_header(message.key), room) if message.key else None)
+    headers = id_headers(as_header(message.key), room) if message.key else None
+    return Request(queue, body, headers, message.is_reply)
 
 
 async def confirms_of(connection: Connection, requests: Sequence[Request], patience: Patience) -> Sequence[PubAck]:

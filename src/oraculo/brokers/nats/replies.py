@@ -79,6 +79,7 @@ class Request(NamedTuple):
     subject: str
     body: bytes
     headers: dict[str, str] | None = None
+    is_reply: bool = False  # so that its queue is a client's own
 
 
 _decode_ack = msgspec.json.Decoder(PubAck).decode

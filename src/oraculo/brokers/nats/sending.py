@@ -9,7 +9,7 @@ from oraculo.brokers.nats.layout import stream_of
 from oraculo.brokers.nats.making import Maker
 from oraculo.brokers.nats.outgoing import Refusals, confirms_of, windows
 from oraculo.brokers.nats.replies import NOBODY, UNANSWERED, ApiError, Request
-from oraculo.core.naming import dlq_name, source_name
+from oraculo.core.naming import dlq_name, is_dlq, source_name
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 
 CONFIRM_SHARE = 0.8  # of the time of a call; in the rest a server that did not confirm may show that it works
@@ -36,7 +36,7 @@ class Sender:
                 continue
             homeless = await self._send_window(connection, window, refusals, patience)
             if homeless:  # their stream was deleted, so they are nowhere: sending them again makes no duplicate
-                connection.forget_made(source_name(request.subject) for request in homeless)
+                connection.forget_made(name for request in homeless for name in _both(request.subject))
                 housed = await self._make_missing(connection, homeless, refusals)
                 if await self._send_window(connection, housed, refusals, patience):
                     raise BrokerUnavailable(f"the stream of {homeless[0].subject} at {connection.place} is gone again")
@@ -45,13 +45,13 @@ class Sender:
         self, connection: Connection, requests: Sequence[Request], refusals: Refusals
     ) -> Sequence[Request]:
         """Returns those whose queue is there, as far as is known, and works."""
-        used = {request.subject for request in requests}
-        sources = {source_name(subject) for subject in used}
-        missing = connection.unmade(sources)
+        used = {request.subject for request in requests if not request.is_reply}
+        needed = {request.subject for request in requests if request.is_reply} | set(map(dlq_name, used))
+        missing = connection.unmade(needed)
         if len(connection.made) > MOST_KNOWN // 4:  # some may soon be forgotten: not those in use
-            connection.note_made(sources & connection.made.keys())
+            connection.note_made(needed & connection.made.keys())
             self._births.note_used(map(stream_of, used))
-        forbidden = await self._make_for_sending(connection, sorted(missing)) if missing else {}
+        forbidden = await self._make_for_sending(connection, missing) if missing else {}
         stuck = connection.stuck()
         if not stuck and not forbidden:
             return requests
@@ -61,14 +61,16 @@ class Sender:
                 refusals.note_down(request, faults[request.subject])
         return [request for request in requests if request.subject not in faults]
 
-    async def _make_for_sending(self, connection: Connection, sources: Sequence[str]) -> dict[str, BrokerError]:
-        """Returns which can never be made as things are, and why, their quarantines too. One that cannot be made now
-        counts as stuck for a while."""
+    async def _make_for_sending(self, connection: Connection, missing: set[str]) -> dict[str, BrokerError]:
+        """A quarantine is made with its queue, a queue for replies alone. Returns which can never be made as things
+        are, and why, their quarantines too. One that cannot be made now counts as stuck for a while."""
         forbidden: dict[str, BrokerError] = {}
+        sources = {source_name(name) for name in missing if is_dlq(name)}
+        for_replies = {name for name in missing if not is_dlq(name)} - sources
         async with asyncio.timeout(self._patience):
-            faults = await self._maker.make(connection, sources)
+            faults = await self._maker.make(connection, sorted(sources), for_replies)
         for source, fault in faults.items():
-            both = (source, dlq_name(source))
+            both = _both(source)
             if isinstance(fault, BrokerUnavailable):
                 connection.note_unmakeable(both, str(fault))
             else:
@@ -99,7 +101,7 @@ class Sender:
         """Perhaps its stream has no leader; perhaps it is gone and somebody else listens on its subject."""
         told = f"{connection.place} did not confirm what is for {subject} in time, while it answers otherwise"
         connection.note_silent(subject, told)
-        connection.forget_made([source_name(subject)])
+        connection.forget_made(_both(subject))
         return BrokerUnavailable(told)
 
     @staticmethod
@@ -117,3 +119,7 @@ class Sender:
             size, told = len(request.body), str(refusal)
             too_large = MessageTooLarge(f"{told}, it has {size} bytes", size, 0)  # the owner's limit is not told
             refusals.for_good[told] = too_large if error.is_over_size else refusal
+
+
+def _both(queue: str) -> tuple[str, str]:
+    return source_name(queue), dlq_name(queue)

@@ -130,7 +130,7 @@ class RedisStreamsBroker:
             await self._raise_refused([str(command[1]) for command in added], replies[len(new) :])
         server.know(new)
         self._trimmer.note_sent(names)
-        server.note_added(str(added[-1][1]), replies[-1])
+        server.note_added(str(added[-1][1]), replies[-1], is_reply=messages[-1].is_reply)
         return [self.name] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:

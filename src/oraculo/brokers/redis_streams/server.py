@@ -213,8 +213,9 @@ class Server:
             self.known.clear()
             self.losses += 1
 
-    def note_added(self, queue: str, entry: bytes) -> None:
-        self._last_added = queue, entry
+    def note_added(self, queue: str, entry: bytes, *, is_reply: bool) -> None:
+        if not is_reply:  # its client may delete the queue, and that would look like a loss
+            self._last_added = queue, entry
         self._refusal = None
 
     def note_group_gone(self, queue: str) -> None:
