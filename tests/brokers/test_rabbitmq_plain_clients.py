@@ -15,6 +15,7 @@ import pytest
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq import connection as connection_module
 from oraculo.brokers.rabbitmq import letters as letters_module
+from oraculo.brokers.rabbitmq.connection import Channel
 from oraculo.brokers.rabbitmq.letters import carried, encoded, redeliveries_of
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
@@ -258,6 +259,53 @@ class TestReplyQueues:
             assert caught.value.vias == [None, "rabbitmq"]
             with pytest.raises(BrokerError, match=f"there is no queue {reply}"):
                 await broker.publish(messages(reply, 1))
+
+    @pytest.mark.parametrize("exclusive", [True, False], ids=["exclusive", "shared"])
+    async def test_those_of_clients_that_have_gone_are_not_looked_for_again(
+        self, broker: RabbitMQBroker, url: str, queue: str, exclusive: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each look at one would cost a channel, and a line in the server's log."""
+        replies = [f"{queue}-{n}" for n in range(3)]
+        with plain_channel(url) as channel:
+            for reply in replies:
+                channel.queue_declare(reply, exclusive=exclusive)
+                await broker.publish(messages(reply, 1))
+            await broker.declare([queue])
+            shown = {found.queue for found in await broker.queues()}
+            assert shown == ({queue} if exclusive else {queue, *replies})
+            if exclusive:  # which nobody but its client can look at
+                assert await looked_for(broker, monkeypatch) == [queue, dlq_of(queue)]
+            for reply in replies:
+                channel.queue_delete(reply)
+        await broker.queues()
+        assert await looked_for(broker, monkeypatch) == [queue, dlq_of(queue)]
+        await broker.publish(messages(replies[0], 1))  # which nobody reads: it is made, and shown
+        assert {found.queue: found.ready for found in await broker.queues()} == {queue: 0, replies[0]: 1}
+        forget(url, replies[:1])
+
+    async def test_a_destination_that_was_deleted_and_made_by_others_is_shown(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        await broker.declare([queue])
+        with plain_channel(url) as channel:
+            channel.queue_delete(queue)
+            assert await broker.queues() == []
+            channel.queue_declare(queue, durable=True)
+            assert [found.queue for found in await broker.queues()] == [queue]
+
+
+async def looked_for(broker: RabbitMQBroker, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The queues that the server is asked for to show all."""
+    asked, call = list[str](), Channel.call
+
+    async def noted(channel: Channel, method: str, **arguments: Any) -> Any:
+        asked.append(arguments["queue"])
+        return await call(channel, method, **arguments)
+
+    with monkeypatch.context() as watched:
+        watched.setattr(Channel, "call", noted)
+        await broker.queues()
+    return asked
 
 
 def _odd_properties(copy_to: str) -> pika.BasicProperties:

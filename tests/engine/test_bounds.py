@@ -15,9 +15,9 @@ from oraculo.bootstrap import build
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
 from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_definition
-from oraculo.core.run import Changes
+from oraculo.core.run import Changes, Run
 from oraculo.engine import inputs, operations, outbox
-from oraculo.engine.cache import Plans
+from oraculo.engine.cache import IDLE, HotRuns, Plans
 from oraculo.engine.watchers import Lookout
 from oraculo.errors import BrokerError, BrokerUnavailable, StoreError, StoreUnavailable, UnknownPipeline
 from oraculo.ports.broker import NotTaken, Outgoing
@@ -34,9 +34,18 @@ from oraculo.settings import (
 )
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
+from tests.core.building import run_of
 from tests.engine.workers import Journal, answer, failing_app, recording_app
 from tests.stores.started import started
 from tests.waiting import until
+
+
+class FixedClock:
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def now(self) -> float:
+        return self.at
 
 
 class MoodyStore(SqliteStore):
@@ -197,6 +206,46 @@ def test_plans_are_weighed_with_the_payloads_they_hold() -> None:
         encoded = encode_definition(Definition(name="", steps=(step,), kind=Kind.FAN_OUT))
         plans.plan(content_hash(encoded), encoded)
     assert len(plans._plans) <= 4
+
+
+def test_plans_of_one_task_are_weighed_with_what_each_takes_by_itself() -> None:
+    plans = Plans(max_weight=300)
+    for number in range(200):
+        step = Step(id="a", queue="a", payload=msgspec.Raw(b"%d" % number))
+        encoded = encode_definition(Definition(name="", steps=(step,), kind=Kind.FAN_OUT))
+        plans.plan(content_hash(encoded), encoded)
+    assert len(plans._plans) == 100
+
+
+def test_runs_of_one_task_are_weighed_with_what_each_takes_by_itself() -> None:
+    hot = HotRuns(300, lambda: True, SystemClock())
+    for number in range(200):
+        hot.keep(named_run(f"r{number}", tasks=1))
+    assert len(hot) == 100
+    hot.keep(named_run("wide", tasks=298))
+    assert (len(hot), hot.get("wide") is not None) == (1, True)
+
+
+@pytest.mark.parametrize(("is_sole", "kept"), [(True, {"idle", "used", "new"}), (False, {"used", "new"})])
+def test_a_run_that_others_may_have_ended_is_not_kept_for_long(is_sole: bool, kept: set[str]) -> None:
+    clock = FixedClock(1000.0)
+    hot = HotRuns(300, lambda: is_sole, clock)
+    for run_id in ("used", "idle"):
+        hot.keep(named_run(run_id, tasks=1))
+    clock.at += IDLE
+    hot.get("used")
+    hot.keep(named_run("new", tasks=1))
+    hot.drop_idle()
+    assert len(hot) == 3  # not yet
+    clock.at += 1
+    hot.drop_idle()
+    assert {run_id for run_id in ("idle", "used", "new") if hot.get(run_id)} == kept
+
+
+def named_run(run_id: str, *, tasks: int) -> Run:
+    run = run_of({"destinos": [{"id": f"d{number}", "fila": "a"} for number in range(tasks)]})
+    run.head.id = run_id
+    return run
 
 
 def test_a_plan_that_two_threads_made_at_once_is_weighed_once() -> None:

@@ -14,7 +14,7 @@ from oraculo.bootstrap import build
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.events import RunDue
 from oraculo.core.run import Changes
-from oraculo.engine import intake, outbox, publishing
+from oraculo.engine import cache, intake, outbox, publishing
 from oraculo.engine.inputs import Inbox, Wish
 from oraculo.engine.peers import Peers
 from oraculo.engine.service import Role
@@ -276,6 +276,15 @@ async def test_a_front_rings_no_timers_and_takes_no_messages(group: Group) -> No
         assert (state.ready, state.consumers) == (1, 0)
         async with group.member() as engine:
             assert (await engine.ended(run_id))["status"] == "timeout"
+
+
+async def test_a_front_does_not_keep_the_runs_that_engines_end(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "IDLE", -1.0)
+    front = group.member(role=Role.FRONT, broker=Unreachable(group.server))  # nothing is sent, so nothing is noted
+    async with acquainted(front):
+        for _ in range(3):
+            await front.submit({"destinos": ["nobody"]})
+        assert len(front.engine._intake._hot) == 1
 
 
 # -- pipelines -------------------------------------------------------------------------------------------------------

@@ -1,14 +1,19 @@
 """Hot runs and compiled plans, kept in memory within bounds. Nothing here is needed for correctness."""
 
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Lock
 
 from oraculo.core.pipeline import Definition, decode_definition
 from oraculo.core.plan import Plan
 from oraculo.core.run import Changes, Run
+from oraculo.ports.clock import Clock
 from oraculo.ports.store import Snapshot
 
 _BYTES_A_TASK = 1024
+_OWN_WEIGHT = 2  # of a run or a plan, whatever is in it: without tasks each takes about 2 kB
+IDLE = 30.0  # seconds after which a run that others may have ended is no longer kept
 
 
 class Plans:
@@ -29,7 +34,7 @@ class Plans:
                 return found[0]
         plan = Plan(definition or decode_definition(encoded))  # a large one takes a while: nobody waits for it
         with self._turn:
-            self._keep(definition_hash, plan, len(plan) + len(encoded) // _BYTES_A_TASK)
+            self._keep(definition_hash, plan, _OWN_WEIGHT + len(plan) + len(encoded) // _BYTES_A_TASK)
         return plan
 
     def _keep(self, definition_hash: str, plan: Plan, weight: int) -> None:
@@ -44,41 +49,63 @@ class Plans:
         return Run(snapshot.head, plan, snapshot.definition, snapshot.payload, snapshot.tasks)
 
 
-class HotRuns:
-    """Runs as they were last committed by this engine, weighed in tasks; one kB of payload weighs as one task."""
+@dataclass(slots=True)
+class _Kept:
+    run: Run
+    weight: int
+    used_at: float
 
-    def __init__(self, max_weight: int) -> None:
-        self._runs: OrderedDict[str, Run] = OrderedDict()
-        self._weights: dict[str, int] = {}
+
+class HotRuns:
+    """Runs as they were last committed by this engine, weighed in tasks; one kB of payload weighs as one task, a run
+    itself as two. Who decides the end of one drops it.
+
+    `is_sole`: whether nobody else decides. Others end a run, and we do not hear of it."""
+
+    def __init__(self, max_weight: int, is_sole: Callable[[], bool], clock: Clock) -> None:
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # the least used first
         self._max_weight = max_weight
         self._weight = 0
+        self._is_sole = is_sole
+        self._clock = clock
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return len(self._kept)
 
     def get(self, run_id: str) -> Run | None:
-        run = self._runs.get(run_id)
-        if run is not None:
-            self._runs.move_to_end(run_id)
-        return run
+        kept = self._kept.get(run_id)
+        if kept is None:
+            return None
+        kept.used_at = self._clock.now()
+        self._kept.move_to_end(run_id)
+        return kept.run
 
     def keep(self, run: Run) -> None:
         self.drop(run.id)
         results = sum(len(task.result) for task in run.tasks if task.result)
-        weight = len(run.tasks) + (len(run.payload) + len(run.definition) + results) // _BYTES_A_TASK
-        self._runs[run.id] = run
-        self._weights[run.id] = weight
+        weight = len(run.tasks) + (len(run.payload) + len(run.definition) + results) // _BYTES_A_TASK + _OWN_WEIGHT
+        self._kept[run.id] = _Kept(run, weight, self._clock.now())
         self._weight += weight
-        while self._weight > self._max_weight and len(self._runs) > 1:
-            self.drop(next(iter(self._runs)))
+        while self._weight > self._max_weight and len(self._kept) > 1:
+            self.drop(next(iter(self._kept)))
 
     def grown(self, changes: Changes) -> None:
         """A commit added results to a kept run."""
-        if changes.run.id in self._weights:
+        kept = self._kept.get(changes.run.id)
+        if kept is not None:
             added = sum(len(task.result) for task in changes.tasks.values() if task.result) // _BYTES_A_TASK
-            self._weights[changes.run.id] += added
+            kept.weight += added
             self._weight += added
 
     def drop(self, run_id: str) -> None:
-        if self._runs.pop(run_id, None) is not None:
-            self._weight -= self._weights.pop(run_id)
+        kept = self._kept.pop(run_id, None)
+        if kept is not None:
+            self._weight -= kept.weight
+
+    def drop_idle(self) -> None:
+        """Those that others may have ended since they were last used here."""
+        if self._is_sole():
+            return
+        oldest = self._clock.now() - IDLE
+        while self._kept and next(iter(self._kept.values())).used_at < oldest:
+            self.drop(next(iter(self._kept)))

@@ -245,6 +245,7 @@ class Intake:
 
     async def _process(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
         started = self._clock.now()
+        self._hot.drop_idle()
         batch = self._read(inputs, notes)
         if batch.unknown:
             await self._refresh_pipelines()

@@ -128,7 +128,7 @@ class Engine:
             self.maker,
             self.refresh_pipelines,
             self.plans,
-            HotRuns(engine.cached_tasks),
+            HotRuns(engine.cached_tasks, self.is_sole, clock),
             self._offload,
             self._consequences,
             names=self.names,

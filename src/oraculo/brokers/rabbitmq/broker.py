@@ -267,6 +267,7 @@ class RabbitMQBroker:
     async def _state(self, name: str) -> QueueState | None:
         depth = await self._queues.depth(name)
         if depth is None:
+            self._queues.forget(name)
             return None
         dead_letters = await self._queues.depth(dlq_of(name))
         dead_count = (dead_letters.messages if dead_letters else 0) + self._held(dlq_of(name))

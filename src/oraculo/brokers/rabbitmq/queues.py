@@ -91,13 +91,16 @@ class Queues:
         self._desks = [_Desk(connection, timeout) for _ in range(LOOKS_TOGETHER)]
         self._call = self._desks[0].call
         self._made: dict[str, bool] = {}  # whether it is as we would make it; False: somebody else's
+        self._declared: dict[str, None] = {}  # those that are to be there, even if somebody deletes one
+        self._locked: dict[str, None] = {}  # exclusive to another connection: we can send there, and not look
         self._delays: dict[str, _Delay] = {}  # the queues in which messages wait
         self._streams: dict[str, None] = {}  # somebody's own that are no queues
 
     @property
     def names(self) -> list[str]:
-        """The queues this process has had to do with of late: AMQP cannot list those of the server."""
-        return list(dict.fromkeys(source_name(name) for name in self._made))
+        """The queues this process has had to do with of late, and can look at: AMQP cannot list those of the server."""
+        known = dict.fromkeys([*self._made, *self._declared])
+        return [name for name in known if not is_dlq(name) and name not in self._locked]
 
     def is_ours(self, name: str) -> bool:
         """Whether it counts deliveries: a quorum queue that we made, or would have made in the same way."""
@@ -128,6 +131,8 @@ class Queues:
             if len(some) == 1 or not await self._declare_together(some):
                 for name in some:
                     await self._declare_alone(name)
+            for name in some:
+                _remember(self._declared, name, None)
         for fault in filter(None, map(name_fault, every)):
             raise BrokerError(fault)
 
@@ -153,6 +158,7 @@ class Queues:
             return False
         for queue in wanted:
             self._streams.pop(queue, None)
+            self._locked.pop(queue, None)
             _remember(self._made, queue, True)
         return True
 
@@ -205,8 +211,8 @@ class Queues:
             delays = [waiting for waiting, delay in self._delays.items() if delay.source == name]
             for each in (name, dlq_of(name), *delays):
                 await self._call("queue_delete", queue=each)
-                self._made.pop(each, None)
-                self._delays.pop(each, None)
+                for table in (self._made, self._declared, self._delays):
+                    table.pop(each, None)
 
     async def depth(self, name: str) -> Depth | None:
         """None when there is no such queue."""
@@ -216,10 +222,18 @@ class Queues:
             desk = next((desk for desk in self._desks if desk.is_free), self._desks[0])
             found = await desk.call("queue_declare", queue=name, passive=True)
         except Refused as refusal:
+            if refusal.code == LOCKED:
+                _remember(self._locked, name, None)
             if refusal.code == NOT_FOUND:
                 return None
             raise
         return Depth(int(found.message_count), int(found.consumer_count))
+
+    def forget(self, name: str) -> None:
+        """One that was looked for in vain, unless it is to be there: the reply queue of a client that has gone, say.
+        Each such look costs a channel, and leaves a line in the server's log."""
+        if name not in self._declared:
+            self._made.pop(name, None)
 
     async def delayed(self, name: str) -> int:
         """How many messages of `name` wait for a delay that this process asked for."""
@@ -262,13 +276,17 @@ class Queues:
     async def _declare(self, name: str, arguments: dict[str, Any]) -> bool | None:
         """Whether it is now as these arguments say: False when it is somebody's own, None when it was made as well as
         this server can."""
+        self._locked.pop(name, None)
         try:
             await self._call("queue_declare", queue=name, durable=True, arguments=arguments)
         except Refused as refusal:
             self._made.pop(name, None)  # if it is refused for good, it is asked for again before anything is sent
             if _IS_STREAM in str(refusal):
                 _remember(self._streams, name, None)
-            if refusal.code == LOCKED or await self.depth(name) is not None:
+            if refusal.code == LOCKED:
+                _remember(self._locked, name, None)
+                return False
+            if await self.depth(name) is not None:
                 return False
             await self._declare_plain(name, arguments)
             return None
