@@ -74,18 +74,11 @@ class System:
 
 
 def make_broker(
-    settings: Settings,
-    clock: Clock,
-    telemetry: Telemetry | None = None,
-    *,
-    own_queues: Sequence[str] = (),
-    expected: Sequence[str] = (),
+    settings: Settings, clock: Clock, telemetry: Telemetry | None = None, *, own_queues: Sequence[str] = ()
 ) -> Broker:
     """One for each URL, watched over, and behind one face when there are several. `own_queues`: those that nobody but
-    the caller reads. `expected`: those by whose absence a broker is known to have lost everything. Raises
-    InvalidSettings."""
-    made = make_adapters(settings, clock, sends_canaries=bool(own_queues), expected=expected)
-    adapters = [broker for _, broker in made]
+    the caller reads. Raises InvalidSettings."""
+    adapters = [broker for _, broker in make_adapters(settings, clock, sends_canaries=bool(own_queues))]
     if not adapters[0].capabilities.shared:
         return adapters[0]
     telemetry = telemetry or Hub(LogSubscriber())
@@ -96,19 +89,14 @@ def make_broker(
     return watched[0] if len(watched) == 1 else FailoverBroker(watched)
 
 
-def make_adapters(
-    settings: Settings, clock: Clock, *, sends_canaries: bool = False, expected: Sequence[str] = ()
-) -> list[tuple[str, Broker]]:
+def make_adapters(settings: Settings, clock: Clock, *, sends_canaries: bool = False) -> list[tuple[str, Broker]]:
     """Each broker by itself, with its URL, for whoever wants to know how each is doing. Raises InvalidSettings."""
     urls, names = settings.broker.urls, _broker_names(settings.broker.urls)
     if len(urls) > 1 and "memory" in map(_scheme, urls):
         fault = "has memory:// in a list of brokers; it lives in one process, and takes over from no other"
         raise InvalidSettings(Fault("ORACULO_BROKER_URL", fault))
     silence = settings.broker.silence + _CANARY_GRACE if sends_canaries else None
-    return [
-        (url, _make_adapter(url, name, settings, clock, silence, expected))
-        for url, name in zip(urls, names, strict=True)
-    ]
+    return [(url, _make_adapter(url, name, settings, clock, silence)) for url, name in zip(urls, names, strict=True)]
 
 
 def _broker_names(urls: Sequence[str]) -> list[str]:
@@ -116,9 +104,7 @@ def _broker_names(urls: Sequence[str]) -> list[str]:
     return told_apart([_BROKER_EXTRAS.get(_scheme(url), _scheme(url)) for url in urls])
 
 
-def _make_adapter(
-    url: str, name: str, all_settings: Settings, clock: Clock, silence: float | None, expected: Sequence[str]
-) -> Broker:
+def _make_adapter(url: str, name: str, all_settings: Settings, clock: Clock, silence: float | None) -> Broker:
     """The client is imported here, so that nobody needs one that is not used. `silence`: how long there may be no proof
     that it works; None: for as long as nobody uses it."""
     scheme, settings = _scheme(url), all_settings.broker
@@ -129,7 +115,6 @@ def _make_adapter(
         "delivery_limit": settings.delivery_limit,
         "connect_timeout": settings.connect_timeout,
         "publish_timeout": settings.publish_timeout,
-        "expected": expected,
     }
     # Engines settle what they take within moments, so that another may have it soon when one dies. Workers say the
     # same: with NATS it is a property of the queue.
@@ -252,9 +237,8 @@ def build(settings: Settings, role: Role = Role.WHOLE) -> System:
     clock, entropy, metrics = SystemClock(), SystemEntropy(), Metrics()
     telemetry = Hub(metrics.observe, LogSubscriber())
     names = QueueNames(settings.broker.prefix)
-    expected = (names.requests, names.answers)
-    own_queues = expected if role is Role.WHOLE else ()
-    broker = make_broker(settings, clock, telemetry, own_queues=own_queues, expected=expected)
+    own_queues = (names.requests, names.answers) if role is Role.WHOLE else ()
+    broker = make_broker(settings, clock, telemetry, own_queues=own_queues)
     store = make_store(settings, exclusive=not broker.capabilities.shared)
     objects = make_objects(settings)
     engine = Engine(

@@ -370,17 +370,6 @@ class TestVanishing:
             assert bodies(await take(heir, 1)) == [b"0"]
             await consumer.close()
 
-    async def test_expected_queues_that_vanished_count_as_one_loss(self, url: str, queue: str) -> None:
-        other = fresh_name()
-        async with running(url, expected=[queue, other]) as broker, running(url, expected=[queue, other]) as peer:
-            for losses in (1, 2):
-                await asyncio.gather(*(broker.consume(name, prefetch=1) for name in (queue, other)))
-                await peer.declare([queue, other])
-                assert [link.losses for each in (broker, peer) for link in each.links()] == [losses, 0]
-                with plain_channel(url) as channel:
-                    channel.queue_delete(other)
-        forget(url, [other])
-
     async def test_what_is_published_to_a_queue_that_vanished_is_not_lost(
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:

@@ -27,8 +27,7 @@ class Stage(Harness):
         clock = SystemClock()
         prefix = settings.broker.prefix
         own = (f"{prefix}orquestrador", f"{prefix}resultados")
-        broker = make_broker(settings, clock, own_queues=own, expected=own)
-        super().__init__(settings=settings, broker=broker, store=store)
+        super().__init__(settings=settings, broker=make_broker(settings, clock, own_queues=own), store=store)
         self._worker_broker = make_broker(settings, clock)
         self._fleet: list[Worker] = [make_worker(app, self._worker_broker, settings, clock) for app in apps]
         self._listening: Consumer | None = None

@@ -15,7 +15,6 @@ from oraculo.engine import links, service
 from oraculo.engine.inputs import Wish
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.publishing import Key
-from oraculo.engine.service import Role
 from oraculo.errors import BrokerError, StoreUnavailable
 from oraculo.ports.broker import Delivery, Link
 from oraculo.ports.clock import SystemClock
@@ -198,17 +197,6 @@ async def test_a_broker_that_came_back_without_its_memory_gets_everything_again(
         [lost, failed] = await broker.queues(["executador_a", "executador_b"])
         assert lost.ready == 1
         assert failed.dead_letters >= 1  # nobody knows when it was sent, so each look sends it
-
-
-async def test_also_a_front_sends_again_what_a_broker_forgot() -> None:
-    """It may have been the first to reach the empty broker, whose queues it then made: engines see nothing missing."""
-    broker = Durable("redis")
-    async with Harness(settings=QUICK, broker=broker, role=Role.FRONT) as front:
-        run_id = await front.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 30})
-        await until(lambda: sent_by(front, run_id, ["redis"]))
-        await broker.remove(["executador_a"])
-        broker.losses += 1
-        await until(lambda: broker.queues(["executador_a"]), saying="the command again")
 
 
 class Halting(SqliteStore):

@@ -18,11 +18,10 @@ class Destinations:
         self._working: set[tuple[str, int]] = set()  # the brokers, each with its losses, that have those queues
 
     async def declare_all(self) -> None:
-        """With the queues that engines read themselves: nothing is known of the broker yet. Those come last, for by
-        their absence an empty broker is known: a start that fails before leaves that to the next."""
+        """With the queues that engines read themselves: nothing is known of the broker yet."""
         self._working = self._working_brokers()
-        await self.declare(self._catalogue.destinations())
         await self._broker.declare([self._names.requests, self._names.answers])
+        await self.declare(self._catalogue.destinations())
 
     async def declare(self, queues: Collection[str]) -> None:
         """Also those that were declared before: somebody may have deleted one."""

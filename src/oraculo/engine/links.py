@@ -65,8 +65,7 @@ class _Loss(_Absence):
 
 
 class LinkWatch:
-    """`acts`: it sends again whatever was lost. Otherwise it leaves that to others, and does so only for a broker that
-    lost its memory: of that nobody else may know."""
+    """`acts`: it sends again what was lost. Otherwise it only tells how the brokers are doing."""
 
     def __init__(
         self,
@@ -107,10 +106,9 @@ class LinkWatch:
         self._mind_clock()
         for link in links:
             self._tell(link)
-            if link.losses > self._losses_of(link.name):
+            if self._acts and link.losses > self._losses_of(link.name):
                 self._losses[link.name] = self._new_loss()
             self._known[link.name] = link  # before anything can fail: a loss is counted once
-            await self._look_after_loss(link.name)
             if self._acts:
                 await self._look_at(link, some_read if link.trouble is None else some_work)
 
@@ -118,6 +116,7 @@ class LinkWatch:
         self._ahead = max(self._ahead, self._clock.now() - asyncio.get_running_loop().time())
 
     async def _look_at(self, link: Link, has_better: bool) -> None:
+        await self._look_after_loss(link.name)
         if _is_read(link):
             self._absences.pop(link.name, None)
         elif has_better:

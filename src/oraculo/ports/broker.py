@@ -104,7 +104,7 @@ class Link(msgspec.Struct, frozen=True):
 
     name: str
     trouble: str | None  # why it cannot be used now; None: nothing is known to be wrong
-    losses: int = 0  # how often it may have lost messages that it had confirmed: it came back without having kept them
+    losses: int = 0  # how often it may have lost messages that it had confirmed: it restarted without having kept them
     deaf: tuple[str, ...] = ()  # queues whose consumer is connected and gets nothing: it is being made again
     stuck: tuple[tuple[str, str], ...] = ()  # queues that do not work, while the broker does, and how that was seen
     unread: tuple[tuple[str, str], ...] = ()  # those of the deaf whose consumer fails, and why

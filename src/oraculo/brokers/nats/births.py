@@ -1,5 +1,5 @@
 """When each stream was made, as the server says. One that is gone, or was made anew, had messages that were confirmed:
-that is a loss. So is one that had to be made though another process must have made it long ago.
+that is a loss.
 """
 
 import asyncio
@@ -14,12 +14,10 @@ LOOKING_FOR_LOSSES = 1.0  # seconds after which no more streams are looked at be
 
 
 class Births:
-    """`consumed`: the streams that are consumed now. `expected`: queues that are missing only on a server that is new
-    or has lost everything."""
+    """`consumed`: the streams that are consumed now."""
 
-    def __init__(self, consumed: Callable[[], set[str]], expected: Iterable[str] = ()) -> None:
+    def __init__(self, consumed: Callable[[], set[str]]) -> None:
         self._consumed = consumed
-        self._unmet = set(map(stream_of, expected))  # those that this process has not seen yet
         self._born: dict[str, str] = {}  # what was used last comes last
         self.losses = 0
 
@@ -38,7 +36,7 @@ class Births:
         if lost:
             for stream in [*lost, *(stream for stream, _ in unseen)]:
                 self._born.pop(stream, None)  # made again when it is next used
-            self.note_loss()
+            self.losses += 1
 
     async def _lost_among(self, connection: Connection, known: Sequence[tuple[str, str]]) -> list[str]:
         """Of one that has no leader nobody can tell: it was not lost, as far as is known."""
@@ -64,18 +62,12 @@ class Births:
         for queue in queues:
             self._born.pop(stream_of(queue), None)
 
-    def note_loss(self) -> None:
-        """Once for all streams: those that are still to be met are gone with the others."""
-        self.losses += 1
-        self._unmet.clear()
-
-    def is_reborn(self, queue: str, born: str, *, was_missing: bool) -> bool:
+    def is_reborn(self, queue: str, born: str) -> bool:
         """Whether its stream was there before and is another now. Notes that."""
         stream = stream_of(queue)
-        before, is_first_met = self._born.get(stream), stream in self._unmet
+        before = self._born.get(stream)
         self.note(stream, born)
-        self._unmet.discard(stream)
-        return was_missing if is_first_met else before is not None and before != born
+        return before is not None and before != born
 
     def note_used(self, streams: Iterable[str]) -> None:
         for stream in streams:

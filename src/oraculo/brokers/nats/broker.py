@@ -63,7 +63,6 @@ class NatsBroker:
     `lease`: seconds after which a delivery that was neither settled nor extended is delivered again; `leases`: for
     queues that have another.
     `heartbeat`: seconds; a subscription from which nothing is heard for three of them is lost.
-    `expected`: queues that are missing only on a server that is new or has lost everything.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class NatsBroker:
         heartbeat: float = 0.7,
         connect_timeout: float = 3.0,
         publish_timeout: float = 5.0,
-        expected: Collection[str] = (),
     ) -> None:
         known = frozenset({"credentials", "replicas"})
         self._address = read_address(url, port=DEFAULT_PORT, known=known, is_cluster=True)
@@ -98,7 +96,7 @@ class NatsBroker:
         self._retiring: set[asyncio.Task[None]] = set()
         self._orphans: dict[str, float] = {}  # what was held when a connection broke, and when each lease ends
         self._given_back = GivenBack(clock)
-        self._births = Births(lambda: {stream_of(consumer.queue) for consumer in self._consumers}, expected)
+        self._births = Births(lambda: {stream_of(consumer.queue) for consumer in self._consumers})
         replicas = _replicas(self._address.parameters.get("replicas", "1"))
         self._maker = Maker(self._births, replicas=replicas, lease=lease, leases=leases, patience=publish_timeout)
         self._sender = Sender(self._maker, self._births, patience=publish_timeout)

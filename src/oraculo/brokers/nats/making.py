@@ -66,7 +66,6 @@ class Maker:
         there already, and with thousands of streams that takes ten times as long."""
         told = await self._streams_there(connection, names)
         missing = [name for name, seen in told.items() if isinstance(seen, ApiError) and seen is not UNANSWERED]
-        gone = {name for name, seen in told.items() if isinstance(seen, ApiError) and seen.is_missing}
         calls = ((f"STREAM.CREATE.{stream_of(name)}", stream_config(name, self._replicas)) for name in missing)
         made = dict(zip(missing, await connection.ask_many(calls, self._make_patience), strict=True))
         taken = [name for name, seen in made.items() if isinstance(seen, ApiError) and seen.err_code == _NAME_IN_USE]
@@ -78,11 +77,10 @@ class Maker:
         reborn = [
             name
             for name, seen in ours.items()
-            if name not in for_replies and self._births.is_reborn(name, seen["created"], was_missing=name in gone)
+            if name not in for_replies and self._births.is_reborn(name, seen["created"])
         ]
         connection.note_working(reborn)
-        if reborn:
-            self._births.note_loss()
+        self._births.losses += bool(reborn)
         return faults
 
     async def _streams_there(

@@ -61,7 +61,6 @@ class RabbitMQBroker:
     anything else that the server is asked counts as failed.
     `proof_within`: seconds in which some queue is published to or heard, if any works: longer than an engine is silent
     between two canaries. None where nobody sends such.
-    `expected`: queues that are missing only on a server that is new or has lost everything.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class RabbitMQBroker:
         publish_timeout: float = 5.0,
         call_timeout: float = 5.0,
         proof_within: float | None = None,
-        expected: Collection[str] = (),
     ) -> None:
         port = TLS_PORT if url.startswith("amqps:") else PORT
         self._address = read_address(url, port=port, is_cluster=True)
@@ -85,7 +83,7 @@ class RabbitMQBroker:
         times = {"connect_timeout": connect_timeout, "call_timeout": call_timeout}
         self._working = Connection(self._address, f"{name} working", self._note, **times)
         self._publishing = Connection(self._address, f"{name} publishing", self._note, **times)
-        self._queues = Queues(self._working, delivery_limit, call_timeout, expected)
+        self._queues = Queues(self._working, delivery_limit, call_timeout)
         self._publisher = Publisher(self._publishing, self._queues.remake, fitted)
         self._stuck = StuckQueues(proof_within)
         self._sender = Sender(self._publisher, self._queues, publish_timeout, self._stuck)
@@ -111,10 +109,10 @@ class RabbitMQBroker:
 
     def links(self) -> Sequence[Link]:
         if not self._is_started:
-            return [Link(self.name, CLOSED, self._queues.losses)]
+            return [Link(self.name, CLOSED)]
         takes_nothing = self._publishing.blocked or self._publisher.forbidden
         trouble = takes_nothing or self._trouble or self._stuck.all_of_them()
-        return [Link(self.name, trouble, self._queues.losses, stuck=self._stuck.told())]
+        return [Link(self.name, trouble, stuck=self._stuck.told())]
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         parcels = [self._parcel(message) for message in messages]

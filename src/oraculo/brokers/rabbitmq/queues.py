@@ -9,7 +9,7 @@ goes to the end. RabbitMQ 4 has a limit of 20 where none is set, and drops what 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -84,16 +84,10 @@ class _Desk:
 
 
 class Queues:
-    """Makes queues, and looks at several at once. `expected`: those that are missing only on a server that is new, or
-    that came back without its data: to make one is a loss."""
+    """Makes queues, and looks at several at once."""
 
-    def __init__(
-        self, connection: Connection, delivery_limit: int, timeout: float, expected: Collection[str] = ()
-    ) -> None:
+    def __init__(self, connection: Connection, delivery_limit: int, timeout: float) -> None:
         self._delivery_limit = delivery_limit
-        self._expected = frozenset(expected)
-        self._expecting = asyncio.Lock()
-        self.losses = 0
         self._desks = [_Desk(connection, timeout) for _ in range(LOOKS_TOGETHER)]
         self._call = self._desks[0].call
         self._made: dict[str, bool] = {}  # whether it is as we would make it; False: somebody else's
@@ -119,7 +113,6 @@ class Queues:
     async def ensure(self, name: str) -> None:
         """Makes it so that something can be sent to it. To somebody else's, as a reply queue is that lives as long as
         its client, no dead-letter queue is put beside."""
-        await self._meet_expected([name])
         if _is_reserved(name) and not _is_broken(name):
             await self._find(name)
         elif is_dlq(name) or name_fault(name):
@@ -134,7 +127,6 @@ class Queues:
         """Makes each, and its dead-letter queue before it, so that no dead letter finds it missing."""
         every = list(dict.fromkeys(source_name(name) for name in names))
         sources = [name for name in every if not name_fault(name)]
-        await self._meet_expected(sources)
         for some in pages(sources, _DECLARED_TOGETHER):
             if len(some) == 1 or not await self._declare_together(some):
                 for name in some:
@@ -143,23 +135,6 @@ class Queues:
                 _remember(self._declared, name, None)
         for fault in filter(None, map(name_fault, every)):
             raise BrokerError(fault)
-
-    async def _meet_expected(self, names: Collection[str]) -> None:
-        """Makes all of them, if one is to be made: however many are missing, and whoever asks meanwhile, that is one
-        loss."""
-        if self._expected.isdisjoint(names):
-            return
-        async with self._expecting:
-            missing = [name for name in sorted(self._expected) if await self._is_missing(name)]
-            for name in missing:
-                await self._declare_alone(name)
-            self.losses += bool(missing)
-
-    async def _is_missing(self, name: str) -> bool:
-        try:
-            return await self.depth(name) is None
-        except Refused:  # it is somebody's own
-            return False
 
     async def _declare_together(self, names: Sequence[str]) -> bool:
         """Whether they are as we would make them. Without an answer for each, for which RabbitMQ would count what is in

@@ -73,7 +73,6 @@ class RedisStreamsBroker:
     `lease`: seconds after which a delivery that was neither settled nor extended is delivered again; `leases`: for
     queues that have another.
     `connect_timeout`, `publish_timeout`: seconds for a connection, and for the answer to any command.
-    `expected`: queues that are missing only on a server that is new or has lost everything.
     """
 
     def __init__(
@@ -87,14 +86,13 @@ class RedisStreamsBroker:
         leases: Mapping[str, float] = MappingProxyType({}),
         connect_timeout: float = 3.0,
         publish_timeout: float = 5.0,
-        expected: Collection[str] = (),
     ) -> None:
         address = read_address(url, port=PORT)
         database_of(address)  # a bad one is told now, not at the first connection
         self.name = name
         self._terms = Terms(delivery_limit, lease, clock or SystemClock())
         self._leases = leases
-        self._server = Server(address, connect_timeout, publish_timeout, expected)
+        self._server = Server(address, connect_timeout, publish_timeout)
         self._orphans = Orphans(self._server, self._terms)
         self._trimmer = Trimmer(self._server.place)
         self._consumers: set[RedisConsumer] = set()

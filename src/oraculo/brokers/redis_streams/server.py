@@ -37,11 +37,9 @@ class NoRoom(BrokerUnavailable):
 
 
 class Server:
-    """Commands share one link. `expected`: queues that were consumed before, if not by this process."""
+    """Commands share one link."""
 
-    def __init__(
-        self, address: Address, connect_timeout: float, answer_timeout: float, expected: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, address: Address, connect_timeout: float, answer_timeout: float) -> None:
         self.address = address
         self._link = Link(
             address,
@@ -62,8 +60,7 @@ class Server:
         self._master: bytes | None = None  # the run_id of the last that was no replica
         self._last_added: tuple[str, bytes] | None = None  # the queue and the id of what it confirmed last
         self.known: set[str] = set()  # streams whose groups were there when last seen
-        # For each queue that was consumed, the losses when its group was last seen.
-        self._consumed: dict[str, int] = dict.fromkeys(expected, 0)
+        self._consumed: dict[str, int] = {}  # for each queue that was consumed, the losses when its group was last seen
 
     # -- the connection -------------------------------------------------------------------------------------------
 
@@ -237,22 +234,17 @@ class Server:
         if not group_of(queue, groups):  # asked for, because a server without room refuses to make what is there
             if not is_busy(reply):
                 self.checked(reply)
-            self._note_group_made(queue)
+            if queue in self._consumed:
+                self.note_group_gone(queue)
         self.note_group_seen(queue)
         self.know([queue])
 
     async def make_groups(self, names: Sequence[str]) -> None:
-        replies = await self.call([group_command(name) for name in names])
-        for name, reply in zip(names, replies, strict=True):
+        for reply in await self.call([group_command(name) for name in names]):
             if not is_busy(reply):
                 self.checked(reply)
                 self._refusal = None
-                self._note_group_made(name)
         self.know(names)
-
-    def _note_group_made(self, queue: str) -> None:
-        if queue in self._consumed:
-            self.note_group_gone(queue)
 
     def forget(self, names: Iterable[str]) -> None:
         """They were removed on purpose: that is no loss."""
