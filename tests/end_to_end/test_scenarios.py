@@ -90,7 +90,7 @@ async def test_a_command_that_rests_while_its_run_waits_is_told_of(settings: Set
         async def is_told() -> bool:
             told = await oraculo.operations.explain(run_id)
             return ", and its command is in executador_x.dlq: delivered too often; " in told or (
-                not oraculo.broker.capabilities.peeks and ", and executador_x.dlq has 1 dead letter: " in told
+                not oraculo.broker.capabilities.peeks and "executador_x.dlq, which has 1 dead letter: " in told
             )
 
         await until(is_told, saying="the dead letter to be told of")

@@ -12,7 +12,7 @@ from tests.engine.workers import Journal, answer, recording_app
 from tests.waiting import until
 
 impatient = stage.impatient
-COUNTED = ", and executador_a.dlq has 2 dead letters: "
+COUNTED = "it may be in executador_a.dlq, which has 2 dead letters: "
 FOUND = ", and its command is in executador_a.dlq: it kills; "
 
 

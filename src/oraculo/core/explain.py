@@ -123,7 +123,7 @@ def _quarantine(queue: str, audience: Audience, task: Task) -> str:
         if not audience.dead_letters or audience.ready or audience.held:
             return ""
         letters = _count(audience.dead_letters, "dead letter")
-        return f", and {dlq} has {letters}: see with {look} whether its command is there, and redrive or discard it"
+        return f"; if nobody is at work on it, it may be in {dlq}, which has {letters}: {look} tells"
     if (why := audience.own_letters.get(task.number)) is None:
         return ""
     return f", and its command is in {dlq}: {_line(why)}; look at it with {look}, and redrive or discard it"

@@ -189,11 +189,11 @@ class FailoverBroker:
         for branch, down in passed_over:
             await group.offer(branch, [place for place in group.left if place in down and branch.is_up])
         if group.left and not group.is_known:
-            raise self._final(group.refusal) if group.refusal else self._none_works(group.said)
+            raise self._final(group.refusal, group.too_large_for) if group.refusal else self._none_works(group.said)
 
-    def _final(self, refusal: BrokerError) -> BrokerError:
-        """That a message is too large for one broker says nothing of those that were not asked."""
-        if isinstance(refusal, MessageTooLarge) and not all(branch.is_up for branch in self._branches):
+    def _final(self, refusal: BrokerError, too_large_for: Collection[str]) -> BrokerError:
+        """That a message is too large for one broker says nothing of those that were not asked, or did not answer."""
+        if isinstance(refusal, MessageTooLarge) and any(one.name not in too_large_for for one in self._branches):
             return BrokerError(str(refusal))
         return refusal
 

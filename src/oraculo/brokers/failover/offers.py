@@ -59,6 +59,7 @@ class Group:
         self.left = list(places)  # those that another broker may take
         self.is_known = False  # what became of each
         self.refusal: BrokerError | None = None
+        self.too_large_for: set[str] = set()  # the brokers that said so
         self.said: dict[str, str] = {}  # by those that could not be reached
 
     def known_to_be_down_at(self, branch: Branch) -> Collection[int]:
@@ -77,6 +78,8 @@ class Group:
         except BrokerError as error:
             if len(places) > 1 and not self.is_known:
                 raise  # which of them it does not want will be found out one by one
+            if isinstance(error, MessageTooLarge):
+                self.too_large_for.add(branch.name)
             if self.refusal is None or isinstance(self.refusal, MessageTooLarge):  # of others it may be mended
                 self.refusal = error
             self._outcome.refused(error)
