@@ -16,7 +16,7 @@ from math import inf
 from oraculo.brokers.memory_queues import Budget, Lanes, Message, Quarantine, Queue
 from oraculo.core.naming import dlq_name, dlq_of, is_dlq, shown, source_name
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import NO_REASON, Capabilities, DeadLetter, Delivery, Link, Outgoing, QueueState
+from oraculo.ports.broker import NO_REASON, Broker, Capabilities, DeadLetter, Delivery, Link, Outgoing, QueueState
 from oraculo.ports.clock import Clock
 
 MIB = 1024 * 1024
@@ -413,6 +413,9 @@ class MemoryBroker:
 
     def links(self) -> Sequence[Link]:
         return [Link(self.name, None if self._depot is not None else _CLOSED)]
+
+    def behind(self) -> Sequence[Broker]:
+        return [self]
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         """All or nothing. Raises BrokerUnavailable when they would pass `max_bytes`."""

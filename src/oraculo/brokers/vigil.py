@@ -64,6 +64,9 @@ class VigilantBroker:
             Link(link.name, link.trouble, link.losses, tuple(self._deaf), link.stuck) for link in self._broker.links()
         ]
 
+    def behind(self) -> Sequence[Broker]:
+        return [self]
+
     async def start(self) -> None:
         await self._broker.start()
 

@@ -7,6 +7,7 @@ from itertools import islice
 
 REQUESTS = "orquestrador"
 ANSWERS = "resultados"
+MEMORY = "oraculo.memoria"  # a queue that is always empty: a broker without it has forgotten everything
 DLQ_SUFFIX = ".dlq"
 COLLECTOR_PREFIX = "escavador"
 PROCESSOR_PREFIX = "executador"
@@ -95,7 +96,7 @@ def queue_fault(name: object) -> str | None:
         return "must be a string"
     if not is_name(name):
         return f"must be 1 to {MAX_NAME} letters, digits, '_', '-' or '.'; got {shown(name)}"
-    if name in (REQUESTS, ANSWERS):
+    if name in (REQUESTS, ANSWERS, MEMORY):
         return f"'{name}' is the orchestrator's own queue; name the destination's"
     if name.startswith(BRIDGE_PREFIX):
         return f"'{name}' is a bridge's own queue; name the destination, as celery://task.name or bullmq://queue"
@@ -146,6 +147,9 @@ class QueueNames:
         self.prefix = prefix
         self.requests = prefix + REQUESTS
         self.answers = prefix + ANSWERS
+        self.memory = prefix + MEMORY
+        self.memory_trial = self.memory + ".nova"
+        self.silent = frozenset({self.memory, self.memory_trial})  # those that carry no messages
 
     def physical(self, queue: str) -> str:
         return self.prefix + queue

@@ -63,6 +63,10 @@ class _Loss(_Absence):
         self.next_look = now
         self.looks_left = LOOKS_AFTER_A_LOSS
 
+    @property
+    def is_taken_back(self) -> bool:
+        return self.looks_left < LOOKS_AFTER_A_LOSS
+
 
 class LinkWatch:
     """`acts`: it sends again what was lost. Otherwise it only tells how the brokers are doing."""
@@ -107,7 +111,7 @@ class LinkWatch:
         for link in links:
             self._tell(link)
             if self._acts and link.losses > self._losses_of(link.name):
-                self._losses[link.name] = self._new_loss()
+                self.note_loss(link.name)
             self._known[link.name] = link  # before anything can fail: a loss is counted once
             if self._acts:
                 await self._look_at(link, some_read if link.trouble is None else some_work)
@@ -125,22 +129,34 @@ class LinkWatch:
     def memory_was_lost(self) -> None:
         """Whatever the brokers took before now may be gone."""
         for link in self._broker.links():
-            self._losses[link.name] = self._new_loss()
+            self.note_loss(link.name)
 
-    def _new_loss(self) -> _Loss:
+    def note_loss(self, name: str, at: float | None = None) -> None:
+        """Whatever this broker took before now, or before `at` by the loop's time, is gone."""
+        self._losses[name] = self._new_loss(at)
+
+    async def is_held(self, name: str) -> bool:
+        """Whether there is anything that this broker is known to have taken."""
+        return any([await self._store.held_by(name, 1, dead_letters=letters) for letters in (False, True)])
+
+    def has_taken_back(self, name: str) -> bool:
+        """Whether all that it is known to have taken, before it lost its memory, counts as not sent."""
+        return name not in self._losses or self._losses[name].is_taken_back
+
+    def _new_loss(self, at: float | None) -> _Loss:
         """By a clock that was never set back: by one that was, what was sent before would seem to come later."""
         self._mind_clock()
         now = asyncio.get_running_loop().time()
-        return _Loss(now, now + self._ahead)
+        return _Loss(now, (now if at is None else at) + self._ahead)
 
     async def _look_after_loss(self, name: str) -> None:
         loss, now = self._losses.get(name), asyncio.get_running_loop().time()
         if loss is None or now < loss.next_look:
             return
-        await self._take_back(name, before=loss.at)
+        undecided = await self._take_back(name, before=loss.at)
         loss.look_later(now)
-        loss.looks_left -= 1
-        if not loss.looks_left:
+        loss.looks_left -= not undecided
+        if not loss.looks_left and self._losses.get(name) is loss:
             del self._losses[name]
 
     def _losses_of(self, name: str) -> int:
@@ -171,20 +187,21 @@ class LinkWatch:
                 await self._take_back(via)
         self._departures = departures
 
-    async def _take_back(
-        self, via: str | None, absence: _Absence | None = None, *, before: float | None = None
-    ) -> None:
-        """`before`: the memory was lost then, and the dead letters with it."""
-        count = await self._decide(BrokerLost(via, before=before), absence)
+    async def _take_back(self, via: str | None, absence: _Absence | None = None, *, before: float | None = None) -> int:
+        """`before`: the memory was lost then, and the dead letters with it. Returns how many runs could not be
+        decided."""
+        count, undecided = await self._decide(BrokerLost(via, before=before), absence)
         if before is not None:
-            count += await self._decide(BrokerLost(via, dead_letters=True, before=before))
+            letters, more_undecided = await self._decide(BrokerLost(via, dead_letters=True, before=before))
+            count, undecided = count + letters, undecided + more_undecided
         if count:
             self._telemetry.emit(CommandsTakenBack(via or "unknown", count))
+        return undecided
 
-    async def _decide(self, event: BrokerLost, absence: _Absence | None = None) -> int:
+    async def _decide(self, event: BrokerLost, absence: _Absence | None = None) -> tuple[int, int]:
         """A page of runs at a time, each decided and committed like anything else that happens to a run. Returns how
-        many had something to send again."""
-        count, after = 0, ""
+        many had something to send again, and how many could not be decided."""
+        count, undecided, after = 0, 0, ""
         loop = asyncio.get_running_loop()
         while page := await self._store.held_by(event.via, _PAGE, after, dead_letters=event.dead_letters):
             concerned = [run_id for run_id in page if absence is None or not absence.leaves(run_id, loop.time())]
@@ -195,7 +212,8 @@ class LinkWatch:
             if absence is not None:
                 absence.note_taken(taken, loop.time())
             count, after = count + len(taken), page[-1]
-        return count
+            undecided += sum(isinstance(verdict, BaseException) for verdict in verdicts)
+        return count, undecided
 
 
 def _is_read(link: Link) -> bool:

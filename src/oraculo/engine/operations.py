@@ -249,9 +249,10 @@ class Operations:
     # -- queues -----------------------------------------------------------------------------------------------
 
     async def queues(self) -> list[QueueState]:
-        """By their physical names (see `queue_name`); those of another prefix are not ours to show."""
-        prefix = self._engine.names.prefix
-        return [state for state in await self._engine.broker.queues() if state.queue.startswith(prefix)]
+        """By their physical names (see `queue_name`); those of another prefix are not ours to show, and a mark that
+        engines leave on the broker is of no use to anybody else."""
+        names, states = self._engine.names, await self._engine.broker.queues()
+        return [state for state in states if state.queue.startswith(names.prefix) and state.queue not in names.silent]
 
     def own_queues(self) -> set[str]:
         """The names, without the prefix, of those that engines read and that known pipelines and routes send to."""

@@ -25,6 +25,7 @@ from oraculo.engine.inputs import Inbox
 from oraculo.engine.intake import Intake
 from oraculo.engine.janitor import Janitor, claim, claim_fault
 from oraculo.engine.links import LinkWatch
+from oraculo.engine.memories import Memories
 from oraculo.engine.offload import Offload
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.peers import Peers
@@ -145,6 +146,8 @@ class Engine:
             broker, store, self.inbox, self.peers, clock, telemetry, engine.poll, acts=role is Role.WHOLE
         )
 
+        self._memories = Memories(broker, self._links, self.peers, self.names, telemetry, engine.poll)
+
         # What is there once it is started.
         self._connected = False
         self._pumps: list[asyncio.Task[None]] = []
@@ -185,6 +188,8 @@ class Engine:
         for duty, place in (("janitor", self.objects), ("janitor of earlier results", self._earlier_objects)):
             if place is not None:
                 of_all[duty] = Janitor(place, self.store, self.peers, self.clock).run
+        if self.broker.capabilities.shared:
+            of_all["memories"] = self._memories.run
         return of_all | {
             "engines": self.peers.run,
             "sweep": self._sweep,

@@ -165,6 +165,10 @@ class Broker(Protocol):
         """The broker, or each of the brokers that stand behind this one, in order of preference."""
         ...
 
+    def behind(self) -> "Sequence[Broker]":
+        """The same brokers, each to be used by itself."""
+        ...
+
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         """Returns once the broker has confirmed every message, with the name of the link that took each; a queue that
         is missing is made.

@@ -60,6 +60,9 @@ class FailoverBroker:
     def links(self) -> Sequence[Link]:
         return [branch.link() for branch in self._branches]
 
+    def behind(self) -> Sequence[Broker]:
+        return [branch.broker for branch in self._branches]
+
     # -- the brokers ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:

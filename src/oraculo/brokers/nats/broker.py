@@ -40,7 +40,7 @@ from oraculo.brokers.nats.sending import Sender
 from oraculo.core.naming import dlq_name, is_dlq, shown, source_name
 from oraculo.core.slices import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings
-from oraculo.ports.broker import Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
+from oraculo.ports.broker import Broker, Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 
 DEFAULT_PORT = 4222
@@ -121,6 +121,9 @@ class NatsBroker:
             return [Link(self.name, self._trouble, self._births.losses)]
         trouble, stuck = self._trouble or self._connection.full(), self._connection.stuck()
         return [Link(self.name, trouble, self._births.losses, stuck=tuple(stuck.items()))]
+
+    def behind(self) -> Sequence[Broker]:
+        return [self]
 
     async def start(self) -> None:
         """Raises BrokerUnavailable when the server cannot be reached; the next call tries again. Raises BrokerError

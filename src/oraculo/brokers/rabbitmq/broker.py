@@ -39,7 +39,7 @@ from oraculo.brokers.rabbitmq.sending import Sender, StuckQueues
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_name, dlq_of, is_dlq
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import NO_REASON, Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
+from oraculo.ports.broker import NO_REASON, Broker, Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 
 PORT = 5672
@@ -113,6 +113,9 @@ class RabbitMQBroker:
         takes_nothing = self._publishing.blocked or self._publisher.forbidden
         trouble = takes_nothing or self._trouble or self._stuck.all_of_them()
         return [Link(self.name, trouble, stuck=self._stuck.told())]
+
+    def behind(self) -> Sequence[Broker]:
+        return [self]
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         parcels = [self._parcel(message) for message in messages]

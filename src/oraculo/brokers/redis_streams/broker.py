@@ -51,7 +51,7 @@ from oraculo.clients.redis import Command, ReplyError, connect, database_of, err
 from oraculo.core.naming import dlq_name, is_dlq, shown, source_name
 from oraculo.core.slices import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
-from oraculo.ports.broker import Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
+from oraculo.ports.broker import Broker, Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 
 PORT = 6379
@@ -110,6 +110,9 @@ class RedisStreamsBroker:
 
     def links(self) -> Sequence[Link]:
         return [Link(self.name, self._server.trouble, self._server.losses)]
+
+    def behind(self) -> Sequence[Broker]:
+        return [self]
 
     async def declare(self, queues: Sequence[str]) -> None:
         names = [name for queue in queues for name in (source_name(queue), dlq_name(queue))]

@@ -6,7 +6,17 @@ from enum import Enum, auto
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.errors import BrokerUnavailable, MessageTooLarge
-from oraculo.ports.broker import Capabilities, Consumer, DeadLetter, Delivery, Link, NotTaken, Outgoing, QueueState
+from oraculo.ports.broker import (
+    Broker,
+    Capabilities,
+    Consumer,
+    DeadLetter,
+    Delivery,
+    Link,
+    NotTaken,
+    Outgoing,
+    QueueState,
+)
 from oraculo.ports.clock import Clock
 from oraculo.testing.simulation.hosts import Host
 from oraculo.testing.simulation.trouble import Trouble
@@ -116,6 +126,9 @@ class HostBroker:
 
     def links(self) -> Sequence[Link]:
         return [Link(self.name, None, self._server.losses - self._losses_before)]
+
+    def behind(self) -> Sequence[Broker]:
+        return [self]
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         trouble = self._trouble

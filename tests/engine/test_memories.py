@@ -1,0 +1,185 @@
+"""A broker that has forgotten everything and does not say so: what it had taken is sent again, once."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from oraculo.brokers.failover import FailoverBroker
+from oraculo.core.naming import QueueNames
+from oraculo.engine import memories
+from oraculo.engine.links import LinkWatch
+from oraculo.errors import BrokerError, StoreUnavailable
+from oraculo.ports.broker import Broker, QueueState
+from oraculo.ports.telemetry import CommandsTakenBack, LoopFailed
+from oraculo.stores.sqlite import MEMORY, SqliteStore
+from oraculo.testing.harness import Harness
+from tests.engine import broker_stage as stage
+from tests.engine.broker_stage import QUICK, Durable, Told, sent_by
+from tests.waiting import until
+
+QUEUE = "executador_a"
+REQUEST = {"destinos": [QUEUE], "payload": {}, "timeout": 30}
+NAMES = QueueNames()
+
+impatient = stage.impatient  # a fixture
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memories, "LOOK_EVERY", 0.02)
+
+
+class Lasting(Durable):
+    """A server that outlives engines, until it forgets."""
+
+    looks = 0
+
+    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        self.looks += 1
+        return await super().queues(names)
+
+    async def close(self) -> None:
+        pass
+
+    async def forget(self) -> None:
+        await self.remove([QUEUE, *NAMES.silent])
+
+
+class Selective(Lasting):
+    """Its owner lets nobody make a mark."""
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        if NAMES.silent.intersection(queues):
+            raise BrokerError("ACCESS_REFUSED")
+        await super().declare(queues)
+
+
+class Halting(SqliteStore):
+    """Does not say what a broker had taken, or not when more is asked for than this."""
+
+    halts_at = 1
+
+    async def held_by(
+        self, via: str | None, limit: int, after: str = "", *, dead_letters: bool = False
+    ) -> Sequence[str]:
+        if limit > self.halts_at:
+            raise StoreUnavailable("the disk is away")
+        return await super().held_by(via, limit, after, dead_letters=dead_letters)
+
+
+async def is_marked(broker: Broker) -> bool:
+    return [state.queue for state in await broker.queues(sorted(NAMES.silent))] == [NAMES.memory]
+
+
+async def waiting(broker: Broker) -> int:
+    return sum(state.ready for state in await broker.queues([QUEUE]))
+
+
+async def sent_one(oraculo: Harness, broker: Durable) -> str:
+    run_id = await oraculo.submit(REQUEST)
+    await until(lambda: sent_by(oraculo, run_id, [broker.name]))
+    await until(lambda: is_marked(broker))
+    return run_id
+
+
+@pytest.mark.parametrize("tells", [False, True])
+async def test_what_it_took_is_sent_again_once_whether_it_tells_or_not(tells: bool) -> None:
+    broker, told = Lasting("rabbitmq"), Told()
+    async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
+        await sent_one(oraculo, broker)
+        await broker.forget()
+        broker.losses += tells
+        await until(lambda: is_marked(broker))
+        await until(lambda: not oraculo.engine._links._losses, saying="the last look")
+        await until(lambda: waiting(broker))
+        assert await waiting(broker) == 1
+    assert told.of(CommandsTakenBack) == [CommandsTakenBack("rabbitmq", 1)]
+
+
+async def test_an_engine_that_dies_before_all_is_taken_back_leaves_it_to_the_next(tmp_path: Path) -> None:
+    broker, path = Lasting("rabbitmq"), str(tmp_path / "oraculo.db")
+    async with Harness(settings=QUICK, broker=broker, store=SqliteStore(path)) as before:
+        await sent_one(before, broker)
+    await broker.forget()
+    async with Harness(settings=QUICK, broker=broker, store=Halting(path)) as dying:
+        await until(lambda: dying.engine._links._losses)
+        several = broker.looks + 5
+        await until(lambda: broker.looks > several)
+    assert not await is_marked(broker)
+    async with Harness(settings=QUICK, broker=broker, store=SqliteStore(path)):
+        await until(lambda: is_marked(broker))
+        await until(lambda: waiting(broker))
+
+
+async def test_nothing_is_sent_again_by_a_restart_alone(tmp_path: Path) -> None:
+    broker, path, told = Lasting("rabbitmq"), str(tmp_path / "oraculo.db"), Told()
+    for _ in range(2):
+        async with Harness(settings=QUICK, broker=broker, store=SqliteStore(path), telemetry=told) as oraculo:
+            await sent_one(oraculo, broker)
+    assert await waiting(broker) == 2
+    assert not told.of(CommandsTakenBack)
+
+
+async def test_what_went_to_a_new_broker_before_it_had_its_mark_is_not_sent_again() -> None:
+    broker, store, told = Lasting("rabbitmq"), Halting(MEMORY), Told()
+    store.halts_at = 0
+    async with Harness(settings=QUICK, broker=broker, store=store, telemetry=told) as oraculo:
+        run_id = await oraculo.submit(REQUEST)
+        await until(lambda: sent_by(oraculo, run_id, ["rabbitmq"]))
+        assert not await is_marked(broker)
+        store.halts_at = 10_000
+        await until(lambda: is_marked(broker))
+        await until(lambda: not oraculo.engine._links._losses, saying="the last look")
+    assert not told.of(CommandsTakenBack)
+
+
+async def test_where_no_mark_may_be_left_that_is_told_and_nothing_is_sent_again(tmp_path: Path) -> None:
+    broker, path, told = Selective("rabbitmq"), str(tmp_path / "oraculo.db"), Told()
+    for _ in range(2):
+        async with Harness(settings=QUICK, broker=broker, store=SqliteStore(path), telemetry=told) as oraculo:
+            run_id = await oraculo.submit(REQUEST)
+            await until(lambda: sent_by(oraculo, run_id, ["rabbitmq"]))  # noqa: B023 - it is awaited here
+            await until(lambda: told.of(LoopFailed))
+    blind = LoopFailed("memories", "should rabbitmq come back empty, that is not noticed: ACCESS_REFUSED")
+    assert told.of(LoopFailed) == [blind, blind]
+    assert await waiting(broker) == 2
+
+
+async def test_of_several_engines_one_takes_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memories, "SIGHTS", 10_000)  # nobody waits in vain for the one whose turn it is
+    noted, note_loss = list[LinkWatch](), LinkWatch.note_loss
+
+    def note(watch: LinkWatch, name: str, at: float | None = None) -> None:
+        noted.append(watch)
+        note_loss(watch, name, at)
+
+    monkeypatch.setattr(LinkWatch, "note_loss", note)
+    broker, path = Lasting("rabbitmq"), str(tmp_path / "oraculo.db")
+    one, other = (Harness(settings=QUICK, broker=broker, store=SqliteStore(path)) for _ in range(2))
+    async with one, other:
+        await until(lambda: len(one.engine.peers.engines) == len(other.engine.peers.engines) == 2)
+        await sent_one(one, broker)
+        await broker.forget()
+        await until(lambda: is_marked(broker))
+        await until(lambda: waiting(broker))
+    assert len(noted) == 1
+
+
+async def test_of_several_brokers_only_what_the_forgetful_one_took_is_sent_again() -> None:
+    first, second, told = Lasting("first"), Lasting("second"), Told()
+    async with Harness(settings=QUICK, broker=FailoverBroker([first, second]), telemetry=told) as oraculo:
+        await sent_one(oraculo, first)
+        await until(lambda: is_marked(second))
+        await second.forget()
+        await until(lambda: is_marked(second))
+        assert not told.of(CommandsTakenBack)
+        await first.forget()
+        await until(lambda: is_marked(first))
+        await until(lambda: waiting(first))
+    assert told.of(CommandsTakenBack) == [CommandsTakenBack("first", 1)]
+
+
+async def test_a_broker_inside_the_process_needs_no_mark() -> None:
+    async with Harness(settings=QUICK, store=SqliteStore(MEMORY)) as oraculo:
+        assert "memories" not in oraculo.engine._works()
