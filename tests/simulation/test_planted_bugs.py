@@ -18,6 +18,7 @@ from oraculo.engine import outbox
 from oraculo.engine.inputs import Arrived, Input, Note
 from oraculo.engine.intake import Batch, Decision, Intake
 from oraculo.engine.links import LinkWatch
+from oraculo.engine.memories import _Memory
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.timers import Timers
 from oraculo.ports.broker import Link
@@ -139,6 +140,13 @@ def lost_memory_not_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LinkWatch, "_look_after_loss", look)
 
 
+def a_loss_that_is_not_told_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
+    async def look(self: _Memory) -> None:
+        return
+
+    patch.setattr(_Memory, "look", look)
+
+
 def the_preferred_broker_alone_is_used(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FailoverBroker, "_up", lambda self: [branch for branch in self._branches[:1] if branch.is_up])
 
@@ -182,6 +190,7 @@ BUGS: dict[Plant, int] = {
 BROKER_BUGS: dict[Plant, int] = {
     lost_commands_not_taken_back: 4,
     lost_memory_not_noticed: 4,
+    a_loss_that_is_not_told_is_not_noticed: 4,
     the_preferred_broker_alone_is_used: 4,
     a_lost_broker_is_never_asked_again: 7,
     the_wrong_broker_is_noted: 4,

@@ -32,14 +32,15 @@ class State(Enum):
 
 
 class Server:
-    """One broker. It keeps its messages while it is away."""
+    """One broker. It keeps its messages while it is away. `tells_losses`: of its memory, to whoever is connected."""
 
-    def __init__(self, name: str, clock: Clock, *, drops_repeats: bool) -> None:
+    def __init__(self, name: str, clock: Clock, *, drops_repeats: bool, tells_losses: bool) -> None:
         self.name = name
         self.drops_repeats = drops_repeats
+        self._tells_losses = tells_losses
         self.real = MemoryBroker(clock=clock, lease=LEASE)
         self.state = State.UP
-        self.losses = 0  # of its memory
+        self.losses = 0  # of its memory, that it tells of
         self._is_up = asyncio.Event()
         self._is_up.set()
         self._connections: dict[HostBroker, None] = {}
@@ -57,7 +58,7 @@ class Server:
         self._is_up.set()
 
     async def lose_memory(self) -> None:
-        self.losses += 1
+        self.losses += self._tells_losses
         self._taken.clear()
         await self.real.close()
         await self.real.start()

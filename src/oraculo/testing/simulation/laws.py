@@ -17,7 +17,6 @@ from oraculo.errors import InvalidInput
 from oraculo.ports.broker import DeadLetter, Delivery, Outgoing, QueueState
 from oraculo.testing.checkers import check_history, check_state
 from oraculo.testing.simulation.brokers import State
-from oraculo.testing.simulation.hosts import Host
 
 if TYPE_CHECKING:
     from oraculo.testing.simulation.world import World
@@ -176,7 +175,7 @@ class SentAgainWhenLost(Law):
     def __init__(self, world: "World") -> None:
         super().__init__(world)
         self._taken_by: dict[_Key, str] = {}  # the last broker
-        self._forgotten: dict[_Key, Sequence[Host]] = {}  # and the engines that must have noticed
+        self._forgotten: set[_Key] = set()
         self._lost: dict[_Key, float] = {}
 
     def published(self, message: Outgoing, server: str) -> None:
@@ -186,12 +185,11 @@ class SentAgainWhenLost(Law):
         if run is not None and command is not None and number is not None and message.reason is None:
             key = (run.id, number, command.tentativa or 0)
             self._taken_by[key] = server
-            self._forgotten.pop(key, None)
+            self._forgotten.discard(key)
 
     def forgot(self, server: str) -> None:
-        engines = self.world.engine_hosts()
         open_keys = {_key(run, task) for run, task in self._sent()}
-        self._forgotten |= {key: engines for key, by in self._taken_by.items() if by == server and key in open_keys}
+        self._forgotten |= {key for key, by in self._taken_by.items() if by == server and key in open_keys}
 
     def second(self) -> None:
         moment = self.world.loop.time()
@@ -209,9 +207,8 @@ class SentAgainWhenLost(Law):
                     yield run, task
 
     def _is_lost(self, key: "_Key", task: Task) -> bool:
-        if any(host.alive for host in self._forgotten.get(key, ())):
-            return True
-        return any(server.name == task.via and server.state is not State.UP for server in self.world.servers)
+        is_away = any(server.name == task.via and server.state is not State.UP for server in self.world.servers)
+        return is_away or key in self._forgotten
 
 
 class DependenciesFirst(Law):

@@ -52,6 +52,7 @@ class Scenario(msgspec.Struct, frozen=True):
     brokers: int = 1  # with several, engines and workers use whichever is there
     durable: bool = True  # the broker keeps its messages when an engine dies
     drops_repeats: bool = False  # the brokers know a command that they had
+    tells_losses: bool = True  # a broker that forgets everything tells those that are connected
     failure_rate: float = 0.15
     latency: float = 0.5
 
@@ -76,7 +77,8 @@ def random_scenario(dice: random.Random) -> Scenario:
     if not scenario.durable:  # then it lives inside an engine, and is the only one
         return scenario
     brokers, drops_repeats = dice.choice((1, 1, 2, 3)), dice.random() < 0.3
-    return msgspec.structs.replace(scenario, brokers=brokers, drops_repeats=drops_repeats)
+    tells_losses = dice.random() < 0.5
+    return msgspec.structs.replace(scenario, brokers=brokers, drops_repeats=drops_repeats, tells_losses=tells_losses)
 
 
 def _pipeline(dice: random.Random, name: str) -> dict[str, Any]:

@@ -47,12 +47,15 @@ def _smaller(outcome: Outcome) -> Iterator[tuple[Faults, Scenario]]:
         yield faults, msgspec.structs.replace(scenario, brokers=scenario.brokers - 1)
     if scenario.drops_repeats:
         yield faults, msgspec.structs.replace(scenario, drops_repeats=False)
+    if not scenario.tells_losses:
+        yield faults, msgspec.structs.replace(scenario, tells_losses=True)
 
 
 def _brokers(scenario: Scenario) -> str:
     kept = "kept" if scenario.durable else "lost"
     repeats = ", repeats known" if scenario.drops_repeats else ""
-    return f"brokers: {scenario.brokers}, their messages {kept} when an engine dies{repeats}"
+    losses = "" if scenario.tells_losses else ", losses not told"
+    return f"brokers: {scenario.brokers}, their messages {kept} when an engine dies{repeats}{losses}"
 
 
 def story(outcome: Outcome) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from typing import Any, NamedTuple
@@ -74,7 +74,8 @@ class World:
         self.trouble = Trouble(faults, random.Random(f"trouble {seed}"), self)
         self.disk = SqliteStore(MEMORY, inline=True)
         self.servers = [
-            Server(name, self.clock, drops_repeats=scenario.drops_repeats) for name in _server_names(scenario.brokers)
+            Server(name, self.clock, drops_repeats=scenario.drops_repeats, tells_losses=scenario.tells_losses)
+            for name in _server_names(scenario.brokers)
         ]
         self.violations: list[Violation] = []
         self.told: list[str] = []  # what happened, for a report
@@ -172,15 +173,8 @@ class World:
 
     def engines(self) -> list[Engine]:
         """Those that take work now."""
-        return [engine for _, engine in self._at_work()]
-
-    def engine_hosts(self) -> list[Host]:
-        return [host for host, _ in self._at_work()]
-
-    def _at_work(self) -> Iterator[tuple[Host, Engine]]:
-        for host, service, _ in self._hosts.values():
-            if host.alive and isinstance(service, Engine) and service.accepting:
-                yield host, service
+        services = (service for host, service, _ in self._hosts.values() if host.alive)
+        return [service for service in services if isinstance(service, Engine) and service.accepting]
 
     def operations(self) -> Operations | None:
         """Of some engine that takes work now."""
