@@ -193,7 +193,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder or ".", prefix=".bench-") as folder:
         if arguments.only:
             collect_garbage_less_often()  # as `oraculo serve` does
-            with _loop_runner(plain) as runner:
+            with _started(arguments.broker, arguments.store), _loop_runner(plain) as runner:
                 print(json.dumps(runner.run(_measure(arguments.only, folder, arguments.engines))))
             return
         if plain:
@@ -206,7 +206,8 @@ def main() -> None:
 
 @contextmanager
 def _started(broker: str, store: str) -> Iterator[None]:
-    """Real servers for the length of the measurement, as the tests start theirs."""
+    """Real servers for the length of the measurement, as the tests start theirs. A process that measures one workload
+    of a table is told of no broker: it finds those of its parent in the environment."""
     if broker == EMBEDDED:
         yield
         return
