@@ -15,9 +15,11 @@ import pytest
 import redis
 
 from oraculo.testing.worker_cases import CASE_NAMES
+from tests.brokers.nats_stage import api, plain_client
 from tests.cli.processes import run
 from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import BROKERS, Fleet
+from tests.servers.nats import Nats
 from tests.servers.node import expect_node
 from tests.servers.valkey import Valkey
 from tests.waiting import until
@@ -144,3 +146,50 @@ async def test_the_one_of_redis_goes_on_when_its_server_was_killed_and_is_back(s
                 "executador_plano", {"body": json.dumps({"correlation_id": "c", "tipo_evento": "x", "payload": 1})}
             )
             await until(lambda: client.xlen("resultados"), saying="its answer")
+
+
+AT_A_GATE = """
+import asyncio, os, sys
+sys.path.insert(0, {folder!r})
+import nats_worker
+
+def handle(command, handle=nats_worker.handle):
+    if os.path.exists({gate!r}):  # the first time
+        print("at the gate", flush=True)
+        open({gate!r}).read()
+        os.remove({gate!r})
+    return handle(command)
+
+nats_worker.handle = handle
+asyncio.run(nats_worker.main(*sys.argv[1:]))
+"""
+
+
+async def test_the_one_of_nats_goes_on_when_its_server_was_killed_while_it_worked(start: Start, tmp_path: Path) -> None:
+    gate, script, queue = tmp_path / "gate", tmp_path / "worker.py", "executador_plano"
+    os.mkfifo(gate)
+    script.write_text(AT_A_GATE.format(folder=str(PLAIN), gate=str(gate)))
+    soon = {"durable_name": queue, "name": queue, "ack_policy": "explicit", "ack_wait": 10**9}  # a second
+    command = {"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": 1}
+    with Nats() as server:
+        async with plain_client(server.url) as client:
+            for stream in (queue, "resultados"):
+                config = {"name": stream, "subjects": [stream], "retention": "workqueue"}
+                assert "error" not in await api(client, f"STREAM.CREATE.{stream}", config)
+            made = await api(client, f"CONSUMER.CREATE.{queue}.{queue}", {"stream_name": queue, "config": soon})
+            assert "error" not in made
+            await client.jetstream().publish(queue, json.dumps(command).encode())
+        worker = start(str(script), server.url, queue)
+        await until(lambda: "at the gate" in worker.tail(), saying="the worker to have the command")
+        with gate.open("w"):
+            server.kill()
+            server.start()
+        async with plain_client(server.url) as client:
+
+            async def is_settled() -> bool:
+                worker.expect_alive()
+                queued = (await api(client, f"STREAM.INFO.{queue}"))["state"]["messages"]
+                answers = (await api(client, "STREAM.INFO.resultados"))["state"]["messages"]
+                return bool(answers) and not queued
+
+            await until(is_settled, within=30.0, saying="its answer")

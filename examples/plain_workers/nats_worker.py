@@ -11,6 +11,7 @@ import sys
 from datetime import UTC, datetime
 
 import nats
+from nats.aio.msg import Msg
 from nats.errors import TimeoutError as NothingCame
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType
@@ -76,6 +77,19 @@ async def publish(jetstream: JetStreamContext, queue: str, body: bytes) -> None:
         await jetstream.publish(queue, body)
 
 
+async def work(jetstream: JetStreamContext, queue: str, message: Msg) -> None:
+    try:
+        if message.metadata.num_delivered > MOST_DELIVERIES:
+            raise ValueError(f"delivered {message.metadata.num_delivered} times")
+        command = json.loads(message.data)
+        answer = json.dumps(answer_to(command)).encode()
+        await publish(jetstream, answer_queue(command), answer)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = {"Oraculo-Reason": f"not a command: {error!r} in the JSON".replace("%", "%25")}
+        await jetstream.publish(f"{queue}.dlq", message.data, headers=reason)
+    await message.ack()  # only now: its answer is confirmed, or it rests in the dead-letter queue
+
+
 async def main(url: str, queue: str) -> None:
     client = await nats.connect(url)
     jetstream = client.jetstream()
@@ -92,15 +106,9 @@ async def main(url: str, queue: str) -> None:
             continue
         for message in messages:
             try:
-                if message.metadata.num_delivered > MOST_DELIVERIES:
-                    raise ValueError(f"delivered {message.metadata.num_delivered} times")
-                command = json.loads(message.data)
-                answer = json.dumps(answer_to(command)).encode()
-                await publish(jetstream, answer_queue(command), answer)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                reason = {"Oraculo-Reason": f"not a command: {error!r} in the JSON".replace("%", "%25")}
-                await jetstream.publish(f"{queue}.dlq", message.data, headers=reason)
-            await message.ack()  # only now: its answer is confirmed, or it rests in the dead-letter queue
+                await work(jetstream, queue, message)
+            except nats.errors.Error as error:  # the server went away, say: what was not acked comes again
+                print(f"not settled: {error!r}", flush=True)
 
 
 if __name__ == "__main__":
