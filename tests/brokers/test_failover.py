@@ -96,6 +96,19 @@ async def test_queues_that_were_declared_while_a_broker_was_away_are_there_when_
     assert [state.queue for state in await first.queues(["late"])] == ["late"]
 
 
+async def test_what_was_removed_or_only_published_to_is_not_made_on_a_broker_that_is_back(two: Two) -> None:
+    both, first, second = two
+    await first.leave()
+    await until(lambda: troubles(both)["first"] is not None)
+    await both.publish([Outgoing("reply", b"", is_reply=True)])
+    await both.declare(["removed", "kept"])
+    await both.remove(["removed"])
+    first.come_back()
+    await until(lambda: first.queues(["kept"]), saying="the queue on the first")
+    assert [state.queue for state in await first.queues()] == ["kept"]
+    assert {state.queue for state in await second.queues()} == {"reply", "kept"}
+
+
 async def test_a_broker_that_refuses_or_never_makes_a_queue_comes_back_with_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

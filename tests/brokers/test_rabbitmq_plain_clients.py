@@ -293,6 +293,25 @@ class TestReplyQueues:
             channel.queue_declare(queue, durable=True)
             assert [found.queue for found in await broker.queues()] == [queue]
 
+    async def test_one_that_was_exclusive_to_its_client_is_shown_once_it_can_be_looked_at(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        reply = f"{queue}-reply"
+        await broker.declare([queue])
+        with plain_channel(url) as channel:
+            channel.queue_delete(queue)
+            for name in (queue, reply):
+                channel.queue_declare(name, exclusive=True)
+            await broker.publish(messages(reply, 1))
+            assert await broker.queues() == []
+        with plain_channel(url) as channel:
+            for name in (queue, reply):
+                channel.queue_declare(name, durable=True)
+            assert [found.queue for found in await broker.queues()] == [queue], "a destination is always looked for"
+            assert [found.queue for found in await broker.queues([reply])] == [reply]
+            assert {found.queue for found in await broker.queues()} == {queue, reply}
+        forget(url, [reply])
+
 
 async def looked_for(broker: RabbitMQBroker, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The queues that the server is asked for to show all."""

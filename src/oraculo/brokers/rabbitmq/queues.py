@@ -99,8 +99,8 @@ class Queues:
     @property
     def names(self) -> list[str]:
         """The queues this process has had to do with of late, and can look at: AMQP cannot list those of the server."""
-        known = dict.fromkeys([*self._made, *self._declared])
-        return [name for name in known if not is_dlq(name) and name not in self._locked]
+        known = dict.fromkeys([*(name for name in self._made if name not in self._locked), *self._declared])
+        return [name for name in known if not is_dlq(name)]
 
     def is_ours(self, name: str) -> bool:
         """Whether it counts deliveries: a quorum queue that we made, or would have made in the same way."""
@@ -227,6 +227,7 @@ class Queues:
             if refusal.code == NOT_FOUND:
                 return None
             raise
+        self._locked.pop(name, None)
         return Depth(int(found.message_count), int(found.consumer_count))
 
     def forget(self, name: str) -> None:
