@@ -68,6 +68,21 @@ def test_a_command_that_is_a_dead_letter_is_told_with_its_reason() -> None:
     ) in sentence
 
 
+def test_that_the_command_of_an_ended_task_is_a_dead_letter_is_told_where_nobody_answered_it() -> None:
+    driver = fan_out("a", "b", "c", timeout=30).sent("a", "b")
+    driver.fail_for_good("b")
+    driver.at(30).run_due()
+    found, counted = Audience(1, 0, 0, 2, {0: "delivered too often", 1: "failed for good"}), Audience(1, 0, 0, 2)
+    sentence = told(driver, a=found, b=found, c=counted)
+    assert (
+        "'a' timeout: no answer in 30 s, and its command is in a.dlq: delivered too often; look at it with "
+        "`oraculo dlq list a`, and redrive or discard it; 'b' erro: "
+    ) in sentence
+    assert "b.dlq" not in sentence, "that is where each goes that failed"
+    assert "c.dlq" not in sentence, "it was never sent"
+    assert "; if nobody is at work on it, it may be in a.dlq, which has 2" in told(driver, a=counted)
+
+
 def test_dead_letters_are_counted_where_it_is_not_known_whose_they_are() -> None:
     driver = fan_out("a").sent()
     assert (

@@ -26,10 +26,10 @@ async def told(oraculo: Harness, run_id: str, attempt: int = 1) -> str:
     return await until(of_sent, saying="the command to be noted as sent")
 
 
-async def quarantined(oraculo: Harness) -> str:
+async def quarantined(oraculo: Harness, timeout: float = 30.0) -> str:
     """A run whose command died, as one of another run did before."""
     for _ in range(2):
-        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": timeout})
         consumer = await oraculo.broker.consume("executador_a", prefetch=1)
         [command] = await consumer.take(1)
         await consumer.dead_letter(command, "it kills")
@@ -42,6 +42,13 @@ async def test_the_command_of_a_run_is_found_among_the_dead_letters() -> None:
         assert FOUND in await told(oraculo, await quarantined(oraculo))
         other = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
         assert "dlq" not in await told(oraculo, other)
+
+
+async def test_it_is_told_also_after_the_run_has_ended() -> None:
+    async with Harness(settings=QUICK) as oraculo:
+        run_id = await quarantined(oraculo, timeout=1.0)
+        await oraculo.ended(run_id)
+        assert f"timeout: no answer in 1 s{FOUND}" in await oraculo.operations.explain(run_id)
 
 
 async def test_many_dead_letters_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:

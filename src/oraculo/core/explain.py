@@ -47,7 +47,7 @@ def explain(
     words. `standstill`: why nothing is decided now, not even that a deadline has passed."""
     refused = _what_was_refused(refused_answers)
     if not run.is_open:
-        return _why_ended(run, now, refused)
+        return _why_ended(run, now, audiences, refused)
     return _why_open(run, now, audiences, _what_is_away(troubles, refusals, missing, standstill) + refused)
 
 
@@ -145,12 +145,17 @@ def _what_then(run: Run, now: float) -> str:
     return f"{when} what has not answered is marked timeout and the run ends as {end_status(run)}{comma} {then}"
 
 
-def _why_ended(run: Run, now: float, refused: str) -> str:
+def not_succeeded(run: Run) -> list[Task]:
+    """Those that may have kept a run from ending well; what was skipped is not the cause of anything."""
+    return [task for task in run.tasks if task.status not in (TaskStatus.SUCCEEDED, TaskStatus.SKIPPED)]
+
+
+def _why_ended(run: Run, now: float, audiences: Mapping[str, Audience], refused: str) -> str:
     counts = summary(run.head)
     words = ("concluidas", "erros", "timeouts", "ignoradas", "canceladas")
     tally = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
-    lost = [task for task in run.tasks if task.status not in (TaskStatus.SUCCEEDED, TaskStatus.SKIPPED)]
-    why = "; ".join(f"'{run.plan.steps[task.number].id}' {task.status}: {_line(task.reason)}" for task in lost[:NAMED])
+    lost = not_succeeded(run)
+    why = "; ".join(_end_state(run, task, audiences) for task in lost[:NAMED])
     more = f"; {len(lost) - NAMED} more" if len(lost) > NAMED else ""
     when = to_iso(run.head.ended_at if run.head.ended_at is not None else run.head.deadline)
     deliveries = "".join(f"; {_delivery_state(delivery, now)}" for delivery in run.head.deliveries)
@@ -160,6 +165,13 @@ def _why_ended(run: Run, now: float, refused: str) -> str:
         f"{' (' + why + more + ')' if why else ''}{refused}{deliveries}"
         f"; it waits for nothing{' else' if is_delivering else ''}."
     )
+
+
+def _end_state(run: Run, task: Task, audiences: Mapping[str, Audience]) -> str:
+    step, resting = run.plan.steps[task.number], ""
+    if task.status is TaskStatus.TIMED_OUT and task.sent_at is not None:
+        resting = _quarantine(step.queue, audiences.get(step.queue, _UNKNOWN), task)
+    return f"'{step.id}' {task.status}: {_line(task.reason)}{resting}"
 
 
 def _delivery_state(delivery: Delivery, now: float) -> str:

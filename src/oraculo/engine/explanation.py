@@ -7,9 +7,9 @@ from typing import NamedTuple
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.aggregate import summary
-from oraculo.core.explain import NAMED, Audience, explain
+from oraculo.core.explain import NAMED, Audience, explain, not_succeeded
 from oraculo.core.history import Happened
-from oraculo.core.run import Run
+from oraculo.core.run import Run, TaskStatus
 from oraculo.engine.beside import beside
 from oraculo.engine.quarantine import Quarantine
 from oraculo.engine.service import Engine
@@ -24,7 +24,7 @@ _OWN_QUEUES = (naming.ANSWERS, naming.REQUESTS)
 
 class _Queues(NamedTuple):
     """Of the tasks that are open and wait for no other, of those whose commands are unsent, and of those that the
-    sentence names."""
+    sentence names because nobody has answered them."""
 
     active: set[str]
     unsent: set[str]
@@ -42,7 +42,8 @@ class Explanation:
         refusals = self._refusals(queues.unsent)
         stuck = {queue: why for queue, why in self._stuck_queues(queues.active).items() if queue not in refusals}
         knows = stuck.keys().isdisjoint(_OWN_QUEUES)  # who fails them does not know who listens elsewhere
-        audiences = await self._audiences(queues.active) if queues.active and knows else {}
+        asked = queues.active | queues.named
+        audiences = await self._audiences(asked) if asked and knows else {}
         audiences |= {
             queue: await self._searched(run, queue, audiences[queue]) for queue in queues.named & audiences.keys()
         }
@@ -137,9 +138,12 @@ def _audience(state: QueueState) -> Audience:
 
 def _queues_of(run: Run) -> _Queues:
     active = [task for task in run.tasks if task.is_open and not task.missing]
+    named = active[:NAMED]
+    if not run.is_open:
+        named = [task for task in not_succeeded(run)[:NAMED] if task.status is TaskStatus.TIMED_OUT]
     steps = run.plan.steps
     return _Queues(
         {steps[task.number].queue for task in active},
         {steps[task.number].queue for task in active if task.unsent},
-        {steps[task.number].queue for task in active[:NAMED]},
+        {steps[task.number].queue for task in named},
     )

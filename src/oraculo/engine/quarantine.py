@@ -66,13 +66,13 @@ class Quarantine:
         return await self._broker.dead_letters(self._names.physical(queue), limit=limit, after=after)
 
     async def commands_of(self, run: Run, queue: str) -> dict[int, str]:
-        """The open tasks of a run whose commands are among them, and why."""
+        """The tasks of a run whose last commands are among them, and why."""
         found: dict[int, str] = {}
 
         def see(letter: DeadLetter) -> None:
             command = _command(letter)
             task = _task_of(run, command) if command and command.run_id == run.id else None
-            if command and task and task.is_open and _is_last(task, command):
+            if command and task and _is_last(task, command):
                 found[task.number] = letter.reason
 
         await self._broker.look_through(self._names.physical(queue), see)
