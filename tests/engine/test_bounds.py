@@ -217,8 +217,8 @@ def test_plans_of_one_task_are_weighed_with_what_each_takes_by_itself() -> None:
     assert len(plans._plans) == 100
 
 
-def test_runs_of_one_task_are_weighed_with_what_each_takes_by_itself() -> None:
-    hot = HotRuns(300, lambda: True, SystemClock())
+async def test_runs_of_one_task_are_weighed_with_what_each_takes_by_itself() -> None:
+    hot = HotRuns(300, lambda: True)
     for number in range(200):
         hot.keep(named_run(f"r{number}", tasks=1))
     assert len(hot) == 100
@@ -227,17 +227,21 @@ def test_runs_of_one_task_are_weighed_with_what_each_takes_by_itself() -> None:
 
 
 @pytest.mark.parametrize(("is_sole", "kept"), [(True, {"idle", "used", "new"}), (False, {"used", "new"})])
-def test_a_run_that_others_may_have_ended_is_not_kept_for_long(is_sole: bool, kept: set[str]) -> None:
-    clock = FixedClock(1000.0)
-    hot = HotRuns(300, lambda: is_sole, clock)
+async def test_a_run_that_others_may_have_ended_is_not_kept_for_long(
+    is_sole: bool, kept: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time of the loop, whatever the clock of the machine is set to meanwhile."""
+    steady = FixedClock(1000.0)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", steady.now)
+    hot = HotRuns(300, lambda: is_sole)
     for run_id in ("used", "idle"):
         hot.keep(named_run(run_id, tasks=1))
-    clock.at += IDLE
+    steady.at += IDLE
     hot.get("used")
     hot.keep(named_run("new", tasks=1))
     hot.drop_idle()
     assert len(hot) == 3  # not yet
-    clock.at += 1
+    steady.at += 1
     hot.drop_idle()
     assert {run_id for run_id in ("idle", "used", "new") if hot.get(run_id)} == kept
 

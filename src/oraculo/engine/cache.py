@@ -1,5 +1,6 @@
 """Hot runs and compiled plans, kept in memory within bounds. Nothing here is needed for correctness."""
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +9,6 @@ from threading import Lock
 from oraculo.core.pipeline import Definition, decode_definition
 from oraculo.core.plan import Plan
 from oraculo.core.run import Changes, Run
-from oraculo.ports.clock import Clock
 from oraculo.ports.store import Snapshot
 
 _BYTES_A_TASK = 1024
@@ -53,7 +53,7 @@ class Plans:
 class _Kept:
     run: Run
     weight: int
-    used_at: float
+    used_at: float  # by the loop's time: clocks may be set back
 
 
 class HotRuns:
@@ -62,12 +62,11 @@ class HotRuns:
 
     `is_sole`: whether nobody else decides. Others end a run, and we do not hear of it."""
 
-    def __init__(self, max_weight: int, is_sole: Callable[[], bool], clock: Clock) -> None:
+    def __init__(self, max_weight: int, is_sole: Callable[[], bool]) -> None:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # the least used first
         self._max_weight = max_weight
         self._weight = 0
         self._is_sole = is_sole
-        self._clock = clock
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -76,7 +75,7 @@ class HotRuns:
         kept = self._kept.get(run_id)
         if kept is None:
             return None
-        kept.used_at = self._clock.now()
+        kept.used_at = asyncio.get_running_loop().time()
         self._kept.move_to_end(run_id)
         return kept.run
 
@@ -84,7 +83,7 @@ class HotRuns:
         self.drop(run.id)
         results = sum(len(task.result) for task in run.tasks if task.result)
         weight = len(run.tasks) + (len(run.payload) + len(run.definition) + results) // _BYTES_A_TASK + _OWN_WEIGHT
-        self._kept[run.id] = _Kept(run, weight, self._clock.now())
+        self._kept[run.id] = _Kept(run, weight, asyncio.get_running_loop().time())
         self._weight += weight
         while self._weight > self._max_weight and len(self._kept) > 1:
             self.drop(next(iter(self._kept)))
@@ -106,6 +105,6 @@ class HotRuns:
         """Those that others may have ended since they were last used here."""
         if self._is_sole():
             return
-        oldest = self._clock.now() - IDLE
+        oldest = asyncio.get_running_loop().time() - IDLE
         while self._kept and next(iter(self._kept.values())).used_at < oldest:
             self.drop(next(iter(self._kept)))

@@ -129,7 +129,7 @@ class Engine:
             self.maker,
             self.refresh_pipelines,
             self.plans,
-            HotRuns(engine.cached_tasks, self.is_sole, clock),
+            HotRuns(engine.cached_tasks, self.is_sole),
             self._offload,
             self._consequences,
             names=self.names,
