@@ -15,8 +15,8 @@ from oraculo.engine import links, service
 from oraculo.engine.inputs import Wish
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.publishing import Key
-from oraculo.errors import BrokerError, StoreUnavailable
-from oraculo.ports.broker import Delivery, Link
+from oraculo.errors import BrokerError, MessageTooLarge, StoreUnavailable
+from oraculo.ports.broker import Delivery, Link, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack
 from oraculo.settings import RunSettings, Settings
@@ -118,6 +118,31 @@ async def test_what_went_to_a_broker_that_is_no_longer_configured_is_sent_again(
         assert (await after.ended(run_id))["status"] == "concluida"
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT via FROM tasks").fetchall() == [("rabbitmq",)]
+
+
+class Narrow(Durable):
+    """Takes no command."""
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if any(message.queue == "executador_a" for message in messages):
+            raise MessageTooLarge("9 bytes are more than 8", 9, 8)
+        return await super().publish(messages)
+
+
+async def test_what_was_taken_back_and_is_too_large_for_the_broker_that_is_left_says_so(tmp_path: Path) -> None:
+    path = str(tmp_path / "x.db")
+    async with Harness(settings=QUICK, broker=Durable("rabbitmq"), store=SqliteStore(path)) as before:
+        run_id = await before.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: sent_by(before, run_id, ["rabbitmq"]))
+    told = "; queue executador_a does not take the command (its command is too large for nats: 9 bytes are more than 8;"
+    async with Harness(settings=QUICK, broker=Narrow("nats"), store=SqliteStore(path)) as after:
+
+        async def is_told() -> bool:
+            return told in await after.operations.explain(run_id)
+
+        await until(is_told, saying="the refusal")
+        await after.publish("resultados", answer(run_id, tipo_evento="resultado_execucao"))  # rabbitmq's worker had it
+        assert (await after.ended(run_id))["status"] == "concluida"
 
 
 async def test_what_an_engine_sent_over_a_broker_that_only_it_knew_is_sent_again_once_it_has_gone(

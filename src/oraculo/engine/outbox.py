@@ -11,7 +11,7 @@ from oraculo.core.command import Written, deadline_of, encode_command
 from oraculo.core.events import Answered, Sent, Unsendable
 from oraculo.core.naming import QueueNames
 from oraculo.core.reference import Reference
-from oraculo.core.run import Changes, Run, Task
+from oraculo.core.run import Changes, Run, Task, TaskStatus
 from oraculo.core.slices import pages
 from oraculo.core.timestamps import to_iso
 from oraculo.core.troubled import TroubledQueues
@@ -74,7 +74,8 @@ class Outbox:
             Line(broker, clock, telemetry, self._confirmed, self._refused, refusing)
             for refusing in (self._refusing, self._refusing, self._refusing_letters)
         )
-        self._in_flight: set[Key] = set()  # from the decision until the note of it is committed
+        # From the decision until the note of it is committed, and whether a broker had it that was lost since.
+        self._in_flight: dict[Key, bool] = {}
         self._dying: dict[Key, DeadLettered] = {}  # told when it is in quarantine: a full one is tried again and again
         self._reading: dict[Key, asyncio.Task[None]] = {}  # the large results that a command hands on
         self._later: asyncio.Queue[_Portion] = asyncio.Queue(MAX_WAITING // PORTION)
@@ -131,7 +132,7 @@ class Outbox:
             if len(self._reading) >= _MOST_READING:
                 self._spilled = True
                 return
-            self._in_flight.add(key)
+            self._in_flight[key] = False
             self._reading[key] = asyncio.create_task(
                 self._read_and_line_up(key, run, references, dead), name="large results"
             )
@@ -147,7 +148,7 @@ class Outbox:
             dead = f"failed for good at attempt {task.attempt}: {dead}"
             self._dying[key] = DeadLettered(run.plan.steps[number].queue, dead, run.id)
         expires_at = None if dead is not None else deadline_of(run, task)
-        self._in_flight.add(key)
+        self._in_flight[key] = task.status is TaskStatus.RUNNING
         own = None if dead is not None else _message_key(run, task)
         self._line_of(run, number, dead).add(key, Outgoing(queue, body, run.head.priority, dead, expires_at, key=own))
 
@@ -191,13 +192,13 @@ class Outbox:
         """Whatever was not lined up is nobody's any more: the sweep may find it."""
         if self._reading.get(key) is task:
             del self._reading[key]
-            self._in_flight.discard(key)
+            self._in_flight.pop(key, None)
         if not task.cancelled() and (error := task.exception()) and not isinstance(error, ObjectsError):
             self._telemetry.emit(LoopFailed("outbox", f"{type(error).__name__}: {error}"))
 
     def noted(self, run_id: str, event: Sent) -> None:
         """The note of this sending is committed, or no longer matters."""
-        self._in_flight.discard((run_id, event.task, event.attempt, event.dead_letter))
+        self._in_flight.pop((run_id, event.task, event.attempt, event.dead_letter), None)
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
@@ -232,15 +233,17 @@ class Outbox:
 
     def _refused(self, entries: Sequence[Entry], error: BrokerError) -> None:
         """Left unsent: the sweep tries again, until the task's deadline says that it was never taken. A command that is
-        too large never will be: its task fails now."""
+        too large never will be: its task fails now, unless a broker that had it may bring its answer."""
         for key, message in entries:
-            self._in_flight.discard(key)
+            may_be_answered = self._in_flight.pop(key, False)
             self._dying.pop(key, None)
             run_id, task, attempt, is_dead_letter = key
             if isinstance(error, MessageTooLarge) and not is_dead_letter:
                 reason = f"its command is too large for {self._broker.name}: {error}"
-                self._inbox.note([Note(run_id, Unsendable(task, attempt, reason))])
-                continue
+                if not may_be_answered:
+                    self._inbox.note([Note(run_id, Unsendable(task, attempt, reason))])
+                    continue
+                self._refusing.note([message.queue], reason, asyncio.get_running_loop().time())
             refusing = self._refusing_letters if is_dead_letter else self._refusing
             self._rations.note(Unsent(run_id, task, attempt), message.queue, refusing)
 
