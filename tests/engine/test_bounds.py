@@ -78,6 +78,19 @@ async def test_a_request_that_was_refused_for_want_of_a_store_is_never_run(monke
         assert (await oraculo.operations.health()).parts["engine"] is None
 
 
+async def test_a_request_whose_caller_went_away_is_run_all_the_same() -> None:
+    store = MoodyStore(MEMORY)
+    async with Harness(recording_app(Journal(), ("escavador_a",)), store=store) as oraculo:
+        store.away = True
+        caller = asyncio.create_task(oraculo.submit({"destinos": ["escavador_a"], "correlation_id": "minha"}))
+        await until(lambda: oraculo.operations._waiting == 1)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        store.away = False
+        await until(lambda: store.load(["minha"]))
+
+
 async def test_what_waits_for_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "MAX_OUTSTANDING_BYTES", 50_000)
     store = MoodyStore(MEMORY)

@@ -70,9 +70,10 @@ def aggregate(run: Run) -> dict[str, Any]:
     head = run.head
     results: dict[str, msgspec.Raw] = {}
     failures: dict[str, dict[str, Any]] = {}
+    succeeded = TaskStatus.SUCCEEDED
     for task in run.tasks:
         name = run.plan.steps[task.number].id
-        if task.status is TaskStatus.SUCCEEDED:
+        if task.status is succeeded:
             results[name] = msgspec.Raw(task.result or b"{}")
         else:
             failures[name] = {"status": task.status, "motivo": task.reason, "tentativas": task.attempt}

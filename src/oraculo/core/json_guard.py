@@ -22,6 +22,8 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# As numbers: a bytes that is looked for with `in` is first tried as one, which raises an error each time.
+_NUL, _BACKSLASH = b"\0\\"
 _AT_BYTE = re.compile(r"\(byte (\d+)\)$")
 _WORD = re.compile(rb"-?[A-Za-z]{2,20}")
 _SLICE = 256 * 1024
@@ -39,7 +41,7 @@ def check_json_text(body: bytes) -> None:
     if (fault := _encoding_fault(body)) is not None:
         raise InvalidJson(fault)
     bare = _bare(body)
-    if b"\0" in bare or b"\\u0000" in bare:
+    if _NUL in bare or (_BACKSLASH in bare and b"\\u0000" in bare):
         raise InvalidJson(Fault("", "holds a NUL character (\\u0000); remove it"))
     if _is_too_deep(bare):
         raise InvalidJson(Fault("", f"nested deeper than {MAX_DEPTH} levels"))
@@ -80,8 +82,9 @@ def is_too_deep(body: bytes) -> bool:
 
 def _is_too_deep(bare: bytes) -> bool:
     """Takes a time that grows with the length and no faster: 30 MB of brackets are a fraction of a second."""
-    # Counting brackets bounds the depth at no cost; only a text with many of them is looked at closely.
-    if bare.count(b"[") + bare.count(b"{") <= MAX_DEPTH:
+    # How many open bounds the depth, and is soon told: to take them out is several times as fast as to count them. Only
+    # a text with many of them is looked at closely.
+    if len(bare) - len(bare.replace(b"[", b"").replace(b"{", b"")) <= MAX_DEPTH:
         return False
     depth = 0
     for brackets in _brackets(bare):
@@ -99,7 +102,7 @@ def _is_too_deep(bare: bytes) -> bool:
 
 def _bare(body: bytes) -> bytes:
     """Without its escaped backslashes: each backslash that is left in a text escapes what is behind it."""
-    return body.replace(b"\\\\", b"") if b"\\" in body else body
+    return body.replace(b"\\\\", b"") if _BACKSLASH in body else body
 
 
 def _brackets(bare: bytes) -> Iterator[bytes]:

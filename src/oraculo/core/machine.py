@@ -51,6 +51,10 @@ class Verdict(StrEnum):
     NOTHING = "nothing"  # a timer or a note that no longer matters
 
 
+# By names of their own, as in `run`: every run asks for them.
+_APPLIED, _SEND, _SUCCEED = Verdict.APPLIED, Trigger.SEND, Trigger.SUCCEED
+_PENDING, _TASK_SENT, _TASK_SUCCEEDED = TaskStatus.PENDING, Happened.SENT, Happened.SUCCEEDED
+
 # How many late and repeated answers a run's history tells, and how long it may grow by reports of progress, of which
 # refused answers have half; past that they are only counted, or replace the last one, or are in the dead letters alone,
 # so that a worker gone mad cannot fill the store.
@@ -93,12 +97,12 @@ def _sent(run: Run, event: Sent, now: float, changes: Changes) -> Verdict:
     task.via = event.via
     changes.touch(task)
     if event.dead_letter:
-        return Verdict.APPLIED
+        return _APPLIED
     task.sent_at = now if event.at is None else event.at
-    if task.status is TaskStatus.PENDING:
-        move(run, task, Trigger.SEND)
-    changes.tell(now, Happened.SENT, task.number, task.attempt)
-    return Verdict.APPLIED
+    if task.status is _PENDING:
+        move(run, task, _SEND)
+    changes.tell(now, _TASK_SENT, task.number, task.attempt)
+    return _APPLIED
 
 
 def _unsendable(run: Run, event: Unsendable, now: float, changes: Changes) -> Verdict:
@@ -153,7 +157,7 @@ def _answered(run: Run, event: Answered, now: float, changes: Changes) -> Verdic
     else:
         _attempt_failed(run, task, event, now, changes)
     _end_if_over(run, now, changes)
-    return Verdict.APPLIED
+    return _APPLIED
 
 
 def _is_repeated_failure(task: Task, event: Answered) -> bool:
@@ -219,8 +223,8 @@ def _told_entries(run: Run) -> int:
 def _succeed(run: Run, task: Task, payload: bytes, now: float, changes: Changes) -> None:
     task.result, task.reason = payload, None
     task.percent = None if task.percent is None else 100.0
-    _close(run, task, Trigger.SUCCEED, now, changes)
-    changes.tell(now, Happened.SUCCEEDED, task.number, task.attempt)
+    _close(run, task, _SUCCEED, now, changes)
+    changes.tell(now, _TASK_SUCCEEDED, task.number, task.attempt)
     for number in run.plan.dependents[task.number]:
         dependent = run.tasks[number]
         dependent.missing -= 1

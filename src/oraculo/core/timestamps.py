@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 _LONGEST = 64
+_THOUSANDTHS = [f".{number:03}Z" for number in range(1000)]
 
 
 # The same moments are written and read again and again: the deadline of a run in each of its commands, the time of a
@@ -13,7 +14,7 @@ _LONGEST = 64
 def to_iso(seconds: float) -> str:
     whole = math.floor(seconds)
     whole, millionths = divmod(whole * 1_000_000 + round((seconds - whole) * 1_000_000), 1_000_000)
-    return f"{_whole_second(whole)}.{millionths // 1000:03}Z"
+    return _whole_second(whole) + _THOUSANDTHS[millionths // 1000]
 
 
 @lru_cache(maxsize=256)

@@ -87,10 +87,14 @@ _PATIENCE = 30.0
 
 async def patiently(future: "asyncio.Future[T]") -> T:
     """The engine tries a commit until it succeeds; a caller is not kept that long, and withdraws what it asked for."""
-    done, _ = await asyncio.wait([future], timeout=_PATIENCE)
-    if done:
-        return future.result()
-    future.cancel()
+    withdrawal = asyncio.get_running_loop().call_later(_PATIENCE, future.cancel)
+    try:
+        return await asyncio.shield(future)  # a caller who goes away withdraws nothing
+    except asyncio.CancelledError:
+        if not future.cancelled():
+            raise
+    finally:
+        withdrawal.cancel()
     raise StoreUnavailable(
         "not known to be committed: the store does not answer; ask again later, with the same Idempotency-Key"
     )

@@ -55,6 +55,8 @@ _FAILURES_BEFORE_LESS = 2  # of a batch, that may be its own fault, while the st
 _MOST_SETTLING = 16  # batches that are being settled at the same time
 _BURIED_BYTES = 1024 * 1024  # of refused messages that become dead letters together: a line may be slow
 _LEAST_BYTES = 8 * 1024  # that each of them counts for: so they are not too many either
+_ABOUT_A_RUN = naming.ANSWER_EVENTS | {naming.PROGRESS}
+_UNKNOWN, _CREATED = Verdict.UNKNOWN, Outcome.CREATED  # by names of their own, as in `core.run`
 
 
 class Aftermath(Protocol):
@@ -300,7 +302,7 @@ class Intake:
             if arrived.delivery.queue == self._names.requests:
                 batch.submissions.append(self._read_request(message, arrived))
             else:
-                _expect_event(message, naming.ANSWER_EVENTS | {naming.PROGRESS})
+                _expect_event(message, _ABOUT_A_RUN)
                 answer = Answer(message, arrived)
                 batch.of_run(message.correlation_id, answer)
                 if len(arrived.delivery.body) > self._offload.threshold:
@@ -376,27 +378,32 @@ class Intake:
         decision = Decision(Changes(run))
         for item in items:
             verdict, why = self._apply(run, item, now, decision.changes)
-            if verdict is Verdict.UNKNOWN and _is_told(item):
+            if verdict is _UNKNOWN and _is_told(item):
                 machine.tell_refused(run, why, now, decision.changes)
             decision.verdicts.append((item, verdict, why))
         return decision
 
     def _apply(self, run: Run, item: OfRun, now: float, changes: Changes) -> tuple[Verdict, str]:
+        if isinstance(item, Note):  # first: it is the most frequent, and to find that one is not of a kind takes long
+            return machine.apply(run, item.event, now, changes), ""
+        if isinstance(item, Answer):
+            return self._apply_answer(run, item, now, changes)
+        if isinstance(item, BadAnswer):
+            return _UNKNOWN, item.why
         if isinstance(item, Resend):
             return _resend(run, item, changes), ""
-        if isinstance(item, BadAnswer):
-            return Verdict.UNKNOWN, item.why
-        if not isinstance(item, Answer):
-            return machine.apply(run, item.event, now, changes), ""
+        return machine.apply(run, item.event, now, changes), ""
+
+    def _apply_answer(self, run: Run, item: Answer, now: float, changes: Changes) -> tuple[Verdict, str]:
         redelivered = item.arrived.delivery.redeliveries > 0
         prefix = self._names.prefix
         event = read_answer(run, item.message, self._entropy.jitter(), prefix=prefix, redelivered=redelivered)
-        if not isinstance(event, Event):
-            return Verdict.UNKNOWN, event
+        if isinstance(event, str):
+            return _UNKNOWN, event
         if item.reference is not None and isinstance(event, Answered):
             event = msgspec.structs.replace(event, payload=item.reference)
         verdict = machine.apply(run, event, now, changes)
-        return verdict, "its task was not sent yet, so no answer is awaited" if verdict is Verdict.UNKNOWN else ""
+        return verdict, "its task was not sent yet, so no answer is awaited" if verdict is _UNKNOWN else ""
 
     def _no_such_run(self, run_id: str, items: Iterable[OfRun], batch: Batch) -> None:
         for item in items:
@@ -422,14 +429,14 @@ class Intake:
         """Returns how many of them are new runs."""
         count = 0
         for one, created in zip(submissions, committed.created, strict=True):
-            if created.outcome is Outcome.CREATED:
+            if created.outcome is _CREATED:
                 self._hot.keep(one.changes.run)
                 self._aftermath.committed(one.changes)
             elif one.uncertain and created == Created(Outcome.SAME, one.changes.run.id):
                 # An attempt before this one was written, though it was said to have failed: the run is this request's.
                 self._aftermath.committed(one.changes)
                 created = Created(Outcome.CREATED, created.run_id)
-            count += created.outcome is Outcome.CREATED
+            count += created.outcome is _CREATED
             if one.done is not None and not one.done.done():
                 one.done.set_result(created)
             if one.arrived is not None:
@@ -459,16 +466,16 @@ class Intake:
                 self._hot.drop(run_id)
 
     def _conclude_item(self, run_id: str, item: OfRun, verdict: Verdict, why: str, batch: Batch) -> None:
-        if isinstance(item, Answer):
+        if isinstance(item, Note):
+            self._aftermath.noted(run_id, item.event)
+        elif isinstance(item, Answer):
             self._telemetry.emit(AnswerTaken(run_id, verdict, item.message.tipo_evento))
-            if verdict is Verdict.UNKNOWN:
+            if verdict is _UNKNOWN:
                 batch.refused.append((item.arrived, why))
             else:
                 batch.handled.append(item.arrived)
         elif isinstance(item, BadAnswer):
             batch.refused.append((item.arrived, why))
-        elif isinstance(item, Note):
-            self._aftermath.noted(run_id, item.event)
         elif not item.done.done():
             item.done.set_result(verdict)
 

@@ -114,12 +114,13 @@ class Operations:
         with self._outstanding(submission):
             self._engine.inbox.put([submission])
             created = await patiently(submission.done)
+        if created.outcome is Outcome.CREATED:
+            return created
         if created.outcome is Outcome.KEY_REUSED:
             raise IdempotencyKeyReused(
                 f"this Idempotency-Key was used for run {created.run_id} with another body; use a new key"
             )
-        same_request = created.outcome is Outcome.SAME and submission.idempotency_key is not None
-        if created.outcome is not Outcome.CREATED and not same_request:
+        if created.outcome is not Outcome.SAME or submission.idempotency_key is None:
             raise Conflict(f"the correlation_id {naming.shown(created.run_id)} is in use; choose another, or none")
         return created
 
@@ -139,14 +140,7 @@ class Operations:
             self._waiting_bytes -= size
 
     async def _outcome(self, watch: Watch, wait: float) -> Submitted:
-        if wait <= 0:
-            return Submitted(watch.run_id, RunStatus.RUNNING)
-        try:
-            async with asyncio.timeout(wait):
-                aggregate = await watch.ended
-        except TimeoutError:
-            aggregate = None
-        return Submitted(watch.run_id, RunStatus.RUNNING, aggregate)
+        return Submitted(watch.run_id, RunStatus.RUNNING, await watch.aggregate(wait) if wait > 0 else None)
 
     async def _submitted_before(self, run_id: str, wait: float) -> Submitted:
         aggregate = await self.wait(run_id, wait) if wait > 0 else None
@@ -159,8 +153,7 @@ class Operations:
             run = await self.run(run_id)
             if not run.is_open:
                 return await self._engine.results.aggregate(run)
-            done, _ = await asyncio.wait([watch.ended], timeout=max(0.0, seconds))
-            return watch.ended.result() if done else None
+            return await watch.aggregate(max(0.0, seconds))
 
     async def run(self, run_id: str) -> Run:
         """The run as it was last committed. Raises NotFound."""

@@ -3,7 +3,7 @@ noted as sent is sent again by whoever finds it, under the same identity."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -325,7 +325,13 @@ class Outbox:
 def _message_key(run: Run, task: Task) -> str:
     """Of a command. With the run's birth, for its id may be given again once that run is gone; and with the last
     sending that was noted, for what is sent again because a broker was lost is meant to come again."""
-    return f"{run.id}:{run.head.created_at}:{task.number}:{task.attempt}:{task.sent_at}"
+    return f"{_birth(run.id, run.head.created_at)}:{task.number}:{task.attempt}:{task.sent_at}"
+
+
+@lru_cache(maxsize=16)
+def _birth(run_id: str, created_at: float) -> str:
+    """Kept, for a float takes long to write, and the commands of a run are lined up together."""
+    return f"{run_id}:{created_at}"
 
 
 def _is_overtaken(task: Task, key: Key) -> bool:

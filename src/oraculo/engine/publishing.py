@@ -1,9 +1,10 @@
 """A line of messages on their way to the broker: in order, a batch at a time, until each is confirmed."""
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, islice
 
 from oraculo.core.troubled import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
@@ -79,7 +80,7 @@ class Line:
 
     def _next_batch(self) -> list[Entry]:
         sizes = accumulate(len(message.body) for _, message in islice(self._waiting, PUBLISHED_TOGETHER))
-        count = sum(1 for _ in takewhile(lambda size: size <= PUBLISHED_BYTES, sizes))
+        count = bisect_right(list(sizes), PUBLISHED_BYTES)
         return list(islice(self._waiting, max(1, count)))
 
     async def _publish(self, batch: Sequence[Entry]) -> None:

@@ -15,7 +15,7 @@ _GLANCE = 0.05  # seconds between two looks, at the least
 
 
 class Watch:
-    """One who waits. `ended` is given the aggregate, or None when the engine stops; `changed` is set at each commit of
+    """One who waits. `ended` is given the aggregate, or None when it is let go; `changed` is set at each commit of
     the run."""
 
     __slots__ = ("changed", "ended", "entries", "looked_at", "run_id", "since")
@@ -28,6 +28,19 @@ class Watch:
         self.ended: asyncio.Future[bytes | None] = loop.create_future()
         self.changed = asyncio.Event()
 
+    async def aggregate(self, seconds: float) -> bytes | None:
+        """Of the run, if it ends within so many seconds."""
+        timer = asyncio.get_running_loop().call_later(seconds, self.let_go)
+        try:
+            return await self.ended
+        finally:
+            timer.cancel()
+
+    def let_go(self) -> None:
+        self.changed.set()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
 
 class Watchers:
     def __init__(self) -> None:
@@ -39,12 +52,7 @@ class Watchers:
         """The engine stops: whoever waits is let go, and asks again where it goes on."""
         self.closed = True
         for watch in [watch for watches in self._watches.values() for watch in watches]:
-            self._let_go(watch)
-
-    def _let_go(self, watch: Watch) -> None:
-        watch.changed.set()
-        if not watch.ended.done():
-            watch.ended.set_result(None)
+            watch.let_go()
 
     def due_for_a_look(self, now: float, shortest: float, longest: float) -> list[str]:
         """The runs whose watchers have waited long enough to look again: a twentieth of the time since they began."""
@@ -66,7 +74,7 @@ class Watchers:
         self._watches.setdefault(run_id, []).append(watch)
         self.any_here.set()
         if self.closed:
-            self._let_go(watch)
+            watch.let_go()
         try:
             yield watch
         finally:

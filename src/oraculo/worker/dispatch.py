@@ -111,13 +111,13 @@ class Dispatcher:
                 self._tasks[job] = self._loop.create_task(self._perform(job), context=self._surroundings.copy())
 
     def _has_place(self) -> bool:
-        return len(self._tasks) - min(len(self._overdue), self._most_overdue) < self._limit
+        running = len(self._tasks)
+        return running < self._limit or running - min(len(self._overdue), self._most_overdue) < self._limit
 
     def _next_lane(self) -> Lane | None:
-        for _ in range(len(self._lanes)):
-            lane = self._lanes[0]
-            self._lanes.rotate(-1)
-            if lane.can_start:
+        for turn, lane in enumerate(self._lanes, start=1):
+            if lane.backlog and lane.running < lane.limit:
+                self._lanes.rotate(-turn)
                 return lane
         return None
 

@@ -49,7 +49,3 @@ class Lane(msgspec.Struct, eq=False):
     @property
     def queue(self) -> str:
         return self.handler.queue
-
-    @property
-    def can_start(self) -> bool:
-        return bool(self.backlog) and self.running < self.limit

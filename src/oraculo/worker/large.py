@@ -27,8 +27,8 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def may_refer(payload: bytes | msgspec.Raw) -> bool:
-    """Cheap: most commands need no closer look."""
-    return _MARK in bytes(payload)
+    """Cheap: most commands need no closer look. So is `find`, where `in` first tries the mark as a number."""
+    return bytes(payload).find(_MARK) >= 0
 
 
 class LargeAnswers:

@@ -7,9 +7,10 @@ once. An answer stays here until the broker confirmed it; only then is its comma
 import asyncio
 import contextlib
 import threading
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Coroutine, Iterator
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -150,7 +151,7 @@ class AnswerOutbox:
         """And their messages, made now: news that were taken are not told again by the next batch."""
         jobs = [job for job in self._reports if job.context is not None and job.context.has_news]
         sizes = accumulate(len(reply.body) for reply in self._replies[:MAX_BATCH])
-        count = max(1, sum(1 for _ in takewhile(lambda size: size <= MAX_BATCH_BYTES, sizes)))
+        count = max(1, bisect_right(list(sizes), MAX_BATCH_BYTES))
         batch, self._replies = self._replies[:count], self._replies[count:]
         self._reports = {}
         return jobs, batch, [*self._report_messages(jobs), *map(self._reply_message, batch)]
