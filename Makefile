@@ -6,6 +6,8 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Many containers set it. Then every process, and the tests start hundreds, compiles all that it loads.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check bench simulate docs lock clean
