@@ -15,8 +15,6 @@ from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.brokers.vigil import VigilantBroker
 from oraculo.core.naming import QueueNames, told_apart
-from oraculo.engine.operations import Operations
-from oraculo.engine.service import Engine, Role
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.bridge import RunningBridge
 from oraculo.ports.broker import Broker
@@ -29,11 +27,14 @@ from oraculo.stores.objects import FolderObjects, RemoteObjects
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.telemetry.hub import Hub
 from oraculo.telemetry.logs import LogSubscriber
-from oraculo.telemetry.metrics import Metrics
 from oraculo.worker import App, Worker
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+    from oraculo.engine.operations import Operations
+    from oraculo.engine.service import Engine, Role
+    from oraculo.telemetry.metrics import Metrics
 
 _SQLITE = "sqlite:///"
 
@@ -63,12 +64,12 @@ class System:
     """Everything that one process runs, put together and not yet started."""
 
     settings: Settings
-    engine: Engine
-    operations: Operations
+    engine: "Engine"
+    operations: "Operations"
     broker: Broker
     store: Store
     objects: Objects | None
-    metrics: Metrics
+    metrics: "Metrics"
     clock: Clock
     entropy: Entropy
 
@@ -232,8 +233,14 @@ def make_bridges(
     return made
 
 
-def build(settings: Settings, role: Role = Role.WHOLE) -> System:
-    """Raises InvalidSettings."""
+def build(settings: Settings, role: "Role | None" = None) -> System:
+    """`role`: all of it, unless another is named. Raises InvalidSettings."""
+    # Here, so that a worker process starts without them: they would be a third of what it loads.
+    from oraculo.engine.operations import Operations
+    from oraculo.engine.service import Engine, Role
+    from oraculo.telemetry.metrics import Metrics
+
+    role = role or Role.WHOLE
     clock, entropy, metrics = SystemClock(), SystemEntropy(), Metrics()
     telemetry = Hub(metrics.observe, LogSubscriber())
     names = QueueNames(settings.broker.prefix)

@@ -426,7 +426,7 @@ def test_a_file_that_is_not_there_or_not_yaml_is_a_fault(tmp_path: Path) -> None
     [
         (["--help"], ["fastapi", "uvicorn", "httpx2", "sqlite3", "oraculo.engine", "oraculo.bootstrap"]),
         (["runs", "list", "--url", NOWHERE], ["fastapi", "uvicorn", "sqlite3", "oraculo.engine", "oraculo.bootstrap"]),
-        (["worker", "a:b"], ["fastapi"]),
+        (["worker", "a:b"], ["fastapi", "httpx2", "prometheus_client", "oraculo.engine"]),
     ],
 )
 def test_a_command_loads_only_what_it_needs(tmp_path: Path, args: list[str], heavy: list[str]) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 
@@ -29,7 +29,6 @@ from oraculo.bootstrap import (
 )
 from oraculo.cli import output
 from oraculo.cli.forking import children_spared
-from oraculo.engine.service import Role
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
@@ -37,6 +36,9 @@ from oraculo.ports.objects import Objects
 from oraculo.settings import Settings
 from oraculo.telemetry.logs import configure_logging
 from oraculo.worker import App, Worker
+
+if TYPE_CHECKING:
+    from oraculo.engine.service import Role
 
 # Seconds for requests under way. Those that wait for a run are let go before, so only a slow peer takes them.
 _CONNECTION_GRACE = 5
@@ -74,7 +76,7 @@ def serve(
     listener: socket.socket,
     ready: OnReady,
     *,
-    role: Role = Role.WHOLE,
+    role: "Role | None" = None,
     only_health: bool = False,
     quiet: bool = False,
 ) -> None:
