@@ -1,18 +1,22 @@
 """The laws hold under every fault, for hundreds of seeds; and the same seed is the same story."""
 
 import os
+import random
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from oraculo.engine import rations
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed
+from oraculo.testing.simulation.scenario import Scenario, random_scenario
 
 SEEDS = int(os.environ.get("ORACULO_TEST_SEEDS", "200"))
 SHARDS = 10
 BROKERS_LOST = Faults(lose_memory=0.05, away=0.05)
+COMMITS_LOST = Faults(lost_commit=0.2)
 
 
 @pytest.mark.timeout(300)
@@ -28,6 +32,18 @@ def test_no_law_is_broken_when_only_brokers_are_lost() -> None:
     for seed in range(SEEDS // 4):
         outcome = run_seed(seed, BROKERS_LOST)
         assert outcome.is_clean, f"seed {seed}: {outcome.violations}"
+
+
+def test_no_law_is_broken_by_two_engines_that_do_not_hear_of_their_commits() -> None:
+    """Then each often has a copy of a run that is stale."""
+    for seed in range(SEEDS // 10):
+        outcome = run_seed(seed, COMMITS_LOST, with_two_engines(seed))
+        assert outcome.is_clean, f"seed {seed}: {outcome.violations}"
+
+
+def with_two_engines(seed: int) -> Scenario:
+    scenario = random_scenario(random.Random(f"scenario {seed}"))
+    return msgspec.structs.replace(scenario, engines=2, durable=True)
 
 
 def test_no_law_is_broken_by_full_queues_that_are_offered_one_message_at_a_time(
