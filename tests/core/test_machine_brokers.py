@@ -80,9 +80,11 @@ def test_dead_letters_are_sent_again_only_when_the_memory_was_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "verdict"), [(9.0, Verdict.APPLIED), (10.0, Verdict.APPLIED), (11.0, Verdict.NOTHING)]
+    ("sent", "verdict"),
+    [(9.0, Verdict.APPLIED), (10.0, Verdict.APPLIED), (11.0, Verdict.NOTHING), (13.0, Verdict.APPLIED)],
 )
 def test_what_was_sent_since_the_memory_was_lost_is_left_alone(sent: float, verdict: Verdict) -> None:
+    """And what seems to be sent in the future was sent before the clock was set back."""
     driver = fan_out("escavador_a").at(12.0)
     driver.apply(Sent(0, 1, via="rabbitmq", at=START + sent))
     driver.commands.clear()

@@ -7,6 +7,7 @@ import pytest
 
 from oraculo.bootstrap import make_broker
 from oraculo.core.naming import QueueNames
+from oraculo.engine import links
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import Settings
 from oraculo.stores.sqlite import SqliteStore
@@ -17,6 +18,11 @@ from tests.waiting import until
 
 QUEUE = "executador_a"
 REQUEST = {"destinos": [QUEUE], "payload": {}, "timeout": 60}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "GRACE", 0.1)
 
 
 @pytest.mark.parametrize("name", BROKERS)
@@ -70,7 +76,7 @@ async def empty(settings: Settings) -> None:
     """And clients and workers are back before any engine, with requests and answers."""
     names, broker = QueueNames(settings.broker.prefix), make_broker(settings, SystemClock())
     await broker.start()
-    await broker.remove([names.requests, names.answers, names.physical(QUEUE), *names.silent])
+    await broker.remove([names.requests, names.answers, names.physical(QUEUE), names.memory])
     await broker.declare([names.requests, names.answers])
     await broker.close()
 
@@ -80,8 +86,7 @@ async def is_sent(oraculo: Stage, run_id: str) -> bool:
 
 
 async def is_marked(oraculo: Stage) -> bool:
-    names = oraculo.engine.names
-    return [state.queue for state in await oraculo.broker.queues(sorted(names.silent))] == [names.memory]
+    return any(state.ready for state in await oraculo.broker.queues([oraculo.engine.names.memory]))
 
 
 async def waits(oraculo: Stage, count: int) -> bool:

@@ -43,33 +43,33 @@ class Lasting(Durable):
         pass
 
     async def forget(self) -> None:
-        await self.remove([QUEUE, *NAMES.silent])
+        await self.remove([QUEUE, NAMES.memory])
 
 
 class Selective(Lasting):
     """Its owner lets nobody make a mark."""
 
     async def declare(self, queues: Sequence[str]) -> None:
-        if NAMES.silent.intersection(queues):
+        if NAMES.memory in queues:
             raise BrokerError("ACCESS_REFUSED")
         await super().declare(queues)
 
 
 class Halting(SqliteStore):
-    """Does not say what a broker had taken, or not when more is asked for than this."""
+    """Does not say what a broker had taken."""
 
-    halts_at = 1
+    is_away = True
 
     async def held_by(
         self, via: str | None, limit: int, after: str = "", *, dead_letters: bool = False
     ) -> Sequence[str]:
-        if limit > self.halts_at:
+        if self.is_away:
             raise StoreUnavailable("the disk is away")
         return await super().held_by(via, limit, after, dead_letters=dead_letters)
 
 
 async def is_marked(broker: Broker) -> bool:
-    return [state.queue for state in await broker.queues(sorted(NAMES.silent))] == [NAMES.memory]
+    return any(state.ready for state in await broker.queues([NAMES.memory]))
 
 
 async def waiting(broker: Broker) -> int:
@@ -121,17 +121,67 @@ async def test_nothing_is_sent_again_by_a_restart_alone(tmp_path: Path) -> None:
     assert not told.of(CommandsTakenBack)
 
 
-async def test_what_went_to_a_new_broker_before_it_had_its_mark_is_not_sent_again() -> None:
-    broker, store, told = Lasting("rabbitmq"), Halting(MEMORY), Told()
-    store.halts_at = 0
-    async with Harness(settings=QUICK, broker=broker, store=store, telemetry=told) as oraculo:
+async def test_a_broker_that_is_emptied_again_before_it_has_its_mark_is_noticed() -> None:
+    broker, store = Lasting("rabbitmq"), Halting(MEMORY)
+    async with Harness(settings=QUICK, broker=broker, store=store) as oraculo:
+        await until(lambda: oraculo.engine._links._losses)
         run_id = await oraculo.submit(REQUEST)
         await until(lambda: sent_by(oraculo, run_id, ["rabbitmq"]))
-        assert not await is_marked(broker)
-        store.halts_at = 10_000
+        await broker.forget()
+        looks = broker.looks
+        await until(lambda: broker.looks > looks + 1)
+        store.is_away = False
         await until(lambda: is_marked(broker))
-        await until(lambda: not oraculo.engine._links._losses, saying="the last look")
+        await until(lambda: waiting(broker))
+
+
+async def test_what_is_sent_after_the_mark_was_missed_is_not_sent_again() -> None:
+    broker, store, told = Lasting("rabbitmq"), Halting(MEMORY), Told()
+    async with Harness(settings=QUICK, broker=broker, store=store, telemetry=told) as oraculo:
+        await until(lambda: oraculo.engine._links._losses)
+        run_id = await oraculo.submit(REQUEST)
+        await until(lambda: sent_by(oraculo, run_id, ["rabbitmq"]))
+        store.is_away = False
+        await until(lambda: is_marked(broker))
     assert not told.of(CommandsTakenBack)
+
+
+async def test_a_broker_that_is_away_is_not_looked_at() -> None:
+    broker = Lasting("rabbitmq")
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        await until(lambda: is_marked(broker))
+        broker.away, broker.looks = "pulled out", 0
+        await oraculo.engine._memories._memories[0].look()
+        assert not broker.looks
+
+
+async def test_a_broker_that_tells_of_its_loss_a_moment_later_gets_everything_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memories, "LOOK_EVERY", 600.0)
+    broker, told, links, look = Lasting("redis"), Told(), list[LinkWatch](), LinkWatch.look
+
+    async def counted(watch: LinkWatch) -> None:
+        await look(watch)
+        links.append(watch)
+
+    monkeypatch.setattr(LinkWatch, "look", counted)
+    async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
+        [memory] = oraculo.engine._memories._memories
+        await sent_one(oraculo, broker)
+        await until(lambda: not memory.is_in_haste)
+        await broker.forget()
+        await memory.look()
+        links.clear()
+        await until(lambda: len(links) > 5)
+        broker.losses += 1
+
+        async def is_marked_again() -> bool:
+            await memory.look()
+            return await is_marked(broker)
+
+        await until(is_marked_again)
+    assert told.of(CommandsTakenBack) == [CommandsTakenBack("redis", 1)]
 
 
 async def test_where_no_mark_may_be_left_that_is_told_and_nothing_is_sent_again(tmp_path: Path) -> None:
@@ -147,7 +197,7 @@ async def test_where_no_mark_may_be_left_that_is_told_and_nothing_is_sent_again(
 
 
 async def test_of_several_engines_one_takes_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "SIGHTS", 10_000)  # nobody waits in vain for the one whose turn it is
+    monkeypatch.setattr(memories, "SIGHTS", 10_000)  # nobody waits in vain for the engine whose turn it is
     noted, note_loss = list[LinkWatch](), LinkWatch.note_loss
 
     def note(watch: LinkWatch, name: str, at: float | None = None) -> None:
@@ -160,6 +210,7 @@ async def test_of_several_engines_one_takes_it_up(tmp_path: Path, monkeypatch: p
     async with one, other:
         await until(lambda: len(one.engine.peers.engines) == len(other.engine.peers.engines) == 2)
         await sent_one(one, broker)
+        noted.clear()
         await broker.forget()
         await until(lambda: is_marked(broker))
         await until(lambda: waiting(broker))

@@ -121,12 +121,13 @@ def _unsendable(run: Run, event: Unsendable, now: float, changes: Changes) -> Ve
 
 
 def _broker_lost(run: Run, event: BrokerLost, now: float, changes: Changes) -> Verdict:
-    """Under the same identity: a worker that has such a command already knows it for a repeat."""
+    """Under the same identity: a worker that has such a command already knows it for a repeat. What seems to be sent
+    later than now was sent before the clock was set back."""
     until = event.before
     lost = [
         task
         for task in run.tasks
-        if task.via == event.via and not task.unsent and (until is None or (task.sent_at or 0.0) <= until)
+        if task.via == event.via and not task.unsent and (until is None or not until < (task.sent_at or 0.0) <= now)
     ]
     commands = [task for task in lost if task.status is TaskStatus.RUNNING and not event.dead_letters]
     letters = [task for task in lost if task.dead_letter and event.dead_letters]

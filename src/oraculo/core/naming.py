@@ -7,7 +7,7 @@ from itertools import islice
 
 REQUESTS = "orquestrador"
 ANSWERS = "resultados"
-MEMORY = "oraculo.memoria"  # a queue that is always empty: a broker without it has forgotten everything
+MEMORY = "oraculo.memoria"  # a queue that nobody reads: a broker without it has forgotten everything
 DLQ_SUFFIX = ".dlq"
 COLLECTOR_PREFIX = "escavador"
 PROCESSOR_PREFIX = "executador"
@@ -148,8 +148,6 @@ class QueueNames:
         self.requests = prefix + REQUESTS
         self.answers = prefix + ANSWERS
         self.memory = prefix + MEMORY
-        self.memory_trial = self.memory + ".nova"
-        self.silent = frozenset({self.memory, self.memory_trial})  # those that carry no messages
 
     def physical(self, queue: str) -> str:
         return self.prefix + queue

@@ -63,10 +63,6 @@ class _Loss(_Absence):
         self.next_look = now
         self.looks_left = LOOKS_AFTER_A_LOSS
 
-    @property
-    def is_taken_back(self) -> bool:
-        return self.looks_left < LOOKS_AFTER_A_LOSS
-
 
 class LinkWatch:
     """`acts`: it sends again what was lost. Otherwise it only tells how the brokers are doing."""
@@ -135,13 +131,10 @@ class LinkWatch:
         """Whatever this broker took before now, or before `at` by the loop's time, is gone."""
         self._losses[name] = self._new_loss(at)
 
-    async def is_held(self, name: str) -> bool:
-        """Whether there is anything that this broker is known to have taken."""
-        return any([await self._store.held_by(name, 1, dead_letters=letters) for letters in (False, True)])
-
     def has_taken_back(self, name: str) -> bool:
-        """Whether all that it is known to have taken, before it lost its memory, counts as not sent."""
-        return name not in self._losses or self._losses[name].is_taken_back
+        """Whether all that it had taken when it lost its memory counts as not sent: of losses that it told of too."""
+        told = sum(link.losses for link in self._broker.links() if link.name == name)
+        return name not in self._losses and told == self._losses_of(name)
 
     def _new_loss(self, at: float | None) -> _Loss:
         """By a clock that was never set back: by one that was, what was sent before would seem to come later."""
@@ -153,7 +146,7 @@ class LinkWatch:
         loss, now = self._losses.get(name), asyncio.get_running_loop().time()
         if loss is None or now < loss.next_look:
             return
-        undecided = await self._take_back(name, before=loss.at)
+        undecided = await self._take_back(name, before=loss.at, letters=loss.looks_left == 1)
         loss.look_later(now)
         loss.looks_left -= not undecided
         if not loss.looks_left and self._losses.get(name) is loss:
@@ -187,13 +180,16 @@ class LinkWatch:
                 await self._take_back(via)
         self._departures = departures
 
-    async def _take_back(self, via: str | None, absence: _Absence | None = None, *, before: float | None = None) -> int:
-        """`before`: the memory was lost then, and the dead letters with it. Returns how many runs could not be
+    async def _take_back(
+        self, via: str | None, absence: _Absence | None = None, *, before: float | None = None, letters: bool = False
+    ) -> int:
+        """`before`: the memory was lost then. `letters`: the dead letters with it; of these nobody knows when they were
+        sent, so they are taken back once, when all that was sent is noted. Returns how many runs could not be
         decided."""
         count, undecided = await self._decide(BrokerLost(via, before=before), absence)
-        if before is not None:
-            letters, more_undecided = await self._decide(BrokerLost(via, dead_letters=True, before=before))
-            count, undecided = count + letters, undecided + more_undecided
+        if letters:
+            more, more_undecided = await self._decide(BrokerLost(via, dead_letters=True, before=before))
+            count, undecided = count + more, undecided + more_undecided
         if count:
             self._telemetry.emit(CommandsTakenBack(via or "unknown", count))
         return undecided

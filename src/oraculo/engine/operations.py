@@ -245,7 +245,7 @@ class Operations:
         """By their physical names (see `queue_name`); those of another prefix are not ours to show, and a mark that
         engines leave on the broker is of no use to anybody else."""
         names, states = self._engine.names, await self._engine.broker.queues()
-        return [state for state in states if state.queue.startswith(names.prefix) and state.queue not in names.silent]
+        return [state for state in states if state.queue.startswith(names.prefix) and state.queue != names.memory]
 
     def own_queues(self) -> set[str]:
         """The names, without the prefix, of those that engines read and that known pipelines and routes send to."""

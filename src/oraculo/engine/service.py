@@ -146,7 +146,7 @@ class Engine:
             broker, store, self.inbox, self.peers, clock, telemetry, engine.poll, acts=role is Role.WHOLE
         )
 
-        self._memories = Memories(broker, self._links, self.peers, self.names, telemetry, engine.poll)
+        self._memories = Memories(broker, self._links, self.names, telemetry, engine.poll)
 
         # What is there once it is started.
         self._connected = False

@@ -307,16 +307,19 @@ class NatsBroker:
                 _raise_first(await self._maker.make(connection, some))
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        """Raises NotTaken when nobody can tell of any that are named, since their streams have no leader."""
         async with self._calling(self._publish_timeout) as connection:
             if names is None:
-                counts = await self._all_counts(connection)
+                counts, unknown = await self._all_counts(connection), frozenset[str]()
             else:
-                counts = await self._counts(connection, [name for name in names if not name_fault(name)])
+                counts, unknown = await self._counts(connection, [name for name in names if not name_fault(name)])
             sources = dict.fromkeys(source_name(name) for name in counts)
             if names is not None:
                 sources = dict.fromkeys(name for name in names if name in sources)
             calls = ((f"CONSUMER.INFO.{stream_of(name)}.{stream_of(name)}", None) for name in sources)
             consumers = await connection.ask_many(calls, self._look_patience)
+        if names and unknown.issuperset(names):
+            raise NotTaken(f"{self.name} does not tell of {', '.join(names)}: the stream may have no leader")
         return [self._state(name, counts, told) for name, told in zip(sources, consumers, strict=True)]
 
     async def _all_counts(self, connection: Connection) -> dict[str, int]:
@@ -331,7 +334,8 @@ class NatsBroker:
             if not streams or offset >= page["total"]:
                 return counts
 
-    async def _counts(self, connection: Connection, names: Sequence[str]) -> dict[str, int]:
+    async def _counts(self, connection: Connection, names: Sequence[str]) -> tuple[dict[str, int], frozenset[str]]:
+        """And those of which nobody can tell, for they have no leader."""
         wanted = list(dict.fromkeys(name for each in names for name in (each, dlq_name(each))))
         looks = ((f"STREAM.INFO.{stream_of(name)}", None) for name in wanted)
         answers = await connection.ask_many(looks, self._look_patience)
@@ -339,9 +343,10 @@ class NatsBroker:
         for name, answer in zip(wanted, answers, strict=True):
             if not isinstance(answer, ApiError):
                 counts[name] = answer["state"]["messages"]
-            elif not answer.is_missing and answer is not UNANSWERED:  # of one without a leader nobody can tell
+            elif not answer.is_missing and answer is not UNANSWERED:
                 raise connection.refusal(answer, f"to tell of {name}")
-        return counts
+        unknown = (name for name, answer in zip(wanted, answers, strict=True) if answer is UNANSWERED)
+        return counts, frozenset(unknown)
 
     def _state(self, queue: str, counts: dict[str, int], consumer: dict[str, Any] | ApiError) -> QueueState:
         """A message is in its stream until it is acked, so whatever nobody holds is ready."""
