@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from oraculo.brokers.failover import FailoverBroker
@@ -44,6 +45,16 @@ class Lasting(Durable):
 
     async def forget(self) -> None:
         await self.remove([QUEUE, NAMES.memory])
+
+
+class Busy(Lasting):
+    """Counts no messages for a while, as RabbitMQ does where a queue has no leader."""
+
+    counts = True
+
+    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        found = await super().queues(names)
+        return found if self.counts else [msgspec.structs.replace(state, ready=0) for state in found]
 
 
 class Selective(Lasting):
@@ -146,6 +157,19 @@ async def test_what_is_sent_after_the_mark_was_missed_is_not_sent_again() -> Non
     assert not told.of(CommandsTakenBack)
 
 
+async def test_a_broker_that_cannot_count_for_a_while_has_forgotten_nothing() -> None:
+    broker, told = Busy("rabbitmq"), Told()
+    async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
+        [memory] = oraculo.engine._memories._memories
+        await sent_one(oraculo, broker)
+        await until(lambda: not memory.is_in_haste)
+        broker.counts, broker.looks = False, 0
+        await until(lambda: broker.looks > 2 * memories.SIGHTS)
+        broker.counts, broker.looks = True, 0
+        await until(lambda: broker.looks > 2)
+    assert not told.of(CommandsTakenBack)
+
+
 async def test_a_broker_that_is_away_is_not_looked_at() -> None:
     broker = Lasting("rabbitmq")
     async with Harness(settings=QUICK, broker=broker) as oraculo:
@@ -197,7 +221,8 @@ async def test_where_no_mark_may_be_left_that_is_told_and_nothing_is_sent_again(
 
 
 async def test_of_several_engines_one_takes_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "SIGHTS", 10_000)  # nobody waits in vain for the engine whose turn it is
+    for name in ("SIGHTS", "SIGHTS_MORE"):
+        monkeypatch.setattr(memories, name, 10_000)  # nobody waits in vain for the engine that has begun
     noted, note_loss = list[LinkWatch](), LinkWatch.note_loss
 
     def note(watch: LinkWatch, name: str, at: float | None = None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
+from oraculo.core import naming
 from oraculo.core.message import decode_message
 from oraculo.core.troubled import TroubledQueues
 from oraculo.engine import rations
@@ -97,6 +98,8 @@ class Full(MemoryBroker):
         self.taken = Counter[str]()
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if messages[0].queue == naming.MEMORY:  # the mark that engines leave
+            return await super().publish(messages)
         await asyncio.sleep(0.001 * len(messages))
         runs = [decode_message(message.body).correlation_id for message in messages]
         vias = [self.name if self.fits(run_id) else None for run_id in runs]

@@ -21,7 +21,9 @@ MARK = (
     b'"nota":"as long as it is here, this broker has forgotten nothing; leave it"}'
 )
 LOOK_EVERY = 2.0  # seconds
-SIGHTS = 5  # of a mark that is not there, after which the engine that has begun is not waited for
+SIGHTS = 5  # of a queue without its message, after which the engine that made it is not waited for
+# By an engine that saw the message before: RabbitMQ counts none in a queue whose leader does not answer.
+SIGHTS_MORE = 30
 
 
 class Memories:
@@ -100,9 +102,9 @@ class _Memory:
         """What another engine has begun it may end, unless it died. Else this one takes it up: at once when it never
         saw the mark, and at the second sight when it did, for the broker may be about to tell of its loss by itself,
         which is taken care of already."""
-        if self._is_begun:
-            return SIGHTS
-        return 1 if self._losses is None else 2
+        if self._losses is None:
+            return SIGHTS if self._is_begun else 1
+        return SIGHTS_MORE if self._is_begun else 2
 
     def _note_mark(self, losses: int) -> None:
         self._losses, self._sights, self._is_lost, self.refusal = losses, 0, False, None

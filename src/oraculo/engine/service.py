@@ -145,7 +145,6 @@ class Engine:
         self._links = LinkWatch(
             broker, store, self.inbox, self.peers, clock, telemetry, engine.poll, acts=role is Role.WHOLE
         )
-
         self._memories = Memories(broker, self._links, self.names, telemetry, engine.poll)
 
         # What is there once it is started.
