@@ -15,8 +15,10 @@ import uvloop
 
 from oraculo.brokers.nats import NatsBroker
 from oraculo.brokers.nats.connection import Connection
+from oraculo.brokers.nats.layout import stream_of
+from oraculo.brokers.nats.replies import UNANSWERED
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Link, Outgoing
+from oraculo.ports.broker import Link, NotTaken, Outgoing
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PATIENCE,
@@ -349,6 +351,28 @@ async def test_a_reply_queue_that_is_also_sent_commands_can_lose_them(url: str, 
             await broker.publish([command])
             assert broker.links()[0].losses == losses + 1
         assert (await api(client, f"STREAM.INFO.{queue}=dlq"))["config"]["subjects"] == [f"{queue}.dlq"]
+
+
+async def test_a_stream_without_a_leader_is_neither_missing_nor_a_trouble_of_the_broker(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_many = Connection.ask_many
+
+    async def leaderless(self: Connection, calls: Any, *patience: float) -> Any:
+        several = list(calls)
+        answers = await ask_many(self, several, *patience)
+        return [
+            UNANSWERED if verb == f"STREAM.INFO.{stream_of(queue)}" else answer
+            for (verb, _), answer in zip(several, answers, strict=True)
+        ]
+
+    async with running(url) as broker:
+        await broker.declare([queue])
+        monkeypatch.setattr(Connection, "ask_many", leaderless)
+        with pytest.raises(NotTaken, match=queue):
+            await broker.queues([queue])
+        assert broker.links()[0].trouble is None
+        assert not list(await broker.queues([f"{queue}.other"]))
 
 
 async def test_with_many_streams_a_connection_is_made_again_all_the_same(
