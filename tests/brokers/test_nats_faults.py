@@ -120,7 +120,11 @@ async def test_a_subscription_that_waits_long_stays_alive(
 # -- connections and servers that break -----------------------------------------------------------------------------
 
 
-async def test_a_slow_line_takes_its_time_until_it_falls_silent(url: str, queue: str) -> None:
+@pytest.mark.parametrize("window", [1000, 2])
+async def test_a_slow_line_takes_its_time_until_it_falls_silent(
+    url: str, queue: str, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oraculo.brokers.nats.outgoing.WINDOW", window)
     batch = [Outgoing(queue, bytes(64 * 1024))] * 16
     with Proxy(url) as proxy:
         async with running(url) as near, running(proxy.url, publish_timeout=0.5) as broker:

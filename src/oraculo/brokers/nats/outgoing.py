@@ -34,6 +34,7 @@ class Refusals:
         self.left: dict[int, str] = {}  # why their queue did not take the others, by the id of the request
         self.down: set[int] = set()  # those of them whose queue does not work at all
         self.forbidden: set[int] = set()  # and those of them whose queue will not, as it is now
+        self.unanswered = False  # whether some were asked about and nobody said anything
 
     @property
     def told(self) -> str:

@@ -30,7 +30,9 @@ class Sender:
         clock = asyncio.get_running_loop().time
         patience = Patience(clock() + self._silence, self._silence, self._patience - self._silence)
         for window in windows(await self._make_missing(connection, requests, refusals)):
-            if clock() >= patience.until:
+            if not refusals.unanswered:  # the server keeps up, however long it has taken so far
+                patience = patience._replace(until=clock() + self._silence)
+            elif clock() >= patience.until:
                 for request in window:
                     refusals.note_left(request, f"{connection.place} was not asked in time to take {request.subject}")
                 continue
@@ -90,6 +92,7 @@ class Sender:
         homeless = []
         for request, ack in zip(requests, acks, strict=True):
             if ack.error is UNANSWERED:
+                refusals.unanswered = True
                 refusals.note_down(request, self._unheard(connection, request.subject))
             elif ack.error is NOBODY:
                 homeless.append(request)
