@@ -123,6 +123,12 @@ async def test_a_queue_that_died_with_its_server_holds_up_no_other(servers: list
 
         try:
             await until(is_told_apart, within=40, saying="the other queue to be served")
+            with pytest.raises(NotTaken, match=lost):
+                await broker.declare([lost])
+            listed = {state.queue for state in await broker.queues()}
+            assert queue in listed
+            assert lost not in listed
+            assert broker.links()[0].trouble is None
         finally:
             await asyncio.to_thread(servers[0].start)
 

@@ -357,6 +357,29 @@ async def test_a_reply_queue_that_is_also_sent_commands_can_lose_them(url: str, 
         assert (await api(client, f"STREAM.INFO.{queue}=dlq"))["config"]["subjects"] == [f"{queue}.dlq"]
 
 
+async def test_a_stream_that_the_list_misses_is_not_asked_for_again(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that takes a cluster four seconds."""
+    ask, asked, misses = Connection.ask, list[str](), False
+
+    async def missing(self: Connection, verb: str, what: Any = None) -> Any:
+        asked.append(verb)
+        page = await ask(self, verb, what)
+        if verb == "STREAM.LIST" and misses:
+            page["streams"] = [each for each in page["streams"] if each["config"]["name"] != stream_of(queue)]
+            page["missing"] = [stream_of(queue)]
+        return page
+
+    async with running(url) as broker:
+        await broker.declare([queue, f"{queue}-other"])
+        monkeypatch.setattr(Connection, "ask", missing)
+        await broker.queues()
+        before, misses = asked.count("STREAM.LIST"), True
+        assert f"{queue}-other" in {state.queue for state in await broker.queues()}
+        assert asked.count("STREAM.LIST") == 2 * before
+
+
 async def test_a_stream_without_a_leader_is_neither_missing_nor_a_trouble_of_the_broker(
     url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,8 +398,13 @@ async def test_a_stream_without_a_leader_is_neither_missing_nor_a_trouble_of_the
         monkeypatch.setattr(Connection, "ask_many", leaderless)
         with pytest.raises(NotTaken, match=queue):
             await broker.queues([queue])
-        assert broker.links()[0].trouble is None
         assert not list(await broker.queues([f"{queue}.other"]))
+        with pytest.raises(NotTaken, match=queue):
+            await broker.declare([queue, f"{queue}.other"])
+        assert [state.queue for state in await broker.queues([f"{queue}.other"])] == [f"{queue}.other"]
+        with pytest.raises(NotTaken, match=queue):
+            await broker.consume(queue, prefetch=1)
+        assert broker.links()[0].trouble is None
 
 
 async def test_with_many_streams_a_connection_is_made_again_all_the_same(

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 import pytest
 
 from oraculo.errors import BrokerError
+from oraculo.ports.broker import NotTaken
+from oraculo.ports.telemetry import LoopFailed
 from oraculo.settings import EngineSettings, Settings
 from oraculo.testing.harness import Harness
 from tests.brokers.failover_stage import Named
+from tests.engine.broker_stage import Told
 from tests.waiting import until
 
 QUICK = Settings(engine=EngineSettings(poll=0.02))
@@ -21,11 +24,14 @@ class Ledger(Named):
         super().__init__("ledger")
         self.asked: list[str] = []
         self.refused: set[str] = set()
+        self.without_leader: set[str] = set()
 
     async def declare(self, queues: Sequence[str]) -> None:
         self.asked += queues
         if self.refused & set(queues):
             raise BrokerError("not allowed")
+        if self.without_leader & set(queues):
+            raise NotTaken("no leader")
         self._expect_here()
         await super().declare(queues)
 
@@ -43,6 +49,15 @@ async def test_the_start_declares_all_and_a_new_pipeline_its_own() -> None:
         await oraculo.operations.put_pipeline("novo", pipeline("executador_a", "executador_b"))
         await looks(oraculo)
         assert broker.asked == ["executador_a", "executador_a", "executador_b"]
+
+
+async def test_a_start_is_not_held_up_by_a_queue_that_cannot_be_made_now() -> None:
+    broker = Ledger()
+    broker.without_leader, told = {"escavador_youtube"}, Told()
+    async with Harness(settings=QUICK, broker=broker, telemetry=told):
+        assert not told.of(LoopFailed)
+        broker.without_leader.clear()
+        await until(lambda: broker.queues(["escavador_youtube"]), saying="the queue, once it can be made")
 
 
 async def looks(oraculo: Harness, count: int = 3) -> None:

@@ -2,11 +2,12 @@
 the first command finds its queue."""
 
 from collections.abc import Collection
+from contextlib import suppress
 
 from oraculo.core.naming import QueueNames
 from oraculo.engine.catalogue import Catalogue
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker
+from oraculo.ports.broker import Broker, NotTaken
 
 
 class Destinations:
@@ -21,7 +22,8 @@ class Destinations:
         """With the queues that engines read themselves: nothing is known of the broker yet."""
         self._working = self._working_brokers()
         await self._broker.declare([self._names.requests, self._names.answers])
-        await self.declare(self._catalogue.destinations())
+        with suppress(NotTaken):  # one that cannot be made now is no reason not to work; the next look tries again
+            await self.declare(self._catalogue.destinations())
 
     async def declare(self, queues: Collection[str]) -> None:
         """Also those that were declared before: somebody may have deleted one."""

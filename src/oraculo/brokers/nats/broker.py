@@ -302,51 +302,58 @@ class NatsBroker:
         sources = list(dict.fromkeys(source_name(queue) for queue in queues))
         for fault in filter(None, map(name_fault, sources)):
             raise BrokerError(fault)
+        without_leader: list[NotTaken] = []
         for some in pages(sources, MADE_TOGETHER):  # each part has its own time: a disk may be slow
             async with self._calling(self._publish_timeout) as connection:
-                _raise_first(await self._maker.make(connection, some))
+                for unmade in (await self._maker.make(connection, some)).values():
+                    if not isinstance(unmade, NotTaken):
+                        raise unmade
+                    without_leader.append(unmade)
+        if without_leader:  # keeps no other from being made
+            raise without_leader[0]
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
         """Raises NotTaken when nobody can tell of any that are named, since their streams have no leader."""
+        if names is None:
+            counts = await self._all_counts()
+            sources = list(dict.fromkeys(map(source_name, counts)))
+        else:
+            counts = await self._counts([name for name in names if not name_fault(name)])
+            known = set(map(source_name, counts))
+            sources = [name for name in dict.fromkeys(names) if name in known]
         async with self._calling(self._publish_timeout) as connection:
-            if names is None:
-                counts, unknown = await self._all_counts(connection), frozenset[str]()
-            else:
-                counts, unknown = await self._counts(connection, [name for name in names if not name_fault(name)])
-            sources = dict.fromkeys(source_name(name) for name in counts)
-            if names is not None:
-                sources = dict.fromkeys(name for name in names if name in sources)
             calls = ((f"CONSUMER.INFO.{stream_of(name)}.{stream_of(name)}", None) for name in sources)
             consumers = await connection.ask_many(calls, self._look_patience)
-        if names and unknown.issuperset(names):
-            raise NotTaken(f"{self.name} does not tell of {', '.join(names)}: the stream may have no leader")
         return [self._state(name, counts, told) for name, told in zip(sources, consumers, strict=True)]
 
-    async def _all_counts(self, connection: Connection) -> dict[str, int]:
-        """How many messages lie in each of our streams."""
+    async def _all_counts(self) -> dict[str, int]:
+        """How many messages lie in each of our streams that has a leader. Each page has its own time: for one that has
+        none a cluster waits for four seconds, and names it as missing."""
         counts: dict[str, int] = {}
-        offset = 0
-        while True:
-            page = await connection.ask("STREAM.LIST", {"offset": offset})
-            streams = page.get("streams") or []
+        offset = total = 0
+        while not offset or offset < total:
+            async with self._calling(self._publish_timeout) as connection:
+                page = await connection.ask("STREAM.LIST", {"offset": offset})
+            streams, total = page.get("streams") or [], page["total"]
             counts |= {queue_of(s["config"]["name"]): s["state"]["messages"] for s in streams if is_queue(s["config"])}
-            offset += len(streams)
-            if not streams or offset >= page["total"]:
-                return counts
+            offset += page["limit"]
+        return counts
 
-    async def _counts(self, connection: Connection, names: Sequence[str]) -> tuple[dict[str, int], frozenset[str]]:
-        """And those of which nobody can tell, for they have no leader."""
+    async def _counts(self, names: Sequence[str]) -> dict[str, int]:
         wanted = list(dict.fromkeys(name for each in names for name in (each, dlq_name(each))))
-        looks = ((f"STREAM.INFO.{stream_of(name)}", None) for name in wanted)
-        answers = await connection.ask_many(looks, self._look_patience)
-        counts = {}
-        for name, answer in zip(wanted, answers, strict=True):
-            if not isinstance(answer, ApiError):
-                counts[name] = answer["state"]["messages"]
-            elif not answer.is_missing and answer is not UNANSWERED:
-                raise connection.refusal(answer, f"to tell of {name}")
-        unknown = (name for name, answer in zip(wanted, answers, strict=True) if answer is UNANSWERED)
-        return counts, frozenset(unknown)
+        counts, unknown = dict[str, int](), set[str]()
+        async with self._calling(self._publish_timeout) as connection:
+            looks = ((f"STREAM.INFO.{stream_of(name)}", None) for name in wanted)
+            for name, answer in zip(wanted, await connection.ask_many(looks, self._look_patience), strict=True):
+                if not isinstance(answer, ApiError):
+                    counts[name] = answer["state"]["messages"]
+                elif answer is UNANSWERED:
+                    unknown.add(name)
+                elif not answer.is_missing:
+                    raise connection.refusal(answer, f"to tell of {name}")
+        if names and unknown.issuperset(names):
+            raise NotTaken(f"{self.name} does not tell of {', '.join(names)}: the stream may have no leader")
+        return counts
 
     def _state(self, queue: str, counts: dict[str, int], consumer: dict[str, Any] | ApiError) -> QueueState:
         """A message is in its stream until it is acked, so whatever nobody holds is ready."""

@@ -37,6 +37,7 @@ from oraculo.brokers.nats.replies import (
 from oraculo.core.slices import pages
 from oraculo.core.troubled import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import NotTaken
 
 PING_INTERVAL = 5  # seconds; a peer that leaves two pings unanswered is gone
 MOST_KNOWN = 10_000  # queues, or streams, of which something is remembered; the one not used for longest is forgotten
@@ -321,7 +322,7 @@ class Connection:
         if error.is_forbidden:
             return BrokerError(f"{self.place} does not allow it: {error.description}")
         if error is UNANSWERED:
-            return BrokerUnavailable(f"{self.place} was asked {what} and gave no answer, while it answers otherwise")
+            return NotTaken(f"{self.place} was asked {what} and gave no answer, while it answers otherwise")
         sentence = f"{self.place} refused {what}: {error.description} ({error.err_code or error.code})"
         return BrokerUnavailable(sentence) if error.is_temporary or error.is_full else BrokerError(sentence)
 
