@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+from nats.js.errors import NoStreamResponseError
 
 from oraculo.testing.worker_cases import CASE_NAMES
 from tests.brokers.nats_stage import api, plain_client
@@ -146,6 +147,44 @@ async def test_the_one_of_redis_goes_on_when_its_server_was_killed_and_is_back(s
                 "executador_plano", {"body": json.dumps({"correlation_id": "c", "tipo_evento": "x", "payload": 1})}
             )
             await until(lambda: client.xlen("resultados"), saying="its answer")
+
+
+@pytest.mark.parametrize("name", ["redis_worker.py", "node_ioredis"])
+async def test_those_of_redis_go_on_when_all_was_flushed(name: str, start: Start) -> None:
+    with Valkey() as server, redis.Redis.from_url(server.url) as client:
+        worker = start(name, server.url, "executador_plano")
+        await until(lambda: "waiting for work" in worker.tail(), saying="the worker to be there")
+        client.flushall()
+        body = json.dumps({"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": 1})
+        client.xadd("executador_plano", {"body": body})
+        await until(lambda: client.xlen("resultados"), saying="its answer")
+        worker.expect_alive()
+
+
+async def test_the_one_of_nats_goes_on_when_its_server_is_back_without_its_data(start: Start) -> None:
+    command = {"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": 1}
+    with Nats() as server:
+        worker = start("nats_worker.py", server.url, "executador_plano")
+        await until(lambda: "waiting for work" in worker.tail(), saying="the worker to be there")
+        server.kill()
+        shutil.rmtree(server.folder / "jetstream")
+        server.start()
+        async with plain_client(server.url) as client:
+
+            async def is_taken() -> bool:
+                try:
+                    await client.jetstream().publish("executador_plano", json.dumps(command).encode())
+                except NoStreamResponseError:
+                    worker.expect_alive()
+                    return False
+                return True
+
+            async def is_answered() -> bool:
+                found = await api(client, "STREAM.INFO.resultados")
+                return "error" not in found and found["state"]["messages"] == 1
+
+            await until(is_taken, within=30.0, saying="its queue")
+            await until(is_answered, within=30.0, saying="its answer")
 
 
 AT_A_GATE = """

@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import nats
@@ -103,6 +104,12 @@ async def main(url: str, queue: str) -> None:
             # heartbeat would not help, for nats-py does not end a request whose heartbeats stay away.
             messages = await subscription.fetch(10, timeout=5)
         except NothingCame:
+            continue
+        except nats.errors.Error as error:  # the queue is gone, say: the server is back without its data
+            print(f"trying again soon: {error!r}", flush=True)
+            await asyncio.sleep(1)
+            with suppress(nats.errors.Error):
+                await make_queue(jetstream, queue)
             continue
         for message in messages:
             try:

@@ -75,7 +75,15 @@ def work(client: redis.Redis, queue: str, entry: bytes, fields: dict, deliveries
 
 
 def read(client: redis.Redis, queue: str, name: str, after: str) -> list:
-    found = client.xreadgroup(queue, name, {queue: after}, count=10, block=2000)
+    try:
+        found = client.xreadgroup(queue, name, {queue: after}, count=10, block=2000)
+    except redis.ResponseError as error:
+        if not str(error).startswith(
+            ("NOGROUP", "UNBLOCKED")
+        ):  # all was flushed, or the server is back without its data
+            raise
+        make_queue(client, queue)
+        return []
     return [entry for _, entries in (found or ()) for entry in entries]
 
 

@@ -74,8 +74,14 @@ async function work(entry, fields, deliveries = 1) {
 // As bytes: what is no text must come to the dead letters as it was.
 async function read(after) {
   const taking = ["GROUP", queue, name, "COUNT", 10, "BLOCK", 2000, "STREAMS", queue, after];
-  const found = await redis.xreadgroupBuffer(...taking);
-  return found ? found[0][1] : [];
+  try {
+    const found = await redis.xreadgroupBuffer(...taking);
+    return found ? found[0][1] : [];
+  } catch (error) {
+    if (!/^(NOGROUP|UNBLOCKED)/.test(error.message)) throw error;
+    await makeQueue(); // all was flushed, or the server is back without its data
+    return [];
+  }
 }
 
 await makeQueue();
