@@ -3,7 +3,7 @@
 import pytest
 
 from oraculo.core import machine
-from oraculo.core.events import BrokerLost, Sent
+from oraculo.core.events import BrokerLost, RunDue, Sent
 from oraculo.core.history import Happened
 from oraculo.core.machine import Verdict
 from tests.core.building import START, Driver, fan_out
@@ -124,3 +124,12 @@ def test_what_was_sent_and_lost_is_not_told_as_never_sent() -> None:
     assert driver.task("escavador_b").reason == "no answer in 5 min"
     lost = "no answer in 5 min; the broker that had the command was lost, and it was not sent again"
     assert driver.task("escavador_a").reason == lost
+
+
+def test_why_what_was_lost_was_not_sent_again_is_told() -> None:
+    driver = three().at(299)
+    driver.apply(BrokerLost("rabbitmq"))
+    driver.at(300).apply(RunDue({"escavador_a": "it is full"}))
+    told = "the broker that had the command was lost, and it was not sent again (it is full)"
+    assert driver.task("escavador_a").reason == f"no answer in 5 min; {told}"
+    assert driver.task("escavador_b").reason == "no answer in 5 min"

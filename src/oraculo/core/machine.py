@@ -337,11 +337,12 @@ def _why_expired(
     # The reason of the attempt before is all that a worker ever told.
     before = f"; attempt {task.attempt - 1} failed: {task.reason}" if task.reason else ""
     again = f" to attempt {task.attempt}" if before else ""
+    why = untaken.get(step.queue) or untaken.get(None)
     if task.unsent and task.status is TaskStatus.PENDING:
-        why = untaken.get(step.queue) or untaken.get(None)
         blame = f": the broker did not take the command ({why})" if why else ""
         return f"{f'attempt {task.attempt} ' if before else ''}not sent in {waited}{blame}{before}"
-    lost = "; the broker that had the command was lost, and it was not sent again" if task.unsent else ""
+    blame = f" ({why})" if why else ""
+    lost = f"; the broker that had the command was lost, and it was not sent again{blame}" if task.unsent else ""
     return f"no answer{again} in {waited}{lost}{before}"
 
 
