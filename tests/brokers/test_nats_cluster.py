@@ -15,7 +15,7 @@ from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import BareNats, api, eventually, plain_client, ready, running
-from tests.end_to_end.cluster import Cluster
+from tests.end_to_end.cluster import FEW_HELD, Cluster
 from tests.servers.fleet import Fleet
 from tests.servers.process import free_port
 from tests.waiting import until
@@ -140,7 +140,9 @@ async def test_a_cluster_without_its_majority_is_left_for_another_broker(
 ) -> None:
     """The server that engine and worker are at still answers, and takes and gives nothing."""
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
-    async with Cluster(tmp_path, f"nats://{hosts}?replicas=3,{fleet.url('redis')}", is_held=True) as cluster:
+    async with Cluster(
+        tmp_path, f"nats://{hosts}?replicas=3,{fleet.url('redis')}", is_held=True, **FEW_HELD
+    ) as cluster:
         run_id = await cluster.submit(TASKS)
         await cluster.reached(run_id, TASKS // 4)
         for server in servers[1:]:

@@ -11,7 +11,7 @@ from oraculo.errors import BrokerError
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers.rabbitmq_stage import forget, fresh_name, plain_channel, running
-from tests.end_to_end.cluster import Cluster
+from tests.end_to_end.cluster import FEW_HELD, Cluster
 from tests.servers.fleet import Fleet
 from tests.servers.rabbitmq_cluster import Node, RabbitMQCluster
 from tests.waiting import until
@@ -144,7 +144,7 @@ async def test_a_cluster_without_its_majority_is_left_for_another_broker(
     nodes: list[Node], fleet: Fleet, tmp_path: Path
 ) -> None:
     """It answers, and takes and gives nothing: what it had is sent again over the next, and so are new runs."""
-    async with Cluster(tmp_path, f"{_all_of(nodes[::-1])},{fleet.url('redis')}", is_held=True) as cluster:
+    async with Cluster(tmp_path, f"{_all_of(nodes[::-1])},{fleet.url('redis')}", is_held=True, **FEW_HELD) as cluster:
         run_id = await cluster.submit(TASKS)
         await cluster.reached(run_id, TASKS // 4)
         for node in nodes[:2]:

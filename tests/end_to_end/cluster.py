@@ -22,6 +22,9 @@ ROOT = Path(__file__).parents[2]
 ORACULO = str(Path(sys.executable).with_name("oraculo"))
 
 
+FEW_HELD = {"WORK_HELD_FROM": "995"}  # of a thousand tasks: a worker does sixteen at a time
+
+
 class Program:
     """One process that can be started again and again."""
 
@@ -155,7 +158,8 @@ class Cluster:
         return found
 
     async def goes_on_elsewhere(self, run_id: str, tasks: int) -> None:
-        """Now that a broker works no more: new runs do at once, and so does this one."""
+        """Now that a broker works no more: new runs do at once, and so does this one. They need room in a worker beside
+        those of its tasks that are held there, each twice perhaps (`FEW_HELD`)."""
         began = time.monotonic()
         for _ in range(3):
             assert (await self.ended(await self.submit(1)))["status"] == "concluida"

@@ -8,7 +8,7 @@ from typing import Any
 
 from oraculo.worker import App, Context
 
-HELD_FROM = 750  # of a thousand
+HELD_FROM = int(os.environ.get("WORK_HELD_FROM", "750"))  # of a thousand
 
 app = App("survival")
 
