@@ -7,7 +7,7 @@ import pytest
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import failover_stage as stage
 from tests.brokers.failover_stage import Named, Two, troubles
@@ -256,6 +256,28 @@ async def test_dead_letters_of_all_brokers_are_shown_paged_and_moved_by_ids_that
     assert [state.ready for state in await both.queues(["q"])] == [4]
     with pytest.raises(BrokerError, match="not the id"):
         await both.dead_letters("q", limit=1, after="odd")
+
+
+async def test_dead_letters_are_shown_though_one_broker_cannot_tell_of_its_own(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, first, second = two
+
+    async def cannot_tell(*_: object, **__: object) -> None:
+        raise NotTaken("its queue has no leader")
+
+    for look in ("dead_letters", "look_through"):
+        monkeypatch.setattr(first, look, cannot_tell)
+    with pytest.raises(NotTaken, match="no leader"):
+        await both.dead_letters("q", limit=5)
+    await second.publish([Outgoing("q", b"1", reason="why")])
+    assert [letter.body for letter in await both.dead_letters("q", limit=5)] == [b"1"]
+    seen = list[bytes]()
+    await both.look_through("q", lambda letter: seen.append(letter.body))
+    assert seen == [b"1"]
+    with pytest.raises(NotTaken, match="no leader"):
+        await both.look_through("q", lambda letter: seen.append(letter.body), ["first:1"])
+    assert troubles(both) == {"first": None, "second": None}
 
 
 async def test_a_queue_is_told_of_as_a_whole_and_as_each_broker_has_it(two: Two) -> None:

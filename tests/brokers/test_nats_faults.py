@@ -15,10 +15,8 @@ import uvloop
 
 from oraculo.brokers.nats import NatsBroker
 from oraculo.brokers.nats.connection import Connection
-from oraculo.brokers.nats.layout import stream_of
-from oraculo.brokers.nats.replies import UNANSWERED
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Link, NotTaken, Outgoing
+from oraculo.ports.broker import Link, Outgoing
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PATIENCE,
@@ -355,56 +353,6 @@ async def test_a_reply_queue_that_is_also_sent_commands_can_lose_them(url: str, 
             await broker.publish([command])
             assert broker.links()[0].losses == losses + 1
         assert (await api(client, f"STREAM.INFO.{queue}=dlq"))["config"]["subjects"] == [f"{queue}.dlq"]
-
-
-async def test_a_stream_that_the_list_misses_is_not_asked_for_again(
-    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each time that takes a cluster four seconds."""
-    ask, asked, misses = Connection.ask, list[str](), False
-
-    async def missing(self: Connection, verb: str, what: Any = None) -> Any:
-        asked.append(verb)
-        page = await ask(self, verb, what)
-        if verb == "STREAM.LIST" and misses:
-            page["streams"] = [each for each in page["streams"] if each["config"]["name"] != stream_of(queue)]
-            page["missing"] = [stream_of(queue)]
-        return page
-
-    async with running(url) as broker:
-        await broker.declare([queue, f"{queue}-other"])
-        monkeypatch.setattr(Connection, "ask", missing)
-        await broker.queues()
-        before, misses = asked.count("STREAM.LIST"), True
-        assert f"{queue}-other" in {state.queue for state in await broker.queues()}
-        assert asked.count("STREAM.LIST") == 2 * before
-
-
-async def test_a_stream_without_a_leader_is_neither_missing_nor_a_trouble_of_the_broker(
-    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask_many = Connection.ask_many
-
-    async def leaderless(self: Connection, calls: Any, *patience: float) -> Any:
-        several = list(calls)
-        answers = await ask_many(self, several, *patience)
-        return [
-            UNANSWERED if verb == f"STREAM.INFO.{stream_of(queue)}" else answer
-            for (verb, _), answer in zip(several, answers, strict=True)
-        ]
-
-    async with running(url) as broker:
-        await broker.declare([queue])
-        monkeypatch.setattr(Connection, "ask_many", leaderless)
-        with pytest.raises(NotTaken, match=queue):
-            await broker.queues([queue])
-        assert not list(await broker.queues([f"{queue}.other"]))
-        with pytest.raises(NotTaken, match=queue):
-            await broker.declare([queue, f"{queue}.other"])
-        assert [state.queue for state in await broker.queues([f"{queue}.other"])] == [f"{queue}.other"]
-        with pytest.raises(NotTaken, match=queue):
-            await broker.consume(queue, prefetch=1)
-        assert broker.links()[0].trouble is None
 
 
 async def test_with_many_streams_a_connection_is_made_again_all_the_same(

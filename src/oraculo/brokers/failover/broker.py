@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TypeVar
 from weakref import WeakSet
@@ -219,14 +220,21 @@ class FailoverBroker:
         return [_sum(queue, at) for queue, at in found.items()]
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
-        """Those of the first broker, then those of the next: an id names its broker."""
+        """Those of the first broker, then those of the next: an id names its broker. One at which the queue does not
+        work keeps nobody from seeing the others'."""
         first, place = self._place(after)
         letters: list[DeadLetter] = []
+        untold: NotTaken | None = None
         for branch in self._branches[first:]:
             if branch.is_up and len(letters) < limit:
-                found = await branch.attempt(branch.broker.dead_letters(queue, limit=limit - len(letters), after=place))
-                letters += [_renamed(letter, branch.name) for letter in found]
+                asking = branch.broker.dead_letters(queue, limit=limit - len(letters), after=place)
+                try:
+                    letters += [_renamed(letter, branch.name) for letter in await branch.attempt(asking)]
+                except NotTaken as error:
+                    untold = error
             place = None
+        if untold is not None and not letters:
+            raise untold
         return letters
 
     async def look_through(
@@ -235,8 +243,9 @@ class FailoverBroker:
         for branch in self._branches:
             own = None if ids is None else _own_ids(branch, ids)
             if own or (own is None and branch.is_up):
-                show = partial(_show, see, branch.name)
-                await branch.attempt(branch.broker.look_through(queue, show, own))
+                looking = branch.broker.look_through(queue, partial(_show, see, branch.name), own)
+                with suppress(NotTaken) if own is None else nullcontext():  # as for one that is not up
+                    await branch.attempt(looking)
 
     def _place(self, after: str | None) -> tuple[int, str | None]:
         if after is None:

@@ -100,7 +100,7 @@ class NatsBroker:
         replicas = _replicas(self._address.parameters.get("replicas", "1"))
         self._maker = Maker(self._births, replicas=replicas, lease=lease, leases=leases, patience=publish_timeout)
         self._sender = Sender(self._maker, self._births, patience=publish_timeout)
-        self._quarantine = Quarantine(lambda: self._calling(publish_timeout), self._sender.send)
+        self._quarantine = Quarantine(lambda: self._calling(publish_timeout), self._sender.send, self._look_patience)
         self._trouble: str | None = _CLOSED
 
     @property
@@ -315,31 +315,32 @@ class NatsBroker:
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
         """Raises NotTaken when nobody can tell of any that are named, since their streams have no leader."""
         if names is None:
-            counts = await self._all_counts()
-            sources = list(dict.fromkeys(map(source_name, counts)))
+            counts, unknown = await self._all_counts()
+            sources = [name for name in dict.fromkeys(map(source_name, counts)) if name not in unknown]
         else:
-            counts = await self._counts([name for name in names if not name_fault(name)])
-            known = set(map(source_name, counts))
+            counts, unknown = await self._counts([name for name in names if not name_fault(name)])
+            known = set(map(source_name, counts)) - unknown
             sources = [name for name in dict.fromkeys(names) if name in known]
         async with self._calling(self._publish_timeout) as connection:
             calls = ((f"CONSUMER.INFO.{stream_of(name)}.{stream_of(name)}", None) for name in sources)
             consumers = await connection.ask_many(calls, self._look_patience)
         return [self._state(name, counts, told) for name, told in zip(sources, consumers, strict=True)]
 
-    async def _all_counts(self) -> dict[str, int]:
-        """How many messages lie in each of our streams that has a leader. Each page has its own time: for one that has
-        none a cluster waits for four seconds, and names it as missing."""
-        counts: dict[str, int] = {}
+    async def _all_counts(self) -> tuple[dict[str, int], set[str]]:
+        """How many messages lie in each of our streams, and those of which nobody can tell, since they have no leader.
+        Each page has its own time: for one that has none a cluster waits for four seconds."""
+        counts, unknown = dict[str, int](), set[str]()
         offset = total = 0
         while not offset or offset < total:
             async with self._calling(self._publish_timeout) as connection:
                 page = await connection.ask("STREAM.LIST", {"offset": offset})
             streams, total = page.get("streams") or [], page["total"]
             counts |= {queue_of(s["config"]["name"]): s["state"]["messages"] for s in streams if is_queue(s["config"])}
+            unknown |= set(map(queue_of, page.get("missing") or ()))
             offset += page["limit"]
-        return counts
+        return counts, unknown
 
-    async def _counts(self, names: Sequence[str]) -> dict[str, int]:
+    async def _counts(self, names: Sequence[str]) -> tuple[dict[str, int], set[str]]:
         wanted = list(dict.fromkeys(name for each in names for name in (each, dlq_name(each))))
         counts, unknown = dict[str, int](), set[str]()
         async with self._calling(self._publish_timeout) as connection:
@@ -353,7 +354,7 @@ class NatsBroker:
                     raise connection.refusal(answer, f"to tell of {name}")
         if names and unknown.issuperset(names):
             raise NotTaken(f"{self.name} does not tell of {', '.join(names)}: the stream may have no leader")
-        return counts
+        return counts, unknown
 
     def _state(self, queue: str, counts: dict[str, int], consumer: dict[str, Any] | ApiError) -> QueueState:
         """A message is in its stream until it is acked, so whatever nobody holds is ready."""

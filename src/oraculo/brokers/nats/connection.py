@@ -46,6 +46,7 @@ FULL_FOR = 60.0  # seconds until a full server is tried again to which nothing i
 _OVERTAKEN = 0.5  # seconds: an answer may come before the confirm of a large message that was sent ahead of it
 _API = "$JS.API."
 _API_WINDOW = 128  # calls of the API that are out at a time
+_PATIENT_WINDOW = 4000  # where some may never be answered: all wait together. JetStream drops calls when 10,000 wait
 _NO_JETSTREAM = frozenset({10039, 10076})
 _FORBIDDEN_SUBJECT = re.compile(r'permissions violation for publish to "([^"]+)"')
 _DEAF_INBOX = re.compile(r'permissions violation for subscription to "[^"]+\.\*"')
@@ -301,7 +302,7 @@ class Connection:
         leader are UNANSWERED after that."""
         requests = [Request(_API + verb, msgspec.json.encode(what) if what else b"") for verb, what in calls]
         answers: list[dict[str, Any] | ApiError] = []
-        for window in pages(requests, _API_WINDOW):
+        for window in pages(requests, _API_WINDOW if patience is None else _PATIENT_WINDOW):
             if patience is None:
                 answers += await self.exchange(window, read_answer)
             else:

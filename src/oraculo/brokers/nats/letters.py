@@ -40,7 +40,10 @@ class _Extent(NamedTuple):
 
 
 class Quarantine:
-    def __init__(self, calling: Calling, send: Send) -> None:
+    """`patience`: seconds that a quarantine has to tell of itself; one without a leader never does."""
+
+    def __init__(self, calling: Calling, send: Send, patience: float) -> None:
+        self._patience = patience
         self._calling = calling
         self._send = send
 
@@ -139,7 +142,7 @@ class Quarantine:
         if name_fault(queue):
             return _Extent(0, PAGE)
         quarantine = dlq_name(queue)
-        (told,) = await connection.ask_many([(f"STREAM.INFO.{stream_of(quarantine)}", None)])
+        (told,) = await connection.ask_many([(f"STREAM.INFO.{stream_of(quarantine)}", None)], self._patience)
         if not isinstance(told, ApiError):
             state = told["state"]
             most = PAGE if state["bytes"] <= PAGE_BYTES else min(PAGE, PAGE_BYTES // connection.max_payload)

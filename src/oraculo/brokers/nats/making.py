@@ -14,7 +14,7 @@ from oraculo.brokers.nats.layout import (
     stream_of,
 )
 from oraculo.brokers.nats.replies import UNANSWERED, ApiError
-from oraculo.core.naming import dlq_name, source_name
+from oraculo.core.naming import dlq_name, is_dlq, source_name
 from oraculo.errors import BrokerError
 
 MAKE_SHARE = 0.6  # of the time of a call, for streams to be made
@@ -54,7 +54,8 @@ class Maker:
         names = [name for source in sources for name in (source, dlq_name(source))]
         connection.forget_made(names)
         self._births.forget(names)
-        answers = await connection.ask_many((f"STREAM.DELETE.{stream_of(name)}", None) for name in names)
+        calls = ((f"STREAM.DELETE.{stream_of(name)}", None) for name in names)
+        answers = await connection.ask_many(calls, self._make_patience)
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, ApiError) and not answer.is_missing:
                 raise connection.refusal(answer, f"to delete the stream {stream_of(name)}")
@@ -71,7 +72,10 @@ class Maker:
         taken = [name for name, seen in made.items() if isinstance(seen, ApiError) and seen.err_code == _NAME_IN_USE]
         told |= made | await self._streams_there(connection, taken)  # somebody was quicker, and made it otherwise
         faults = {
-            source_name(name): fault for name, seen in told.items() if (fault := _stream_fault(connection, name, seen))
+            source_name(name): fault
+            for name, seen in told.items()
+            if not (is_dlq(name) and seen is UNANSWERED)  # a queue does its work while its quarantine has no leader
+            and (fault := _stream_fault(connection, name, seen))
         }
         ours = {name: seen for name, seen in told.items() if isinstance(seen, dict) and source_name(name) not in faults}
         reborn = [

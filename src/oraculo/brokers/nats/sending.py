@@ -27,12 +27,11 @@ class Sender:
     async def send(self, connection: Connection, requests: Sequence[Request], refusals: Refusals) -> None:
         """Returns once all are confirmed, but for those that were not taken, which are told in `refusals`. Raises
         TimeoutError when the server falls silent."""
-        clock = asyncio.get_running_loop().time
-        patience = Patience(clock() + self._silence, self._silence, self._patience - self._silence)
+        patience = self._from_now()
         for window in windows(await self._make_missing(connection, requests, refusals)):
             if not refusals.unanswered:  # the server keeps up, however long it has taken so far
-                patience = patience._replace(until=clock() + self._silence)
-            elif clock() >= patience.until:
+                patience = self._from_now()
+            elif asyncio.get_running_loop().time() >= patience.until:
                 for request in window:
                     refusals.note_left(request, f"{connection.place} was not asked in time to take {request.subject}")
                 continue
@@ -40,8 +39,12 @@ class Sender:
             if homeless:  # their stream was deleted, so they are nowhere: sending them again makes no duplicate
                 connection.forget_made(name for request in homeless for name in _both(request.subject))
                 housed = await self._make_missing(connection, homeless, refusals)
-                if await self._send_window(connection, housed, refusals, patience):
+                if await self._send_window(connection, housed, refusals, self._from_now()):
                     raise BrokerUnavailable(f"the stream of {homeless[0].subject} at {connection.place} is gone again")
+
+    def _from_now(self) -> Patience:
+        now = asyncio.get_running_loop().time()
+        return Patience(now + self._silence, self._silence, self._patience - self._silence)
 
     async def _make_missing(
         self, connection: Connection, requests: Sequence[Request], refusals: Refusals
