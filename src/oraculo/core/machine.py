@@ -122,13 +122,14 @@ def _unsendable(run: Run, event: Unsendable, now: float, changes: Changes) -> Ve
 
 def _broker_lost(run: Run, event: BrokerLost, now: float, changes: Changes) -> Verdict:
     """Under the same identity: a worker that has such a command already knows it for a repeat. What seems to be sent
-    later than now was sent before the clock was set back."""
+    later than now was sent before the clock was set back. A dead letter was sent after its task had ended."""
     until = event.before
-    lost = [
-        task
-        for task in run.tasks
-        if task.via == event.via and not task.unsent and (until is None or not until < (task.sent_at or 0.0) <= now)
-    ]
+
+    def had_it(task: Task) -> bool:
+        since = (task.ended_at if event.dead_letters else task.sent_at) or 0.0
+        return task.via == event.via and not task.unsent and (until is None or not until < since <= now)
+
+    lost = [task for task in run.tasks if had_it(task)]
     commands = [task for task in lost if task.status is TaskStatus.RUNNING and not event.dead_letters]
     letters = [task for task in lost if task.dead_letter and event.dead_letters]
     if not commands and not letters:
