@@ -267,7 +267,9 @@ class Model:
         if not task.to_send or attempt != task.attempts or letter != task.has_letter:
             return "nothing"
         task.to_send, task.via = False, via
-        if not letter:
+        if letter:
+            task.sent_at = task.sent_at or at
+        else:
             task.status, task.sent_at = "em_execucao", at
             self._tell("tarefa_enviada", task)
         return "applied"
@@ -283,19 +285,21 @@ class Model:
         self._follow(now)
         return "applied"
 
-    def lost(self, via: str, letters: bool, before: float | None) -> str:
-        """What the broker took goes out again. A letter is judged by when its command was taken: one too many is
-        better than none."""
+    def lost(self, via: str, letters: bool, before: float | None, now: float) -> str:
+        """What the broker took goes out again. A letter is judged by when its task ended, before which it was not sent,
+        or by when it was last sent again. A time to come is one from before the clock was set back."""
         lost = [
             task
             for task in self.tasks.values()
             if task.via == via
             and not task.to_send
-            and (before is None or (task.sent_at or 0) <= before)
+            and (before is None or not before < max(task.sent_at or 0, (letters and task.ended_at) or 0) <= now)
             and (task.has_letter if letters else task.status == "em_execucao")
         ]
         for task in lost:
             self._decide_to_send(task)
+            if letters:
+                task.sent_at = None
         if lost:
             self.told.append(("broker_perdido", None))
         return "applied" if lost else "nothing"

@@ -409,7 +409,8 @@ class LoseBroker:
 
     def play(self, stage: Stage) -> None:
         before = None if self.ago is None else stage.now - self.ago
-        stage.apply(BrokerLost(self.via, self.letters, before), stage.model.lost(self.via, self.letters, before))
+        told = stage.model.lost(self.via, self.letters, before, stage.now)
+        stage.apply(BrokerLost(self.via, self.letters, before), told)
 
 
 @dataclass(frozen=True)

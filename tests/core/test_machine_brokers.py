@@ -101,8 +101,22 @@ def test_a_dead_letter_of_a_task_that_ended_since_is_left_alone(
     if is_noted:
         driver.apply(Sent(0, 1, via="rabbitmq", at=START + 1.0))
     driver.at(ended).fail_for_good("escavador_a")
-    driver.at(12.0).apply(Sent(0, 1, dead_letter=True, via="rabbitmq"))
+    driver.at(12.0).apply(Sent(0, 1, dead_letter=True, via="rabbitmq", at=START + ended + 0.5))
     assert driver.apply(BrokerLost("rabbitmq", dead_letters=True, before=START + 10.0)) is verdict
+
+
+def test_a_dead_letter_is_sent_again_once_whoever_hears_of_the_loss() -> None:
+    lost = BrokerLost("rabbitmq", dead_letters=True, before=START + 10.0)
+    driver = fan_out("escavador_a")
+    driver.apply(Sent(0, 1, via="rabbitmq", at=START + 1.0))
+    driver.at(2.0).fail_for_good("escavador_a")
+    driver.apply(Sent(0, 1, dead_letter=True, via="rabbitmq", at=START + 3.0))
+    assert driver.task("escavador_a").sent_at == START + 1.0
+    assert driver.at(12.0).apply(lost) is Verdict.APPLIED
+    driver.at(13.0).apply(Sent(0, 1, dead_letter=True, via="rabbitmq", at=START + 12.5))
+    assert driver.at(14.0).apply(lost) is Verdict.NOTHING
+    again = BrokerLost("rabbitmq", dead_letters=True, before=START + 15.0)
+    assert driver.at(16.0).apply(again) is Verdict.APPLIED
 
 
 def test_all_that_is_sent_again_is_written_and_counted_in_the_history() -> None:

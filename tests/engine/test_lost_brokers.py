@@ -271,23 +271,58 @@ async def test_what_was_sent_before_the_clock_was_set_back_is_not_forgotten_with
         await until(lambda: broker.queues(["executador_a"]), saying="the command again")
 
 
+class Tardy(Durable):
+    """Its first confirm of a command is read only when it is let through."""
+
+    def __init__(self) -> None:
+        super().__init__("redis")
+        self.has_command, self.is_read = asyncio.Event(), asyncio.Event()
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        taken = await super().publish(messages)
+        if any(message.queue == "executador_a" for message in messages) and not self.has_command.is_set():
+            self.has_command.set()
+            await self.is_read.wait()
+        return taken
+
+
+async def test_what_was_taken_before_the_loss_is_sent_again_though_its_confirm_was_read_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker, decide = Tardy(), links.LinkWatch._decide
+
+    async def look(watch: links.LinkWatch, event: BrokerLost, *absence: Any) -> Any:
+        found = await decide(watch, event, *absence)
+        broker.is_read.set()
+        return found
+
+    monkeypatch.setattr(links.LinkWatch, "_decide", look)
+    async with Harness(settings=QUICK, broker=broker) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 30})
+        await asyncio.wait_for(broker.has_command.wait(), 10)
+        assert broker._depot is not None
+        broker._depot.queues.pop("executador_a")
+        broker.losses += 1
+        [state] = await until(lambda: broker.queues(["executador_a"]), saying="the command again")
+        assert state.ready == 1
+        await until(lambda: sent_by(oraculo, run_id, ["redis"]))
+
+
 async def test_a_note_that_comes_after_the_loss_was_looked_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command was confirmed before the memory was lost, and noted only after the first look for such."""
     broker, looked = Durable("redis"), asyncio.Event()
     confirmed, decide = Outbox._confirmed, links.LinkWatch._decide
     late: list[asyncio.Task[None]] = []
 
-    async def note_later(outbox: Outbox, keys: Sequence[Key], via: str, at: float) -> None:
+    async def note_later(outbox: Outbox, keys: Sequence[Key], vias: Sequence[str], started: float) -> None:
         await looked.wait()
-        with monkeypatch.context() as then:
-            then.setattr(outbox._clock, "now", lambda: at)
-            confirmed(outbox, keys, via)
+        confirmed(outbox, keys, vias, started)
 
-    def delayed(outbox: Outbox, keys: Sequence[Key], via: str) -> None:
+    def delayed(outbox: Outbox, keys: Sequence[Key], vias: Sequence[str], started: float) -> None:
         if looked.is_set():
-            confirmed(outbox, keys, via)
+            confirmed(outbox, keys, vias, started)
         else:
-            late.append(asyncio.create_task(note_later(outbox, keys, via, outbox._clock.now())))
+            late.append(asyncio.create_task(note_later(outbox, keys, vias, started)))
 
     async def look(watch: links.LinkWatch, event: BrokerLost, *absence: Any) -> int:
         found = await decide(watch, event, *absence)

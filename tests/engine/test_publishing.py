@@ -46,7 +46,12 @@ async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest
     monkeypatch.setattr(publishing, "PUBLISHED_BYTES", 100)
     await moody.start()
     line = Line(
-        moody, SystemClock(), Silent(), lambda keys, vias: None, lambda entries, error: None, TroubledQueues(60.0)
+        moody,
+        SystemClock(),
+        Silent(),
+        lambda keys, vias, started: None,
+        lambda entries, error: None,
+        TroubledQueues(60.0),
     )
     for number, size in enumerate((60, 40, 1, 500, 100)):
         line.add((f"r{number}", 0, 1, False), Outgoing("executador_a", b"x" * size))

@@ -96,9 +96,11 @@ def _sent(run: Run, event: Sent, now: float, changes: Changes) -> Verdict:
     task.unsent = False
     task.via = event.via
     changes.touch(task)
+    at = now if event.at is None else event.at
     if event.dead_letter:
+        task.sent_at = task.sent_at or at
         return _APPLIED
-    task.sent_at = now if event.at is None else event.at
+    task.sent_at = at
     if task.status is _PENDING:
         move(run, task, _SEND)
     changes.tell(now, _TASK_SENT, task.number, task.attempt)
@@ -122,11 +124,12 @@ def _unsendable(run: Run, event: Unsendable, now: float, changes: Changes) -> Ve
 
 def _broker_lost(run: Run, event: BrokerLost, now: float, changes: Changes) -> Verdict:
     """Under the same identity: a worker that has such a command already knows it for a repeat. What seems to be sent
-    later than now was sent before the clock was set back. A dead letter was sent after its task had ended."""
+    later than now was sent before the clock was set back. A dead letter was sent after its task had ended; one that is
+    sent again is dated anew, so that another engine that hears of the same loss leaves it alone."""
     until = event.before
 
     def had_it(task: Task) -> bool:
-        since = (task.ended_at if event.dead_letters else task.sent_at) or 0.0
+        since = max(task.sent_at or 0.0, (event.dead_letters and task.ended_at) or 0.0)
         return task.via == event.via and not task.unsent and (until is None or not until < since <= now)
 
     lost = [task for task in run.tasks if had_it(task)]
@@ -137,6 +140,8 @@ def _broker_lost(run: Run, event: BrokerLost, now: float, changes: Changes) -> V
     for task in (*commands, *letters):
         task.unsent = True
         changes.touch(task)
+    for task in letters:
+        task.sent_at = None
     changes.commands += [(task.number, task.attempt) for task in commands]
     changes.dead_letters += [(task.number, task.attempt) for task in letters]
     again = len(commands) + len(letters)

@@ -222,13 +222,14 @@ class Outbox:
             for line in self._lines:
                 lines.create_task(line.run())
 
-    def _confirmed(self, keys: Sequence[Key], vias: Sequence[str]) -> None:
-        now = self._clock.now()
+    def _confirmed(self, keys: Sequence[Key], vias: Sequence[str], started: float) -> None:
+        """Each counts as sent when that began: a confirm may be read after the broker was emptied, and what it took
+        before then is to be sent again."""
         for key in keys:
             if (dead := self._dying.pop(key, None)) is not None:
                 self._telemetry.emit(dead)
         self._inbox.note(
-            Note(key[0], Sent(key[1], key[2], key[3], via, now)) for key, via in zip(keys, vias, strict=True)
+            Note(key[0], Sent(key[1], key[2], key[3], via, started)) for key, via in zip(keys, vias, strict=True)
         )
 
     def _refused(self, entries: Sequence[Entry], error: BrokerError) -> None:

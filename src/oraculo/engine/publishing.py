@@ -20,7 +20,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
 Entry = tuple[Key, Outgoing]
-Confirmed = Callable[[Sequence[Key], Sequence[str]], None]  # the second: which broker took each
+Confirmed = Callable[[Sequence[Key], Sequence[str], float], None]  # which broker took each, and since when it was asked
 Refused = Callable[[Sequence[Entry], BrokerError], None]
 
 
@@ -111,7 +111,7 @@ class Line:
 
     def _tell_confirmed(self, keys: Sequence[Key], vias: Sequence[str], started: float) -> None:
         self._telemetry.emit(CommandsPublished(len(keys), self._clock.now() - started))
-        self._confirmed(keys, vias)
+        self._confirmed(keys, vias, started)
 
     def _tell_apart(self, batch: Sequence[Entry], error: NotTaken, started: float) -> None:
         """A queue that is full holds up no other: what it did not take is for the sweep."""

@@ -325,7 +325,8 @@ class Connection:
         if error is UNANSWERED:
             return NotTaken(f"{self.place} was asked {what} and gave no answer, while it answers otherwise")
         sentence = f"{self.place} refused {what}: {error.description} ({error.err_code or error.code})"
-        return BrokerUnavailable(sentence) if error.is_temporary or error.is_full else BrokerError(sentence)
+        passes = error.is_temporary or error.is_full or error.is_missing  # which was there a moment ago
+        return BrokerUnavailable(sentence) if passes else BrokerError(sentence)
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
