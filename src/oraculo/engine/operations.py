@@ -23,6 +23,7 @@ from oraculo.engine.requests import fingerprint_of
 from oraculo.engine.service import Engine
 from oraculo.engine.watchers import Watch
 from oraculo.errors import (
+    BrokerError,
     BrokerUnavailable,
     Conflict,
     Fault,
@@ -245,7 +246,20 @@ class Operations:
         """By their physical names (see `queue_name`); those of another prefix are not ours to show, and a mark that
         engines leave on the broker is of no use to anybody else."""
         names, states = self._engine.names, await self._engine.broker.queues()
+        states = [*states, *await self._unlisted({state.queue for state in states})]
         return [state for state in states if state.queue.startswith(names.prefix) and state.queue != names.memory]
+
+    async def _unlisted(self, listed: set[str]) -> list[QueueState]:
+        """Those that the broker does not list and the store knows of."""
+        wanted = set(map(self._engine.names.physical, self._engine.remembered.names)) - listed
+        looks = await asyncio.gather(*map(self._state_of, sorted(wanted)))
+        return [state for look in looks for state in look]
+
+    async def _state_of(self, queue: str) -> Sequence[QueueState]:
+        try:
+            return await self._engine.broker.queues([queue])
+        except BrokerError:  # one that the broker does not let us see is left out
+            return ()
 
     def own_queues(self) -> set[str]:
         """The names, without the prefix, of those that engines read and that known pipelines and routes send to."""

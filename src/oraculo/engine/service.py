@@ -30,6 +30,7 @@ from oraculo.engine.offload import Offload
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.peers import Peers
 from oraculo.engine.reading import OwnQueues
+from oraculo.engine.remembered import RememberedQueues
 from oraculo.engine.requests import RunMaker
 from oraculo.engine.results import LargeResults
 from oraculo.engine.retention import Retention
@@ -146,6 +147,7 @@ class Engine:
             broker, store, self.inbox, self.peers, clock, telemetry, engine.poll, acts=role is Role.WHOLE
         )
         self._memories = Memories(broker, self._links, self.names, telemetry, engine.poll)
+        self.remembered = RememberedQueues(broker, store)
 
         # What is there once it is started.
         self._connected = False
@@ -182,6 +184,8 @@ class Engine:
             "lookout": self._lookout.run,
             "pipelines": self._watch_pipelines,
         }
+        if not self.broker.capabilities.lists_queues:
+            of_all["remembered queues"] = self.remembered.run
         if self.role is Role.FRONT:
             return of_all
         for duty, place in (("janitor", self.objects), ("janitor of earlier results", self._earlier_objects)):

@@ -25,6 +25,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     counts_consumers: bool  # QueueState.consumers is known
     peeks: bool = False  # whoever looks at dead letters hides them from nobody meanwhile
     drops_repeats: bool = False  # of a message with a key, for a while
+    lists_queues: bool = True  # `queues()` tells of all, and not only of those that this process had to do with
     max_message: int | None = None  # bytes, as its server is set up; None: not known, or more than anybody sends
 
 

@@ -56,6 +56,7 @@ class FailoverBroker:
             counts_consumers=all(one.counts_consumers for one in each),
             peeks=all(one.peeks for one in each),
             drops_repeats=all(one.drops_repeats for one in each),
+            lists_queues=all(one.lists_queues for one in each),
         )
 
     def links(self) -> Sequence[Link]:

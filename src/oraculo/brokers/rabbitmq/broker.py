@@ -95,7 +95,7 @@ class RabbitMQBroker:
     @property
     def capabilities(self) -> Capabilities:
         """Quorum queues had no priorities before RabbitMQ 4; they are sent, for queues of the user's own."""
-        return Capabilities(durable=True, shared=True, priorities=False, counts_consumers=True)
+        return Capabilities(durable=True, shared=True, priorities=False, counts_consumers=True, lists_queues=False)
 
     async def start(self) -> None:
         """Connects. If it cannot, it raises, and every later call tries again."""

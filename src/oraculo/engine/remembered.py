@@ -1,0 +1,50 @@
+"""The queues of commands in work and of dead letters, out of the store, for a broker that cannot list its queues: those
+that only requests name are to be shown after a restart too, and by the engines that did not send to them."""
+
+import asyncio
+from collections.abc import Sequence
+
+from oraculo.core.pipeline import decode_definition
+from oraculo.ports.broker import Broker
+from oraculo.ports.store import Snapshot, Store
+
+LOOK_EVERY = 60.0  # seconds
+_PAGE = 20  # runs that are in memory at a time, with their payloads
+_MOST_RUNS = 1000  # that are looked at, of each broker: many runs go to few queues
+_WIDEST = 1000  # tasks of a run that is looked at: to load one that is wider takes long
+
+
+class RememberedQueues:
+    def __init__(self, broker: Broker, store: Store) -> None:
+        self._broker = broker
+        self._store = store
+        self.names: frozenset[str] = frozenset()  # without the prefix
+
+    async def run(self) -> None:
+        while True:
+            found: set[str] = set()
+            for link in self._broker.links():
+                for dead_letters in (True, False):
+                    found |= await self._of_runs(link.name, dead_letters=dead_letters)
+            self.names = frozenset(found)
+            await asyncio.sleep(LOOK_EVERY)
+
+    async def _of_runs(self, via: str, *, dead_letters: bool) -> set[str]:
+        found: set[str] = set()
+        after, seen = "", 0
+        while seen < _MOST_RUNS and (page := await self._store.held_by(via, _PAGE, after, dead_letters=dead_letters)):
+            for snapshot in await self._narrow(page):
+                found |= _queues_of(snapshot)
+            after, seen = page[-1], seen + len(page)
+        return found
+
+    async def _narrow(self, run_ids: Sequence[str]) -> Sequence[Snapshot]:
+        heads = await self._store.heads(run_ids)
+        found = await self._store.load([run_id for run_id, head in heads.items() if head.total <= _WIDEST])
+        return list(found.values())
+
+
+def _queues_of(snapshot: Snapshot) -> set[str]:
+    """To which a broker has taken something."""
+    steps = decode_definition(snapshot.definition).steps
+    return {steps[task.number].queue for task in snapshot.tasks if task.via is not None}
