@@ -236,6 +236,17 @@ async def test_it_starts_with_one_of_them_and_not_with_none() -> None:
     await both.close()
 
 
+async def test_when_none_could_be_started_whoever_calls_is_told_why_of_each() -> None:
+    first, second = Named("first"), Named("second")
+    first.away, second.away = "no route", "no such host"
+    both = FailoverBroker([first, second])
+    with pytest.raises(BrokerUnavailable):
+        await both.start()
+    for call in (both.publish([Outgoing("q", b"")]), both.consume("q", prefetch=1), both.check()):
+        with pytest.raises(BrokerUnavailable, match="first: no route; second: no such host"):
+            await call
+
+
 async def test_dead_letters_of_all_brokers_are_shown_paged_and_moved_by_ids_that_name_their_broker(two: Two) -> None:
     both, first, second = two
     for broker in (first, second):

@@ -75,6 +75,13 @@ def test_a_prefix_is_put_before_and_taken_off() -> None:
     assert QueueNames().physical("a") == "a"
 
 
+def test_no_prefix_comes_before_a_queue_that_rabbitmq_named() -> None:
+    names = QueueNames("prod.")
+    assert names.reply_queue("respostas") == "prod.respostas"
+    assert names.reply_queue("amq.gen-JzTY20BRgKO") == "amq.gen-JzTY20BRgKO"
+    assert names.reply_queue("amqp") == "prod.amqp"
+
+
 def test_the_nearest_name_is_offered_else_the_known_ones() -> None:
     assert naming.nearest("timout", ["timeout", "steps"]) == "; did you mean 'timeout'?"
     assert naming.nearest("zzz", ["b", "a"]) == "; known: a, b"

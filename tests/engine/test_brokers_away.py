@@ -37,6 +37,18 @@ async def test_an_engine_starts_while_its_broker_is_away() -> None:
         await worker.stop()
 
 
+async def test_an_engine_that_starts_while_all_its_brokers_are_away_tells_why_of_each() -> None:
+    first, second, told = Durable("rabbitmq"), Durable("redis"), Told()
+    first.away, second.away = "no route", "no such host"
+    async with Harness(settings=QUICK, broker=FailoverBroker([first, second]), telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: told.of(LoopFailed), saying="the trouble in the log")
+        trouble = [why for why in (await oraculo.operations.health()).parts.values() if why is not None]
+        words = [*trouble, await oraculo.operations.explain(run_id), *map(str, told.of(LoopFailed))]
+        assert any("rabbitmq: no route; redis: no such host" in one for one in words)
+        assert not [one for one in words if "start()" in one]
+
+
 async def test_a_broker_that_does_not_let_the_engine_subscribe_ends_the_start() -> None:
     class Unsubscribable(Durable, Refusing):
         async def declare(self, queues: Sequence[str]) -> None: ...

@@ -12,6 +12,7 @@ DLQ_SUFFIX = ".dlq"
 COLLECTOR_PREFIX = "escavador"
 PROCESSOR_PREFIX = "executador"
 BRIDGE_PREFIX = "ponte-"
+RABBITMQ_PREFIX = "amq."  # of queues that RabbitMQ names itself, and that nobody else can make
 MAX_NAME = 128
 AMQP_REASON_HEADER = "x-oraculo-reason"  # of a dead letter on RabbitMQ
 LONGEST_REASON = 4_000  # characters
@@ -154,6 +155,10 @@ class QueueNames:
 
     def logical(self, queue: str) -> str:
         return queue.removeprefix(self.prefix)
+
+    def reply_queue(self, queue: str) -> str:
+        """The physical name of a client's own, which RabbitMQ may have named, and that without our prefix."""
+        return queue if queue.startswith(RABBITMQ_PREFIX) else self.physical(queue)
 
 
 def told_apart(kinds: Sequence[str]) -> list[str]:

@@ -37,6 +37,6 @@ class Replies:
             payload=msgspec.Raw(aggregate),
             timestamp=to_iso(self._clock.now()),
         )
-        queue = self._names.physical(delivery.target)
+        queue = self._names.reply_queue(delivery.target)
         reply = Outgoing(queue, encode_message(message), prefer=delivery.via, is_reply=True)
         await self._broker.publish([reply])

@@ -204,7 +204,7 @@ class FailoverBroker:
 
     async def consume(self, queue: str, *, prefetch: int) -> FailoverConsumer:
         if not self._probes:
-            raise BrokerUnavailable("the brokers are closed: call start() first")
+            raise self._none_works({})
         self._declared[queue] = None
         consumer = FailoverConsumer(self._branches, queue, prefetch)
         await consumer.open()
