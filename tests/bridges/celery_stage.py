@@ -1,6 +1,8 @@
 """Real `celery worker` processes, and an engine with a bridge to their broker."""
 
+import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +24,16 @@ from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 CELERY = [sys.executable, "-m", "celery"]
+# In any folder `celery` is that of this Python, and what is imported is what is tested.
+ANYWHERE = {
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+}
+
+
+def told(document: Path, beginning: str) -> str:
+    """The command of a document that begins so."""
+    return next(line for line in document.read_text("utf-8").splitlines() if line.startswith(beginning))
 
 
 class CeleryWorker:
@@ -35,14 +47,18 @@ class CeleryWorker:
         app: str = "tests.bridges.celery_tasks",
         cwd: Path = ROOT,
         queue: str | None = None,
+        command: str | None = None,
         **environment: str,
     ) -> None:
+        """`command`: that, and nothing more."""
         self.broker = broker
         self.queue = queue or f"loja-{uuid.uuid4().hex[:10]}"
         self._log = log
         self._cwd = cwd
-        self._command = [*CELERY, "-A", app, "worker", "-l", "INFO", "-n", f"{self.queue}@%h", *options]
-        self._environment = os.environ | {"CELERY_BROKER": broker, "CELERY_QUEUE": self.queue, **environment}
+        ours = [*CELERY, "-A", app, "worker", "-l", "INFO", "-n", f"{self.queue}@%h", *options]
+        self._command = shlex.split(command, comments=True) if command else ours
+        own = {"CELERY_BROKER": broker, "CELERY_QUEUE": self.queue}
+        self._environment = os.environ | ANYWHERE | own | environment
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -54,16 +70,20 @@ class CeleryWorker:
 
     async def is_ready(self) -> None:
         def ready() -> bool:
-            assert self._process is not None
-            assert self._process.poll() is None, f"it ended:\n{self.tail()}"
+            self.expect_running()
             return b" ready." in self._log.read_bytes()[self._begin :]
 
         await until(ready, within=30, saying="the celery worker to be ready")
 
+    def expect_running(self) -> None:
+        assert self._process is not None
+        assert self._process.poll() is None, f"it ended:\n{self.tail()}"
+
     def kill(self) -> None:
         """kill -9 of all its processes at once, as when the machine dies."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(30)
             self._process = None
 

@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,23 +22,31 @@ from celery import Celery
 from oraculo.celery_app import load_apps, make_celery_app
 from oraculo.celery_app.own_broker import first_of
 from oraculo.core.naming import QueueNames
-from oraculo.errors import InvalidSettings
+from oraculo.errors import InvalidSettings, NotFound
 from oraculo.settings import BrokerSettings, CelerySettings, Settings
 from tests.bridges.celery_handlers import app as handlers
-from tests.bridges.celery_stage import ROOT, are_kept
+from tests.bridges.celery_stage import ANYWHERE, ROOT, are_kept, told
 from tests.cli.processes import run as run_cli
+from tests.cli.test_rehearsal import rabbit_user
 from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import Fleet
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
+PAGE = ROOT / "docs" / "celery.md"
 
 
 class Engine:
     """`oraculo worker … --engine celery` as a process."""
 
     def __init__(
-        self, settings: Settings, log: Path, *options: str, command: list[str] | None = None, **environment: str
+        self,
+        settings: Settings,
+        log: Path,
+        *options: str,
+        command: list[str] | None = None,
+        cwd: Path = ROOT,
+        **environment: str,
     ) -> None:
         self._log = log
         env = os.environ | {
@@ -49,7 +60,7 @@ class Engine:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [*command, "-l", "INFO", *options],
-                cwd=ROOT,
+                cwd=cwd,
                 env=env,
                 stdout=output,
                 stderr=output,
@@ -73,6 +84,9 @@ class Engine:
 
     def stop(self) -> int:
         self._process.terminate()
+        return self.ended()
+
+    def ended(self) -> int:
         return self._process.wait(30)
 
 
@@ -241,7 +255,7 @@ async def test_a_stop_lets_what_is_in_work_end(fleet: Fleet, tmp_path: Path) -> 
             await until(lambda: "Warm shutdown" in engine.tail(), saying="the worker to begin its stop")
             path.touch()
             assert (await oraculo.ended(run))["status"] == "concluida"
-            engine._process.wait(30)
+            assert engine.ended() == 0
             [state] = await oraculo.broker.queues([oraculo.engine.names.physical("executador_espera")])
             assert (state.ready, state.unacked) == (0, 0), "it was given back although it was answered"
     finally:
@@ -256,6 +270,66 @@ def test_an_app_that_ends_the_process_when_it_is_imported_is_named(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(InvalidSettings, match="desiste_no_celery:app cannot be loaded: SystemExit"):
         load_apps(Settings(celery=CelerySettings(apps=("desiste_no_celery:app",))))
+
+
+async def test_the_command_of_the_page_runs_where_the_module_is(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "meus_workers.py").write_text("from tests.bridges.celery_handlers import app")
+    settings = settings_for(fleet.url("rabbitmq"))
+    engine = Engine(
+        settings,
+        tmp_path / "worker.log",
+        command=["sh", "-c", told(PAGE, "ORACULO_CELERY_APPS=")],
+        cwd=tmp_path,
+        **ANYWHERE,
+        CELERY_WORKER_LOGLEVEL="INFO",
+    )
+    try:
+        await engine.is_ready()
+        async with Stage(settings) as oraculo:
+            assert (await oraculo.run({"destinos": ["executador_relatorio"], "payload": {}}))["status"] == "concluida"
+    finally:
+        engine.kill()
+
+
+async def test_a_worker_that_fails_ends_with_celerys_exit_status(fleet: Fleet, tmp_path: Path) -> None:
+    """So that whoever watches over it starts it again."""
+    settings, name = settings_for(fleet.url("rabbitmq")), f"{tmp_path.name}@aqui"
+    with kombu.Connection(settings.broker.url) as connection:
+        kombu.Queue(f"{name}.celery.pidbox", exclusive=True, channel=connection.channel()).declare()
+        engine = Engine(settings, tmp_path / "worker.log", "-c", "1", "-n", name)
+        try:
+            assert engine.ended() == 1
+        finally:
+            engine.kill()
+    assert "Unrecoverable error" in engine.tail()
+    assert "RESOURCE_LOCKED" in engine.tail()
+
+
+async def test_the_rights_of_the_page_suffice(fleet: Fleet, tmp_path: Path) -> None:
+    """For commands, for runs that Celery's clients start, for remote control and for events."""
+    prefix = f"t{uuid.uuid4().hex[:10]}."
+    rights = shlex.split(told(PAGE, "rabbitmqctl set_permissions"))[-3:]
+    url = rabbit_user(fleet, *(right.replace(r"^loja\.", f"^{re.escape(prefix)}") for right in rights))
+    settings, name, run = settings_for(url, prefix=prefix), f"{prefix}worker@aqui", f"run-{prefix}"
+    engine = Engine(settings, tmp_path / "worker.log", "-c", "1", "-E", "-n", name)
+    client = Celery(broker=url, set_as_current=False)
+    try:
+        await engine.is_ready()
+        async with Stage(settings) as oraculo:
+            assert (await oraculo.run({"destinos": ["executador_relatorio"], "payload": {}}))["status"] == "concluida"
+            client.send_task("iniciar_execucao", (run, "relatorio", {}), queue=f"{prefix}orquestrador_core")
+
+            async def is_over() -> bool:
+                with contextlib.suppress(NotFound):
+                    return (await oraculo.ended(run))["status"] == "concluida"
+                return False
+
+            await until(is_over, within=30, saying="the run that a client of Celery's started")
+        assert client.control.inspect([name], timeout=5).ping()
+        assert "ACCESS_REFUSED" not in engine.tail()
+        assert engine.stop() == 0
+    finally:
+        engine.kill()
 
 
 NOWHERE = "amqp://127.0.0.1:1//"
@@ -273,7 +347,7 @@ def test_no_variable_of_celerys_is_put_before_our_address(name: str, monkeypatch
 
 async def test_a_worker_beside_another_app_of_celerys_reads_our_broker(fleet: Fleet, tmp_path: Path) -> None:
     settings = settings_for(fleet.url("rabbitmq"))
-    engine = Engine(settings, tmp_path / "worker.log", "-c", "1", **dict.fromkeys(VARIABLES, NOWHERE))
+    engine = Engine(settings, tmp_path / "worker.log", "-c", "1", APP="theirs", **dict.fromkeys(VARIABLES, NOWHERE))
     try:
         await engine.is_ready()
         async with Stage(settings) as oraculo:
@@ -369,6 +443,25 @@ def test_the_command_line_says_what_to_mend(tmp_path: Path) -> None:
     done = run_cli("worker", "meus:app", "--autoscale", "3,1", cwd=tmp_path, env=env)
     assert done.returncode == 2
     assert "--autoscale: is no option of `oraculo worker`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nao-ha"], "--nao-ha"),
+        (["--time-limit", "muito"], "'muito' is not a valid float"),
+        (["nem_opcao"], "Unable to parse extra configuration"),
+    ],
+)
+def test_what_celery_does_not_understand_is_one_line(options: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "meus.py").write_text("from tests.bridges.celery_handlers import app")
+    env = {"ORACULO_BROKER_URL": "amqp://somewhere", **ANYWHERE}
+    done = run_cli("worker", "meus:app", "--engine", "celery", *options, cwd=tmp_path, env=env)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("oraculo: --engine celery: ")
+    assert words in line
+    assert line.endswith("(see `celery worker --help`)")
 
 
 def test_without_handlers_any_broker_of_celery_will_do() -> None:

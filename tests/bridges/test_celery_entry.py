@@ -1,16 +1,21 @@
 """The Celery app `orquestrador_core`: any Celery client starts runs."""
 
 import os
+import socket
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import kombu
 import pytest
 from celery import Celery
+from celery.bin.celery import celery as celery_command
 
+from oraculo import celery_app
+from oraculo.celery_app.own_broker import OwnBrokerCelery
 from oraculo.errors import NotFound
 from oraculo.ports.store import RunQuery
 from oraculo.settings import Settings
@@ -52,8 +57,7 @@ class EntryWorker:
             "ORACULO_BROKER_PUBLISH_TIMEOUT": "1",
             "ORACULO_BROKER_CONNECT_TIMEOUT": "1",
         }
-        name = f"{settings.broker.prefix}entrada@%h"
-        command = [*CELERY, "-A", "oraculo.celery_app", "worker", "-l", "INFO", "-c", "1", "-n", name]
+        command = [*CELERY, "-A", "oraculo.celery_app", "worker", "-l", "INFO", "-c", "1"]
         with log.open("ab") as output:
             self._process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
 
@@ -193,3 +197,44 @@ def test_settings_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "ORACULO_BROKER_URL: names no broker that Celery knows" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+class Named(Exception):
+    pass
+
+
+@pytest.fixture
+def node_name(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Of a worker that is started with these options."""
+
+    def told(_app: Any, hostname: str, **_options: Any) -> None:
+        raise Named(hostname)
+
+    monkeypatch.setattr(OwnBrokerCelery, "Worker", told)
+    monkeypatch.setenv("ORACULO_BROKER_URL", "amqp://somewhere")
+
+    def start(*options: str) -> str:
+        monkeypatch.delitem(vars(celery_app), "app", raising=False)
+        command = ["-A", "oraculo.celery_app", "worker", *options]
+        with pytest.raises(Named) as named:
+            celery_command.main(command, standalone_mode=False, auto_envvar_prefix="CELERY")
+        return str(named.value)
+
+    return start
+
+
+def test_its_workers_have_a_name_of_their_own(node_name: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    here = socket.gethostname()
+    assert node_name() == f"orquestrador_core-{os.getpid()}@{here}"
+    assert node_name("-n", "outro@%h") == f"outro@{here}"
+    monkeypatch.setenv("CELERY_WORKER_HOSTNAME", "do_ambiente@%h")
+    assert node_name() == f"do_ambiente@{here}"
+
+
+def test_another_command_line_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that only asks for the app."""
+    monkeypatch.setenv("ORACULO_BROKER_URL", "amqp://somewhere")
+    monkeypatch.delitem(vars(celery_app), "app", raising=False)
+    with click.Context(click.Command("deles")) as context:
+        assert celery_app.app.main == celery_app.NAME
+    assert context.default_map is None

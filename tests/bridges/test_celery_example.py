@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bridges.celery_stage import ROOT, CeleryWorker
-from tests.bridges.test_celery_entry import EntryWorker
+from tests.bridges.celery_stage import ROOT, CeleryWorker, told
 from tests.end_to_end.cluster import Cluster
 from tests.end_to_end.stage import settings_for
 from tests.servers.fleet import Fleet
@@ -15,42 +14,50 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 EXAMPLE = ROOT / "examples" / "celery_workers"
+PAGE = ROOT / "docs" / "celery.md"
 
 
 async def test_the_example(fleet: Fleet, tmp_path: Path) -> None:
+    """With the workers as the documents start them, both on this machine and on one broker."""
     url = fleet.url("rabbitmq")
+    settings = settings_for(url)
     queue = f"loja-{tmp_path.name}"
-    worker = CeleryWorker(
+    loja = CeleryWorker(
         url,
         tmp_path / "loja.log",
-        "-c",
-        "2",
-        app="loja",
+        command=told(PAGE, "celery -A loja worker"),
         cwd=EXAMPLE,
-        queue=queue,
         CELERY_BROKER_URL=url,
         LOJA_QUEUE=queue,
     )
-    worker.start()
-    settings = settings_for(url)
+    core = CeleryWorker(
+        url,
+        tmp_path / "core.log",
+        command=told(EXAMPLE / "start_a_run.py", "celery -A oraculo.celery_app worker"),
+        cwd=EXAMPLE,
+        ORACULO_BROKER_URL=url,
+        ORACULO_PREFIX=settings.broker.prefix,
+    )
     bridge = {"ORACULO_CELERY_BROKER_URL": url, "ORACULO_CELERY_QUEUE": queue, "ORACULO_PIPELINES": str(EXAMPLE)}
     cluster = Cluster(tmp_path, url, workers=0, **bridge, ORACULO_PREFIX=settings.broker.prefix)
-    entry = EntryWorker(settings, tmp_path / "entry.log", celery_url=url)
     try:
+        loja.start()
+        core.start()
         async with cluster:
             run_id = _started(url, f"{settings.broker.prefix}orquestrador_core")
 
             async def is_there() -> bool:
-                entry.expect_running()
+                loja.expect_running()
+                core.expect_running()
                 return (await cluster.client.get(f"/orquestracoes/{run_id}")).status_code == 200
 
             await until(is_there, within=40, saying="the run to be there")
             found = await cluster.ended(run_id)
-        assert found["status"] == "concluida", (found, worker.tail())
+        assert found["status"] == "concluida", (found, loja.tail())
         assert found["resultados"]["anuncio"] == {"status": "ok", "resultado": "Oferta: 9.9 BRL, 3 left"}
     finally:
-        entry.end()
-        worker.kill()
+        core.kill()
+        loja.kill()
 
 
 def _started(url: str, queue: str) -> str:
@@ -61,5 +68,5 @@ def _started(url: str, queue: str) -> str:
 
 
 def test_the_page_shows_the_example() -> None:
-    page = (ROOT / "docs" / "celery.md").read_text()
+    page = PAGE.read_text()
     assert [path.name for path in EXAMPLE.iterdir() if path.is_file() and path.name not in page] == []

@@ -6,12 +6,14 @@ of these worker apps; `oraculo worker module:app --engine celery` is the same fo
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from celery import Celery
 from celery.utils.imports import symbol_by_name
 
+from oraculo.celery_app.command_line import name_worker
 from oraculo.celery_app.commands import register_handlers
 from oraculo.celery_app.entry import MAX_RETRIES, DeadLetters, Entry, register_entry
 from oraculo.celery_app.own_broker import BackToFirst, OwnBrokerCelery
@@ -104,6 +106,9 @@ def load_apps(settings: Settings) -> list[App]:
 
 
 def _load_app(target: str) -> App:
+    here = str(Path.cwd())
+    if here not in sys.path:  # Celery looks where it is run only for what -A names
+        sys.path.insert(0, here)
     try:
         found = symbol_by_name(target)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
@@ -123,5 +128,6 @@ def __getattr__(name: str) -> Any:
     except InvalidSettings as error:
         print(f"oraculo: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    name_worker(NAME)
     globals()["app"] = made
     return made

@@ -14,8 +14,9 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+import typer
 import uvicorn
 
 from oraculo.bootstrap import (
@@ -177,17 +178,17 @@ def work(settings: Settings, app: App) -> None:
     _run(_work(worker, broker, objects), uvicorn.Config(_no_app))
 
 
-def work_in_celery(settings: Settings, app: App, options: Sequence[str]) -> None:
-    """Celery's own worker, until a signal, with `options` of its command line. Raises InvalidSettings."""
+def work_in_celery(settings: Settings, app: App, options: Sequence[str]) -> NoReturn:
+    """Celery's own worker, until a signal, with `options` of its command line. Ends with Celery's exit status, as
+    typer.Exit, or raises InvalidSettings."""
     try:
         from oraculo.celery_app import make_celery_app
+        from oraculo.celery_app.command_line import run_worker
     except ModuleNotFoundError as error:
         missing = f"celery needs a package that is not installed ({error.name}): pip install 'oraculo[celery]'"
         raise InvalidSettings(Fault("--engine", missing)) from error
     configure_logging(settings.log)
-    # Celery wants a name for each worker; without one, two on a machine would be taken for the same.
-    name = ["--hostname", f"{app.name}-{os.getpid()}@%h"]
-    make_celery_app(settings, [app]).worker_main(["worker", *name, *options])
+    raise typer.Exit(run_worker(make_celery_app(settings, [app]), app.name, options))
 
 
 async def _no_app(*_: object) -> None:
