@@ -19,7 +19,7 @@ from oraculo.bridges.bullmq.runs import REPLIES
 from oraculo.errors import InvalidInput
 from oraculo.ports.store import RunQuery
 from oraculo.settings import Settings
-from oraculo.worker import App
+from oraculo.worker import App, DoNotRetry
 from tests.bridges.node.processes import expect_node
 from tests.bridges.node.stage import BullStage, bull_settings, journal, node_client, node_worker, working
 from tests.servers.fleet import Fleet
@@ -58,6 +58,7 @@ async def test_a_job_starts_its_pipeline_and_completes_with_the_aggregate(settin
     percents = [line["progresso"] for line in lines if line["evento"] == "progresso"]
     assert percents == sorted(percents)
     assert set(percents) <= {0, 20, 40, 60, 80, 100}
+    assert percents[-1] == 100
     # Each step's worker was given the job's data as the run's.
     assert [line["dados"]["entrada"] for line in journal(tmp_path)] == [{"jobId": "6710"}] * 5
 
@@ -83,8 +84,29 @@ async def test_progress_follows_the_run(settings: Settings, tmp_path: Path) -> N
             gates[gate].set()
             expected.append(percent)
         lines = await client.ended()
-    assert _progress(client)[:2] == [0, 50]
+    assert _progress(client) == [0, 50, 100]
     assert lines[-1]["evento"] == "concluido"
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["completes", "fails"])
+async def test_the_job_of_a_run_that_ended_stands_at_100(fails: bool, settings: Settings, tmp_path: Path) -> None:
+    """However quickly it ended: its aggregate may come before anything else was seen of it."""
+    app = App("quick")
+
+    @app.queue("rapida")
+    async def quick(payload: dict[str, Any]) -> str:
+        if fails:
+            raise DoNotRetry("sem tinta")
+        return "feito"
+
+    client = node_client(settings, tmp_path, ENTRY, {"pipelineName": "um"})
+    async with BullStage(settings, app) as oraculo:
+        await put(oraculo, "um", {"type": "A", "queue": "rapida"})
+        client.start()
+        lines = await client.ended()
+        assert await oraculo.redis.hget(oraculo.key(ENTRY, "1"), "progress") == "100"
+    assert lines[-1]["evento"] == ("falhou" if fails else "concluido")
+    assert _progress(client)[-1] == 100
 
 
 async def test_a_job_whose_log_cannot_be_written_completes(

@@ -147,6 +147,8 @@ class Entry:
                     raise DelayedError
                 followed.changed.clear()
                 told = await self._tell_progress(job, followed.percent, told)
+            if followed.aggregate is not None:  # it may have come while something else was told
+                await self._tell_progress(job, followed.percent, told)
         finally:
             stopping.cancel()
 

@@ -68,6 +68,8 @@ class Followed:
 
     @property
     def percent(self) -> int:
+        if self.aggregate is not None:  # which comes before the head that tells of the end is looked at
+            return 100
         head = self.head
         if head is None or not head.total:
             return 0
