@@ -154,6 +154,15 @@ def test_a_server_that_is_ready_says_which_of_its_parts_fail(
     assert (checks["server"]["estado"], checks["server"]["detalhe"]) == (state, f"at {NOWHERE}, {told}")
 
 
+def test_an_engine_without_an_api_is_ready_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = httpx2.Response(200, json={"status": "ok", "versao": __version__, "partes": {}})
+    missing = httpx2.Response(404, json={"title": "Not Found", "status": 404})
+    answers = {"/health/ready": ready}
+    monkeypatch.setattr(httpx2.Client, "request", lambda _self, _method, path, **_: answers.get(path, missing))
+    code, checks = doctor("--url", NOWHERE, "--api-key", "chave")
+    assert (code, checks["server"]["estado"]) == (0, "ok")
+
+
 def test_bad_settings_are_2_and_every_fault_is_told() -> None:
     result = CliRunner().invoke(app, ["doctor"], env={"ORACULO_API_PORT": "many", "ORACULO_STORE_URL": "x"})
     assert result.exit_code == 2

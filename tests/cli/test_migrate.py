@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from oraculo.cli.app import app
 from oraculo.stores.sql import migrations
 from tests.servers.fleet import Fleet
+from tests.stores.postgres_stage import opened, with_schema, with_user
 
 
 def invoke(*args: str, **settings: str) -> Any:
@@ -72,6 +73,18 @@ def older_schema(fleet: Fleet) -> str:
 
     asyncio.run(forget_the_last())
     return place
+
+
+def test_a_user_who_may_only_read_the_schema_is_told_that_there_is_nothing_to_do(fleet: Fleet) -> None:
+    server = fleet.server("postgres").url
+
+    async def lay_out() -> str:
+        place = await with_schema(fleet.url("postgres"))
+        async with opened(place):
+            return await with_user(server, place, "SELECT ON {schema}.oraculo_migrations")
+
+    result = invoke("migrate", ORACULO_STORE_URL=asyncio.run(lay_out()))
+    assert (result.exit_code, result.stdout) == (0, "postgresql: the schema is up to date\n")
 
 
 def test_a_start_on_an_older_schema_says_what_to_run(older_schema: str) -> None:

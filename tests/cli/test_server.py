@@ -1,5 +1,6 @@
 """`oraculo dev` and `serve` as processes: starting, stopping, and what is there after a restart."""
 
+import json
 import os
 import pty
 import signal
@@ -237,6 +238,20 @@ def test_a_key_is_asked_for_and_taken(start: Start) -> None:
     assert cli("runs", "list", "--api-key", "errada").exit_code == 2
     assert cli("runs", "list", "--api-key", "chave-b").exit_code == 0
     assert cli("runs", "list", env={"ORACULO_API_KEY": "chave-a"}).exit_code == 0
+
+
+def test_doctor_finds_a_key_that_the_server_does_not_know(start: Start) -> None:
+    serve = start("serve", ORACULO_API_KEYS="chave-a,chave-b")
+    refusal = f"at {serve.url}, ready, but the server wants an API key that it knows; give it with --api-key or "
+    assert doctor_of_server(serve.url, "errada") == (1, "erro", f"{refusal}ORACULO_API_KEY")
+    assert doctor_of_server(serve.url, "") == (0, "aviso", f"{refusal}ORACULO_API_KEY")
+    assert doctor_of_server(serve.url, "chave-b")[:2] == (0, "ok")
+
+
+def doctor_of_server(url: str, key: str) -> tuple[int, str, str]:
+    result = Cli(url)("doctor", "--json", env={"ORACULO_API_KEY": key})
+    check = next(one for one in json.loads(result.stdout)["verificacoes"] if one["nome"] == "server")
+    return result.exit_code, check["estado"], check["detalhe"]
 
 
 def test_uvicorn_serves_the_app(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """References: made for a run, and taken for one only by that run."""
 
-from hashlib import sha256
+import json
+from hashlib import blake2b, sha256
 
 import msgspec
 import pytest
@@ -48,6 +49,29 @@ def test_whatever_the_ids_are_a_reference_is_read_by_its_run_and_by_no_other(
     assert read_reference(run_id + "x", encoded) is None
     assert max(map(len, reference.key.split("/"))) <= 200
     assert ".." not in reference.key.split("/")
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("escavador_a", "escavador_a"),
+        ("a/b c", "a%2Fb%20c"),
+        ("ção", "%C3%A7%C3%A3o"),
+        ("A.b-c_d~9", "A.b-c_d~9"),
+        ("x" * 100, "x" * 100),
+        ("ç" * 17, blake2b(b"%C3%A7" * 17, digest_size=16).hexdigest()),
+    ],
+)
+def test_a_key_is_made_as_docs_large_results_tells_it(task: str, name: str) -> None:
+    """For workers without the SDK, which make it themselves."""
+    run, content = (blake2b(text, digest_size=16).hexdigest() for text in ("execução-1".encode(), BODY))
+    key = f"{run[:2]}/{run}/{name}-{content}.json"
+    assert make_reference("execução-1", task, BODY).key == key
+    by_hand = json.dumps(
+        {"oraculo_referencia": {"chave": key, "bytes": len(BODY), "sha256": sha256(BODY).hexdigest()}}
+    ).encode()
+    assert read_reference("execução-1", by_hand) is not None
+    assert read_reference("execução-1", by_hand.replace(name.encode(), b"a/b c")) is None
 
 
 def test_the_same_content_has_the_same_key_and_another_another() -> None:

@@ -223,6 +223,20 @@ async def test_looking_names_the_rights_that_are_missing(fleet: Fleet, url: str)
     assert "oraculo_migrations" not in str(refusal.value)
 
 
+async def test_migrating_what_is_up_to_date_needs_no_right_to_make_tables(fleet: Fleet, url: str) -> None:
+    server = fleet.server("postgres").url
+    async with opened(url):
+        pass
+    user = await with_user(server, url, "SELECT ON {schema}.oraculo_migrations")
+    store = PostgresStore(user)
+    assert await store.migrate() == []
+    await store.close()
+    await ask(url, "DELETE FROM oraculo_migrations WHERE number = $1", len(LABELS))
+    with pytest.raises(StoreError, match=r"permission denied|must be owner"):
+        await store.migrate()
+    await store.close()
+
+
 async def test_looking_and_the_check_find_functions_that_may_not_be_called(fleet: Fleet, url: str) -> None:
     server, schema_name = fleet.server("postgres").url, url.partition("search_path=")[2]
     async with opened(url):

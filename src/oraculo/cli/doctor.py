@@ -83,7 +83,7 @@ def doctor(url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False
             Check("settings", ERROR, str(fault), "mend it in the environment or in oraculo.toml")
             for fault in error.faults
         ]
-    checks.append(_server(server, is_named=bool(url)))
+    checks.append(_server(server, is_named=bool(url), has_key=bool(api_key)))
     _report(checks, shown, as_json)
     raise typer.Exit(_status_of(checks))
 
@@ -331,18 +331,28 @@ def _file(url: str, *, needs_lock: bool) -> Check | None:
     return None if path.exists() else Check("store", OK, f"{path} is not there yet; it is made at the first start")
 
 
-def _server(server: Server, *, is_named: bool) -> Check:
+def _server(server: Server, *, is_named: bool, has_key: bool) -> Check:
     try:
         with server:
             ready = server.get("/health/ready")
             version, wrong = ready.get("versao"), failing(ready.get("partes", {}))
+            refusal = _refusal_to_work(server)
     except Refused as error:
         return Check("server", ERROR, f"at {server.url}, not ready: {error}")
     except Unreachable as error:
         # Nobody named a server: that none is running is worth knowing, not wrong.
         return Check("server", ERROR if is_named else WARNING, str(error))
-    if version != __version__:
-        wrong = "; ".join(filter(None, (f"its version is {version}", wrong)))
-    if wrong:
-        return Check("server", WARNING, f"at {server.url}, ready, but {wrong}")
+    other = "" if version == __version__ else f"its version is {version}"
+    if told := "; ".join(filter(None, (other, wrong, refusal))):
+        # A server may be looked at without a key; one that was given is meant to be good for something.
+        return Check("server", ERROR if refusal and has_key else WARNING, f"at {server.url}, ready, but {told}")
     return Check("server", OK, f"at {server.url}, ready, version {version}")
+
+
+def _refusal_to_work(server: Server) -> str | None:
+    """Whether it is ready it tells everybody: an API key is looked at where there is something to see."""
+    try:
+        server.get("/orquestracoes", limit=1)
+    except Refused as error:
+        return None if error.status == 404 else str(error)  # an engine without an API
+    return None

@@ -36,7 +36,7 @@ async def migrate(connection: Connection, place: str) -> list[str]:
         await connection.execute(QUERIES["lock_schema"])
         if not await connection.fetchval(QUERIES["stay_in_schema"]):
             await _require_schema(connection, place)
-        await connection.execute(QUERIES["make_migrations"])
+            await connection.execute(QUERIES["make_migrations"])  # where it is, even asking takes the right to make it
         version = await connection.fetchval(QUERIES["schema"])
         _refuse_newer(version, len(known), place)
         await _apply(connection, known[version:])

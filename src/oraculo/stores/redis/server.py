@@ -210,4 +210,6 @@ def _reason_to_refuse(about: dict[bytes, bytes]) -> str | None:
 
 
 def _warning(about: dict[bytes, bytes]) -> str:
+    if not about:
+        return "; its user may not ask INFO, so that nobody sees whether it evicts or loses runs: grant +info"
     return "; it keeps no append-only file: a crash of it loses runs" if about.get(b"aof_enabled") == b"0" else ""
