@@ -287,7 +287,9 @@ class Model:
 
     def lost(self, via: str, letters: bool, before: float | None, now: float) -> str:
         """What the broker took goes out again. A letter is judged by when its task ended, before which it was not sent,
-        or by when it was last sent again. A time to come is one from before the clock was set back."""
+        by a clock that may be ahead a little, or by when it was last sent again. A time to come is one from before the
+        clock was set back."""
+        before = before + 1.5 if before is not None and letters else before
         lost = [
             task
             for task in self.tasks.values()

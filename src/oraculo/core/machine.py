@@ -66,6 +66,8 @@ TOLD_ENTRIES_PER_TASK = 100
 # unless it was moved: by an engine that needs longer, or where it waits for its turn.
 DELIVERY_LEASE = 15.0
 
+_CLOCKS_DIFFER = 1.5  # seconds, between engines, at the most
+
 
 def start(run: Run, now: float) -> Changes:
     """The first changes of a new run: everything that depends on nothing is sent."""
@@ -124,9 +126,10 @@ def _unsendable(run: Run, event: Unsendable, now: float, changes: Changes) -> Ve
 
 def _broker_lost(run: Run, event: BrokerLost, now: float, changes: Changes) -> Verdict:
     """Under the same identity: a worker that has such a command already knows it for a repeat. What seems to be sent
-    later than now was sent before the clock was set back. A dead letter was sent after its task had ended; one that is
-    sent again is dated anew, so that another engine that hears of the same loss leaves it alone."""
-    until = event.before
+    later than now was sent before the clock was set back. A dead letter was sent after its task had ended, as another
+    engine's clock may have told; one that is sent again is dated anew, so that whoever hears of the same loss leaves it
+    alone."""
+    until = event.before if event.before is None or not event.dead_letters else event.before + _CLOCKS_DIFFER
 
     def had_it(task: Task) -> bool:
         since = max(task.sent_at or 0.0, (event.dead_letters and task.ended_at) or 0.0)

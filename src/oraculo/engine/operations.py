@@ -43,6 +43,7 @@ MAX_OUTSTANDING = 20_000
 MAX_OUTSTANDING_BYTES = 256 * 1024 * 1024
 LARGE_REQUEST = 64 * 1024
 _HISTORY_PAGE = 500
+_LOOKS_TOGETHER = 3  # queues of which the broker is asked at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +253,14 @@ class Operations:
     async def _unlisted(self, listed: set[str]) -> list[QueueState]:
         """Those that the broker does not list and the store knows of."""
         wanted = set(map(self._engine.names.physical, self._engine.remembered.names)) - listed
-        looks = await asyncio.gather(*map(self._state_of, sorted(wanted)))
-        return [state for look in looks for state in look]
+        left, found = iter(sorted(wanted)), list[QueueState]()
+
+        async def look() -> None:
+            for name in left:
+                found.extend(await self._state_of(name))
+
+        await asyncio.gather(*(look() for _ in range(_LOOKS_TOGETHER)))  # all at once would be in each other's way
+        return found
 
     async def _state_of(self, queue: str) -> Sequence[QueueState]:
         try:

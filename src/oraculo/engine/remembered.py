@@ -3,6 +3,9 @@ that only requests name are to be shown after a restart too, and by the engines 
 
 import asyncio
 from collections.abc import Sequence
+from itertools import islice
+
+import msgspec
 
 from oraculo.core.pipeline import decode_definition
 from oraculo.ports.broker import Broker
@@ -11,7 +14,8 @@ from oraculo.ports.store import Snapshot, Store
 LOOK_EVERY = 60.0  # seconds
 _PAGE = 20  # runs that are in memory at a time, with their payloads
 _MOST_RUNS = 1000  # that are looked at, of each broker: many runs go to few queues
-_WIDEST = 1000  # tasks of a run that is looked at: to load one that is wider takes long
+_WIDEST = 100  # tasks of a run that is looked at: to load one that is wider takes long
+_MOST_QUEUES = 100  # that are remembered: each is looked at whenever somebody wants to see them all
 
 
 class RememberedQueues:
@@ -22,12 +26,16 @@ class RememberedQueues:
 
     async def run(self) -> None:
         while True:
-            found: set[str] = set()
-            for link in self._broker.links():
-                for dead_letters in (True, False):
-                    found |= await self._of_runs(link.name, dead_letters=dead_letters)
-            self.names = frozenset(found)
+            found: dict[str, None] = {}
+            for dead_letters in (True, False):  # which nobody else tells of come first
+                for via in self._without_a_list():
+                    found |= dict.fromkeys(sorted(await self._of_runs(via, dead_letters=dead_letters)))
+            self.names = frozenset(islice(found, _MOST_QUEUES))
             await asyncio.sleep(LOOK_EVERY)
+
+    def _without_a_list(self) -> list[str]:
+        brokers = zip(self._broker.links(), self._broker.behind(), strict=True)
+        return [link.name for link, broker in brokers if not broker.capabilities.lists_queues]
 
     async def _of_runs(self, via: str, *, dead_letters: bool) -> set[str]:
         found: set[str] = set()
@@ -46,5 +54,8 @@ class RememberedQueues:
 
 def _queues_of(snapshot: Snapshot) -> set[str]:
     """To which a broker has taken something."""
-    steps = decode_definition(snapshot.definition).steps
+    try:
+        steps = decode_definition(snapshot.definition).steps
+    except msgspec.DecodeError:  # a newer version's, say
+        return set()
     return {steps[task.number].queue for task in snapshot.tasks if task.via is not None}
