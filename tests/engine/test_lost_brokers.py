@@ -271,6 +271,27 @@ async def test_what_was_sent_before_the_clock_was_set_back_is_not_forgotten_with
         await until(lambda: broker.queues(["executador_a"]), saying="the command again")
 
 
+def set_once_looked_for(event: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first look for what a broker had taken."""
+    decide = links.LinkWatch._decide
+
+    async def look(watch: links.LinkWatch, lost: BrokerLost, *absence: Any) -> Any:
+        found = await decide(watch, lost, *absence)
+        event.set()
+        return found
+
+    monkeypatch.setattr(links.LinkWatch, "_decide", look)
+
+
+async def expect_sent_again_when_lost(oraculo: Harness, broker: Durable, run_id: str) -> None:
+    assert broker._depot is not None
+    broker._depot.queues.pop("executador_a")
+    broker.losses += 1
+    [state] = await until(lambda: broker.queues(["executador_a"]), saying="the command again")
+    assert state.ready == 1
+    await until(lambda: sent_by(oraculo, run_id, ["redis"]))
+
+
 class Tardy(Durable):
     """Its first confirm of a command is read only when it is let through."""
 
@@ -289,29 +310,17 @@ class Tardy(Durable):
 async def test_what_was_taken_before_the_loss_is_sent_again_though_its_confirm_was_read_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broker, decide = Tardy(), links.LinkWatch._decide
-
-    async def look(watch: links.LinkWatch, event: BrokerLost, *absence: Any) -> Any:
-        found = await decide(watch, event, *absence)
-        broker.is_read.set()
-        return found
-
-    monkeypatch.setattr(links.LinkWatch, "_decide", look)
+    broker = Tardy()
+    set_once_looked_for(broker.is_read, monkeypatch)
     async with Harness(settings=QUICK, broker=broker) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 30})
         await asyncio.wait_for(broker.has_command.wait(), 10)
-        assert broker._depot is not None
-        broker._depot.queues.pop("executador_a")
-        broker.losses += 1
-        [state] = await until(lambda: broker.queues(["executador_a"]), saying="the command again")
-        assert state.ready == 1
-        await until(lambda: sent_by(oraculo, run_id, ["redis"]))
+        await expect_sent_again_when_lost(oraculo, broker, run_id)
 
 
 async def test_a_note_that_comes_after_the_loss_was_looked_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command was confirmed before the memory was lost, and noted only after the first look for such."""
-    broker, looked = Durable("redis"), asyncio.Event()
-    confirmed, decide = Outbox._confirmed, links.LinkWatch._decide
+    broker, looked, confirmed = Durable("redis"), asyncio.Event(), Outbox._confirmed
     late: list[asyncio.Task[None]] = []
 
     async def note_later(outbox: Outbox, keys: Sequence[Key], vias: Sequence[str], started: float) -> None:
@@ -324,19 +333,9 @@ async def test_a_note_that_comes_after_the_loss_was_looked_for_is_found(monkeypa
         else:
             late.append(asyncio.create_task(note_later(outbox, keys, vias, started)))
 
-    async def look(watch: links.LinkWatch, event: BrokerLost, *absence: Any) -> int:
-        found = await decide(watch, event, *absence)
-        looked.set()
-        return found
-
     monkeypatch.setattr(Outbox, "_confirmed", delayed)
-    monkeypatch.setattr(links.LinkWatch, "_decide", look)
+    set_once_looked_for(looked, monkeypatch)
     async with Harness(settings=QUICK, broker=broker) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}, "timeout": 30})
         await until(lambda: late, saying="the command to be confirmed")
-        assert broker._depot is not None
-        broker._depot.queues.pop("executador_a")
-        broker.losses += 1
-        [state] = await until(lambda: broker.queues(["executador_a"]), saying="the command again")
-        assert state.ready == 1
-        await until(lambda: sent_by(oraculo, run_id, ["redis"]))
+        await expect_sent_again_when_lost(oraculo, broker, run_id)
