@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`. Both need only Python 3.11 or newer.
 
 # The first that runs and is new enough: a name on the PATH may be a shim for a version that is not there.
-PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
   "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && command -v "$$name" && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -42,7 +42,9 @@ lock: $(VENV)/.dev  ## choose the versions of all dependencies anew
 	../$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --upgrade \
 	  --extra servers --group ../pyproject.toml:build ../pyproject.toml -o run.txt && \
 	../$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --upgrade \
-	  --extra servers --extra celery --extra bullmq --group ../pyproject.toml:dev ../pyproject.toml -o dev.txt
+	  --extra servers --extra celery --extra bullmq --group ../pyproject.toml:dev ../pyproject.toml -o dev.txt && \
+	../$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --upgrade \
+	  --group ../pyproject.toml:node -o node.txt
 
 clean:  ## remove what was installed and made here
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .schemathesis
@@ -60,8 +62,10 @@ $(VENV)/.run: requirements/run.txt pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
+$(VENV)/.dev: requirements/dev.txt requirements/node.txt pyproject.toml | $(BIN)/python
 	@echo "Installing the development tools into $(VENV) …"
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
+	@{ command -v node && command -v npm; } >/dev/null \
+	  || $(BIN)/python -m pip install --quiet --require-hashes -r requirements/node.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@ $(VENV)/.run

@@ -21,7 +21,7 @@ from tests.cli.processes import run
 from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import BROKERS, Fleet
 from tests.servers.nats import Nats
-from tests.servers.node import expect_node
+from tests.servers.node import expect_node, install_packages, node
 from tests.servers.valkey import Valkey
 from tests.waiting import until
 
@@ -70,10 +70,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, fleet: Fleet) -> Callabl
             folder = tmp_path_factory.mktemp(name)
             for file in ("package.json", "worker.mjs"):
                 shutil.copy(PLAIN / name / file, folder)
-            command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
-            if done.returncode:
-                pytest.fail(f"npm install failed; ORACULO_TEST_SKIP=node goes without:\n{done.stderr}", pytrace=False)
+            install_packages(folder)
             folders[name] = folder
         return folders[name]
 
@@ -87,7 +84,7 @@ def start(tmp_path: Path, installed: Callable[[str], Path]) -> Iterator[Start]:
 
     def started(name: str, url: str, queue: str) -> PlainWorker:
         script = PLAIN / name
-        command = [sys.executable, str(script)] if script.is_file() else ["node", str(installed(name) / "worker.mjs")]
+        command = [sys.executable, str(script)] if script.is_file() else [node(), str(installed(name) / "worker.mjs")]
         workers.append(PlainWorker(command, url, queue, tmp_path / f"{name}.log"))
         return workers[-1]
 

