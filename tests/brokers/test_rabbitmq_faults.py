@@ -6,13 +6,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.rabbitmq import RabbitMQBroker
-from oraculo.brokers.rabbitmq.connection import BLOCKED, Refused
+from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, BLOCKED, Channel, Refused
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -265,6 +265,26 @@ class TestRefused:
             await broker.publish([*messages(DIRECT_REPLY, 1), *messages(queue, 1)])
         assert (caught.value.vias, caught.value.down) == ([None, "rabbitmq"], {0})
         assert (await state(broker, queue)).ready == 1
+        assert trouble(broker) == ""
+
+    async def test_a_queue_that_the_user_has_no_right_to_look_at_is_sent_to(
+        self, broker: RabbitMQBroker, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As RabbitMQ 4.2.6 and later hide the reply queues that they name from an engine with exact rights."""
+        call = Channel.call
+
+        async def hiding(self: Channel, method: str, **arguments: Any) -> Any:
+            if arguments.get("passive"):
+                raise Refused(ACCESS_REFUSED, "ACCESS_REFUSED - configure access to queue refused")
+            return await call(self, method, **arguments)
+
+        monkeypatch.setattr(Channel, "call", hiding)
+        with plain_channel(url) as channel:
+            reply = channel.queue_declare("", exclusive=True).method.queue
+            await broker.publish(messages(reply, 2))
+            assert [channel.basic_get(reply, auto_ack=True)[2] for _ in range(2)] == [b"0", b"1"]
+        with pytest.raises(Refused, match=f"RabbitMQ has no queue {reply}"):
+            await broker.publish(messages(reply, 1))
         assert trouble(broker) == ""
 
     async def test_a_user_who_may_not_publish_is_told_of_until_he_may(self, fleet: Fleet) -> None:

@@ -16,7 +16,7 @@ from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 _MOST_QUEUES = 10_000  # of which it is remembered that they were there
 _MOST_TOLD = 5  # queues that are named, and reasons
 _MOST_REMADE = 2  # times that a queue is made again for one call: a node may hear of it a moment after it was made
-_UNROUTED = "RabbitMQ has no queue %s, though it says so: what is published to it comes back"
+_UNROUTED = "RabbitMQ has no queue %s: what is published to it comes back"
 _PRECONDITION_FAILED = 406  # on a channel that only publishes: a message is too large
 _SIZES = re.compile(r"message size (\d+) .*max size (\d+)")
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from oraculo.brokers.rabbitmq.connection import LOCKED, NOT_FOUND, Channel, Connection, Refused
+from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, LOCKED, NOT_FOUND, Channel, Connection, Refused
 from oraculo.core.naming import dlq_of, is_dlq, shown, source_name
 from oraculo.core.slices import pages
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -92,7 +92,7 @@ class Queues:
         self._call = self._desks[0].call
         self._made: dict[str, bool] = {}  # whether it is as we would make it; False: somebody else's
         self._declared: dict[str, None] = {}  # those that are to be there, even if somebody deletes one
-        self._locked: dict[str, None] = {}  # exclusive to another connection: we can send there, and not look
+        self._locked: dict[str, None] = {}  # another's: we can send there, and not look
         self._delays: dict[str, _Delay] = {}  # the queues in which messages wait
         self._streams: dict[str, None] = {}  # somebody's own that are no queues
 
@@ -222,7 +222,7 @@ class Queues:
             desk = next((desk for desk in self._desks if desk.is_free), self._desks[0])
             found = await desk.call("queue_declare", queue=name, passive=True)
         except Refused as refusal:
-            if refusal.code == LOCKED:
+            if refusal.code in _UNSEEN:
                 _remember(self._locked, name, None)
             if refusal.code == NOT_FOUND:
                 return None
@@ -257,9 +257,9 @@ class Queues:
         try:
             is_there = await self.depth(name) is not None
         except Refused as refusal:
-            if refusal.code != LOCKED:
+            if refusal.code not in _UNSEEN:
                 raise
-            is_there = True
+            is_there = True  # if it is not, what is sent there comes back
         if not is_there:
             self._made.pop(name, None)
             why = "RabbitMQ alone makes those that begin with 'amq.'"
@@ -336,6 +336,8 @@ def _is_direct_reply(name: str) -> bool:
     return name.startswith("amq.rabbitmq.")
 
 
+# Exclusive to another connection, or one that our user has no right to: RabbitMQ 4.2.6 and later do not even show it.
+_UNSEEN = frozenset({LOCKED, ACCESS_REFUSED})
 _CLASSIC_ARGUMENTS = frozenset({"x-message-ttl", "x-dead-letter-exchange", "x-dead-letter-routing-key"})
 
 
