@@ -19,6 +19,8 @@ from tests.brokers.nats_stage import eventually, plain_client, running, take
 url, queue = stage.url, stage.queue  # fixtures
 
 NOWHERE = "nowhere"
+# Of a call, in seconds. The server has six tenths of it to show that it is well, and a machine may stand still for one.
+TIMEOUT = 2.0
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def expect_well(broker: NatsBroker) -> None:
 
 async def test_it_is_neither_missing_nor_a_trouble_of_the_broker(url: str, queue: str, dead: set[str]) -> None:
     other = f"{queue}.other"
-    async with running(url, publish_timeout=1.0) as broker:
+    async with running(url, publish_timeout=TIMEOUT) as broker:
         await broker.declare([queue])
         dead |= {queue, dlq_of(queue)}
         with pytest.raises(NotTaken, match=queue):
@@ -74,7 +76,7 @@ async def test_it_keeps_no_other_from_being_declared(
     url: str, queue: str, dead: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("oraculo.brokers.nats.broker.MADE_TOGETHER", 1)
-    async with running(url, publish_timeout=1.0) as broker:
+    async with running(url, publish_timeout=TIMEOUT) as broker:
         dead.add(queue)
         with pytest.raises(NotTaken, match=queue):
             await broker.declare([queue, f"{queue}.other"])
@@ -90,7 +92,7 @@ async def test_many_of_them_hold_up_no_other(
     names = [f"{queue}.{number}" for number in range(20)]
     async with running(url) as broker:
         await broker.declare(names)
-    async with running(url, publish_timeout=1.0) as broker:
+    async with running(url, publish_timeout=TIMEOUT) as broker:
         dead |= set(names[::2])
         with pytest.raises(NotTaken) as refused:
             await broker.publish([Outgoing(name, b"x") for name in names])
@@ -105,7 +107,7 @@ async def test_one_whose_quarantine_alone_has_no_leader_works(
     monkeypatch.setattr("oraculo.brokers.nats.connection.SILENT_FOR", 0.1)
     async with running(url) as broker:
         await broker.declare([queue])
-    async with running(url, publish_timeout=1.0) as broker:
+    async with running(url, publish_timeout=TIMEOUT) as broker:
         dead.add(dlq_of(queue))
         assert await broker.publish([Outgoing(queue, b"x")]) == ["nats"]
         consumer = await broker.consume(queue, prefetch=1)
@@ -128,7 +130,7 @@ async def test_one_whose_quarantine_alone_has_no_leader_works(
 async def test_how_much_lies_in_it_is_not_guessed(url: str, queue: str, dead: set[str]) -> None:
     """Its quarantine works, and that is not to look as if the queue were empty."""
     other = f"{queue}.other"
-    async with running(url, publish_timeout=1.0) as broker:
+    async with running(url, publish_timeout=TIMEOUT) as broker:
         await broker.publish([Outgoing(queue, b"x"), Outgoing(other, b"x")])
         dead.add(queue)
         assert [(state.queue, state.ready) for state in await broker.queues([queue, other])] == [(other, 1)]
@@ -168,7 +170,7 @@ async def test_what_comes_after_a_silent_queue_is_left_for_the_next_call(
     """Else each window would be waited for as long."""
     monkeypatch.setattr("oraculo.brokers.nats.outgoing.WINDOW", 2)
     other = f"{queue}.other"
-    async with running(url, publish_timeout=1.0) as broker:
+    async with running(url, publish_timeout=TIMEOUT) as broker:
         await broker.declare([queue, other])
         dead.add(queue)
         with pytest.raises(NotTaken, match="was not asked in time") as refused:
