@@ -148,7 +148,14 @@ def _unpacked() -> Path:
         _run(["apt-get", "download", *names], cwd=packages)
         for package in packages.glob("*.deb"):
             _run(["dpkg", "-x", str(package), str(root)])
+    _move_erlang(root / "usr/lib/erlang")
     return root
+
+
+def _move_erlang(erlang: Path) -> None:
+    """Its scripts name the place where the package would be; those of Debian 13 whatever ERL_ROOTDIR says."""
+    for script in (erlang / "bin" / "erl", *erlang.glob("erts-*/bin/erl")):
+        script.write_text(script.read_text().replace("=/usr/lib/erlang\n", f"={erlang}\n"))
 
 
 def _needed() -> list[str]:
