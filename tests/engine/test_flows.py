@@ -9,6 +9,7 @@ import pytest
 
 from oraculo.core.message import decode_message
 from oraculo.errors import Conflict, IdempotencyKeyReused, InvalidInput
+from oraculo.ports.broker import Outgoing
 from oraculo.ports.telemetry import BatchCommitted
 from oraculo.settings import BrokerSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
@@ -187,6 +188,21 @@ async def test_one_that_always_fails_rests_in_the_dlq_and_a_redrive_completes_it
         assert second["resultados"]["escavador_blog"] == first["resultados"]["escavador_blog"]
         assert not await oraculo.operations.dead_letters("executador_x")
         assert (await oraculo.operations.run(run_id)).tasks[0].attempt == 4
+
+
+async def test_a_redrive_leaves_nothing_of_a_command_that_lies_twice_in_the_dlq() -> None:
+    """Dead letters are sent at least once: again after a crash, and when a broker seems to have lost its memory."""
+    app = failing_app("executador_x", failures=None, for_good=True)
+    async with Harness(app, settings=FAST_RETRY) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_x"]})
+        (letter,) = await until(lambda: oraculo.operations.dead_letters("executador_x"))
+        await oraculo.broker.publish([Outgoing("executador_x", letter.body, reason=letter.reason)])
+
+        app.broken = False  # type: ignore[attr-defined]
+        done = await oraculo.operations.redrive("executador_x")
+        assert (done.moved, done.reopened, done.obsolete) == (0, 1, 1)
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+        assert not await oraculo.operations.dead_letters("executador_x")
 
 
 async def test_an_error_that_says_do_not_retry_is_not_retried() -> None:

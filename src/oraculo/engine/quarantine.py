@@ -123,10 +123,18 @@ class Quarantine:
         return found
 
     async def _reopen(self, found: _Sorted) -> list[str]:
-        """The letters whose task was opened; one that someone else opened meanwhile stays where it is."""
+        """The letters whose task was opened; one that someone else opened meanwhile stays where it is. A command may
+        lie there twice, for dead letters are sent at least once: the second is obsolete once the first opened its
+        task."""
         verdicts = await asyncio.gather(*(self._wish(run.id, Redriven(task)) for _, run, task in found.reopen))
-        pairs = zip(found.reopen, verdicts, strict=True)
-        return [letter_id for (letter_id, _, _), verdict in pairs if verdict is Verdict.APPLIED]
+        judged = list(zip(found.reopen, verdicts, strict=True))
+        opened = {(run.id, task) for (_, run, task), verdict in judged if verdict is Verdict.APPLIED}
+        found.obsolete += [
+            letter_id
+            for (letter_id, run, task), verdict in judged
+            if verdict is not Verdict.APPLIED and (run.id, task) in opened
+        ]
+        return [letter_id for (letter_id, _, _), verdict in judged if verdict is Verdict.APPLIED]
 
     async def _wish(self, run_id: str, event: Event) -> Verdict | None:
         wish = Wish(run_id, event, asyncio.get_running_loop().create_future())
