@@ -7,10 +7,11 @@ from typing import cast
 
 import pytest
 from redis._parsers.base import BaseParser
+from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import ResponseError
 
-from oraculo.bridges.bullmq.layout import is_hopeless
+from oraculo.bridges.bullmq.layout import MOST_QUEUES, BullmqLayout, is_hopeless
 from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.portions import FIRST, MOST, READ_BYTES, TOLD_BYTES, Portion, by_the_megabyte
 from oraculo.bridges.bullmq.records import decode_record, encode_record, job_id_of, record_of
@@ -208,3 +209,12 @@ async def test_of_answers_that_wait_for_a_full_queue_the_others_are_sent_once() 
     jobs = [(f"job{place}", record_of("fila", command(responder_em=queue))) for place, queue in enumerate(queues)]
     await reporter.publish([reporter.completed(job_id, record, "1") for job_id, record in jobs])
     assert {state.queue: state.ready for state in await broker.queues()} == {"um": 1, "dois": 1, "cheia": 2}
+
+
+async def test_queues_that_are_named_once_do_not_stay_in_memory() -> None:
+    layout = BullmqLayout(Redis(decode_responses=True), "bull")  # which is never asked
+    often = layout._queue("images-queue")
+    for number in range(MOST_QUEUES + 10):
+        layout._queue(f"once-{number}")
+        assert layout._queue("images-queue") is often
+    assert len(layout._queues) == MOST_QUEUES

@@ -109,6 +109,33 @@ async def test_what_was_removed_or_only_published_to_is_not_made_on_a_broker_tha
     assert {state.queue for state in await second.queues()} == {"reply", "kept"}
 
 
+async def test_queues_that_come_and_go_are_not_remembered_for_ever(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oraculo.brokers.failover.broker.MOST_DECLARED", 20)
+    both, first, _ = two
+    for number in range(30):
+        await both.declare([f"step-{number}"])
+    for number in range(20):
+        consumer = await both.consume(f"replies-{number}", prefetch=1)
+        await consumer.close()
+    assert list(both._declared) == [f"step-{number}" for number in range(10, 30)]
+    assert not any(branch._unread._made for branch in both._branches)
+    await first.leave()
+    await until(lambda: troubles(both)["first"] is not None)
+    first.come_back()
+    await until(lambda: troubles(both)["first"] is None)
+
+
+async def test_a_queue_that_could_not_be_read_is_told_of_no_more_once_its_consumer_is_closed(two: Two) -> None:
+    both, _, _ = two
+    branch = both._branches[0]
+    consumer = await both.consume("replies", prefetch=1)
+    branch._unread.failed("replies", "no right", 0.0)
+    branch._unread.failed("replies", "no right", 0.0)
+    assert branch.is_deaf
+    await consumer.close()
+    assert not branch.is_deaf
+
+
 async def test_a_broker_that_refuses_or_never_makes_a_queue_comes_back_with_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

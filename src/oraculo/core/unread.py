@@ -44,6 +44,11 @@ class UnreadQueues:
             self._failed[queue] = _Failure(why, lasted + _LONGER, is_told=was_on_trial)
         return self.told(now).get(queue) not in (None, told_before)
 
+    def forget(self, queue: str) -> None:
+        """Its consumer was closed on purpose."""
+        self._made.pop(queue, None)
+        self._failed.pop(queue, None)
+
     def forgive(self) -> None:
         """What made them fail was something else."""
         self._failed.clear()

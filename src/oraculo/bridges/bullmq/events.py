@@ -116,6 +116,8 @@ class EventReader:
 
     async def _make_groups(self, queues: set[str]) -> None:
         """From the beginning: what happened before the group was there is for it too."""
+        self._grouped &= queues
+        self._unreadable &= queues
         for queue in queues - self._grouped:
             try:
                 await self._server.client.xgroup_create(self._stream(queue), self._group, id="0", mkstream=True)

@@ -10,6 +10,7 @@ from redis.exceptions import ResponseError
 from oraculo.bridges.bullmq.records import NewJob
 
 WAITING = ("waiting", "delayed", "prioritized", "paused")
+MOST_QUEUES = 100  # of which bullmq's object is kept: each takes 300 kB, and whoever asks for a run may name any
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -60,16 +61,21 @@ class BullmqLayout:
     def __init__(self, client: Any, prefix: str) -> None:
         self._client = client
         self._prefix = prefix
-        self._queues: dict[str, Any] = {}
+        self._queues: dict[str, Any] = {}  # the one used last comes last
 
     def job_key(self, queue: str, job_id: str) -> str:
         return f"{self._prefix}:{queue}:{job_id}"
 
     def _queue(self, name: str) -> Any:
-        queue = self._queues.get(name)
-        if queue is None:
-            queue = self._queues[name] = Queue(name, {"connection": self._client, "prefix": self._prefix})
-            queue.backend.scripts = _VerbatimScripts(self._prefix, name, queue.backend.connection)
+        queue = self._queues.pop(name, None) or self._new_queue(name)
+        self._queues[name] = queue
+        if len(self._queues) > MOST_QUEUES:
+            del self._queues[next(iter(self._queues))]
+        return queue
+
+    def _new_queue(self, name: str) -> Any:
+        queue = Queue(name, {"connection": self._client, "prefix": self._prefix})
+        queue.backend.scripts = _VerbatimScripts(self._prefix, name, queue.backend.connection)
         return queue
 
     async def add(self, pipe: Any, job: NewJob) -> None:

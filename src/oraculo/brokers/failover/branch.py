@@ -59,6 +59,10 @@ class Branch:
     def note_read(self, queue: str) -> None:
         self._unread.brought(queue)
 
+    def note_closed(self, queue: str) -> None:
+        """Nobody wants to read it any more: whether it can be read is of no interest."""
+        self._unread.forget(queue)
+
     def note_unread(self, queue: str, error: Exception) -> None:
         """While it works otherwise: one that is away is told of as that."""
         if self.is_up and self._unread.failed(queue, why := told(error), _now()):

@@ -26,6 +26,7 @@ PROBE_PAUSE = 1.0  # seconds between two looks at a broker that is down
 LONGEST_PROBE_PAUSE = 5.0
 PULSE = 3.0  # seconds between two looks at one that is up: a frozen one says nothing by itself
 PROBE_PATIENCE = 4.0  # seconds after which a broker that does not answer a probe counts as down
+MOST_DECLARED = 10_000  # queues that one which is back gets again; who publishes or consumes makes the others
 CHECK_PATIENCE = 1.5  # seconds for each of them when somebody asks whether all is well
 
 T = TypeVar("T")
@@ -166,8 +167,16 @@ class FailoverBroker:
     # -- messages -------------------------------------------------------------------------------------------------
 
     async def declare(self, queues: Sequence[str]) -> None:
-        self._declared |= dict.fromkeys(queues)
+        self._remember(queues)
         await self._with_each(lambda broker: broker.declare(queues))
+
+    def _remember(self, queues: Iterable[str]) -> None:
+        """Forgets those that were declared longest ago: pipelines come and go, and the queues of each."""
+        for queue in queues:
+            self._declared.pop(queue, None)
+            self._declared[queue] = None
+        while len(self._declared) > MOST_DECLARED:
+            del self._declared[next(iter(self._declared))]
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         """An answer goes back by the broker that brought its command, while that one works: whoever waits for it can be
@@ -205,7 +214,6 @@ class FailoverBroker:
     async def consume(self, queue: str, *, prefetch: int) -> FailoverConsumer:
         if not self._probes:
             raise self._none_works({})
-        self._declared[queue] = None
         consumer = FailoverConsumer(self._branches, queue, prefetch)
         await consumer.open()
         self._consumers.add(consumer)

@@ -180,6 +180,8 @@ class FailoverConsumer:
         self._inner.clear()
         self._out.clear()
         self._waiting.clear()
+        for branch in self._branches:
+            branch.note_closed(self._queue)
 
 
 def _by_owner(

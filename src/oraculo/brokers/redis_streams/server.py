@@ -225,8 +225,11 @@ class Server:
         self.known.clear()
 
     def note_group_seen(self, queue: str) -> None:
-        """By something that fails without it."""
+        """By something that fails without it. Forgets what was not seen for longest: reply queues come and go."""
+        self._consumed.pop(queue, None)
         self._consumed[queue] = self.losses
+        if len(self._consumed) > MOST_KNOWN:
+            del self._consumed[next(iter(self._consumed))]
 
     async def make_group(self, queue: str) -> None:
         """For a consumer. A queue that was consumed before and has no group now may have lost messages."""
