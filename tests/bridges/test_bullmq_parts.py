@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import ResponseError
 
-from oraculo.bridges.bullmq.layout import MOST_QUEUES, BullmqLayout, is_hopeless
+from oraculo.bridges.bullmq.layout import BullmqLayout, is_hopeless
 from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.portions import FIRST, MOST, READ_BYTES, TOLD_BYTES, Portion, by_the_megabyte
 from oraculo.bridges.bullmq.records import decode_record, encode_record, job_id_of, record_of
@@ -211,10 +211,12 @@ async def test_of_answers_that_wait_for_a_full_queue_the_others_are_sent_once() 
     assert {state.queue: state.ready for state in await broker.queues()} == {"um": 1, "dois": 1, "cheia": 2}
 
 
-async def test_queues_that_are_named_once_do_not_stay_in_memory() -> None:
+async def test_queues_that_are_named_once_do_not_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oraculo.bridges.bullmq.layout.MOST_QUEUES", 10)
     layout = BullmqLayout(Redis(decode_responses=True), "bull")  # which is never asked
     often = layout._queue("images-queue")
-    for number in range(MOST_QUEUES + 10):
-        layout._queue(f"once-{number}")
+    for number in range(20):
+        once = layout._queue(f"once-{number}")
+        assert once.backend.scripts.commands is often.backend.scripts.commands  # which are most of what each takes
         assert layout._queue("images-queue") is often
-    assert len(layout._queues) == MOST_QUEUES
+    assert len(layout._queues) == 10

@@ -109,6 +109,19 @@ async def test_what_was_removed_or_only_published_to_is_not_made_on_a_broker_tha
     assert {state.queue for state in await second.queues()} == {"reply", "kept"}
 
 
+async def test_a_queue_whose_reader_is_busy_is_made_on_a_broker_that_comes_back_empty(two: Two) -> None:
+    """A plain producer may publish there meanwhile, and without the queue RabbitMQ drops that in silence."""
+    both, first, _ = two
+    consumer = await both.consume("q", prefetch=1)
+    await both.publish([Outgoing("q", b"long")])
+    [_] = await consumer.take(1)
+    await first.leave()
+    await until(lambda: troubles(both)["first"] is not None)
+    await first.remove(["q"])
+    first.come_back()
+    await until(lambda: first.queues(["q"]), saying="the queue to be there again")
+
+
 async def test_queues_that_come_and_go_are_not_remembered_for_ever(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oraculo.brokers.failover.broker.MOST_DECLARED", 20)
     both, first, _ = two

@@ -155,7 +155,9 @@ def _unpacked() -> Path:
 def _move_erlang(erlang: Path) -> None:
     """Its scripts name the place where the package would be; those of Debian 13 whatever ERL_ROOTDIR says."""
     for script in (erlang / "bin" / "erl", *erlang.glob("erts-*/bin/erl")):
-        script.write_text(script.read_text().replace("=/usr/lib/erlang\n", f"={erlang}\n"))
+        moved = (text := script.read_text()).replace("=/usr/lib/erlang\n", f"={erlang}\n")
+        if moved != text:
+            script.write_text(moved)
 
 
 def _needed() -> list[str]:

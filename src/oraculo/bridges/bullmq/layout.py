@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 from oraculo.bridges.bullmq.records import NewJob
 
 WAITING = ("waiting", "delayed", "prioritized", "paused")
-MOST_QUEUES = 100  # of which bullmq's object is kept: each takes 300 kB, and whoever asks for a run may name any
+MOST_QUEUES = 1000  # of which bullmq's object is kept: whoever asks for a run may name any
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -62,6 +62,7 @@ class BullmqLayout:
         self._client = client
         self._prefix = prefix
         self._queues: dict[str, Any] = {}  # the one used last comes last
+        self._commands: dict[str, Any] | None = None  # bullmq's scripts: they are the same for each, and take 300 kB
 
     def job_key(self, queue: str, job_id: str) -> str:
         return f"{self._prefix}:{queue}:{job_id}"
@@ -75,7 +76,9 @@ class BullmqLayout:
 
     def _new_queue(self, name: str) -> Any:
         queue = Queue(name, {"connection": self._client, "prefix": self._prefix})
-        queue.backend.scripts = _VerbatimScripts(self._prefix, name, queue.backend.connection)
+        connection = queue.backend.connection
+        self._commands = connection.commands = self._commands or connection.commands
+        queue.scripts = queue.backend.scripts = _VerbatimScripts(self._prefix, name, connection)
         return queue
 
     async def add(self, pipe: Any, job: NewJob) -> None:

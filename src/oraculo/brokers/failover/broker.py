@@ -101,8 +101,10 @@ class FailoverBroker:
 
     async def _declare_again(self, branch: Branch) -> None:
         """While it is used already: who publishes or consumes makes the queue anyway. One by one, so that a queue which
-        it refuses, or which takes for ever, keeps neither the others nor the broker."""
-        for queue in list(self._declared):
+        it refuses, or which takes for ever, keeps neither the others nor the broker. Also those that are read: a
+        consumer whose hands are full makes its own only when it has room again."""
+        read = [consumer.queue for consumer in self._consumers if not consumer.is_closed]
+        for queue in dict.fromkeys([*self._declared, *read]):
             try:
                 async with asyncio.timeout(PROBE_PATIENCE):
                     await branch.broker.declare([queue])

@@ -18,7 +18,7 @@ class FailoverConsumer:
 
     def __init__(self, branches: Sequence[Branch], queue: str, prefetch: int) -> None:
         self._branches = branches
-        self._queue = queue
+        self.queue = queue
         self._prefetch = prefetch
         self._feeds: list[asyncio.Task[None]] = []
         self._inner: dict[Branch, Consumer] = {}
@@ -26,7 +26,7 @@ class FailoverConsumer:
         self._out: dict[int | str, tuple[Consumer, Delivery]] = {}  # by our token: whose it is
         self._tokens = 0
         self._changed = asyncio.Condition()
-        self._closed = False
+        self.is_closed = False
 
     async def open(self) -> None:
         """Subscribes where it can at once, so that a caller knows it is heard; the rest follows."""
@@ -37,26 +37,26 @@ class FailoverConsumer:
 
     def _unread(self) -> BrokerError:
         """Refused only if each of them says no: one that is away may not."""
-        refusals = {branch.name: branch.why_unread(self._queue) for branch in self._branches}
+        refusals = {branch.name: branch.why_unread(self.queue) for branch in self._branches}
         whys = {branch.name: branch.trouble or refusals[branch.name] or WORKS_AGAIN for branch in self._branches}
         reasons = "; ".join(f"{name}: {why}" for name, why in whys.items())
         kind = BrokerError if all(refusals.values()) else BrokerUnavailable
-        return kind(f"no broker lets us read {self._queue}: {reasons}")
+        return kind(f"no broker lets us read {self.queue}: {reasons}")
 
     async def _subscribe(self, branch: Branch) -> bool:
         """One that says no is told as deaf on this queue, and asked again and again."""
         try:
-            consuming = branch.broker.consume(self._queue, prefetch=self._prefetch)
+            consuming = branch.broker.consume(self.queue, prefetch=self._prefetch)
             self._inner[branch] = await branch.attempt(consuming)
         except Exception as error:  # noqa: BLE001 - as with what it brings: a fault of the adapter must not end the feed
-            branch.note_unread(self._queue, error)
+            branch.note_unread(self.queue, error)
             return False
-        branch.note_consumer(self._queue)
+        branch.note_consumer(self.queue)
         return True
 
     async def _feed(self, branch: Branch) -> None:
         """Brings what arrives on one broker, and subscribes again whenever it was lost and is back."""
-        while not self._closed:
+        while not self.is_closed:
             consumer = self._inner.get(branch)
             if consumer is None:
                 await branch.usable.wait()
@@ -66,19 +66,19 @@ class FailoverConsumer:
             try:
                 await self._bring(branch, consumer)
             except Exception as error:  # noqa: BLE001 - whatever an adapter raises, a feed that ends would end in silence
-                branch.note_unread(self._queue, error)
+                branch.note_unread(self.queue, error)
             # No reason to give up the whole broker: it may be this consumer alone. A publish or a probe will tell. The
             # pause is also for what could not be settled, so that it was closed here: that comes again at once.
             await self._drop(branch, consumer)
-            await asyncio.sleep(FAILED_PAUSE if branch.why_unread(self._queue) else RESUBSCRIBE_PAUSE)
+            await asyncio.sleep(FAILED_PAUSE if branch.why_unread(self.queue) else RESUBSCRIBE_PAUSE)
 
     async def _bring(self, branch: Branch, consumer: Consumer) -> None:
-        while not self._closed:
+        while not self.is_closed:
             async with self._changed:
-                await self._changed.wait_for(lambda: self._closed or self._room > 0)
-            if self._closed or not (deliveries := await consumer.take(max(1, self._room))):
+                await self._changed.wait_for(lambda: self.is_closed or self._room > 0)
+            if self.is_closed or not (deliveries := await consumer.take(max(1, self._room))):
                 return
-            branch.note_read(self._queue)
+            branch.note_read(self.queue)
             async with self._changed:
                 self._waiting += [self._adopt(branch.name, consumer, delivery) for delivery in deliveries]
                 self._changed.notify_all()
@@ -109,8 +109,8 @@ class FailoverConsumer:
         if limit < 1:
             raise BrokerError(f"limit: must be at least 1, got {limit}")
         async with self._changed:
-            await self._changed.wait_for(lambda: self._closed or (self._waiting and self._handed < self._prefetch))
-            if self._closed:
+            await self._changed.wait_for(lambda: self.is_closed or (self._waiting and self._handed < self._prefetch))
+            if self.is_closed:
                 return []
             count = min(limit, self._prefetch - self._handed)
             taken, self._waiting = self._waiting[:count], self._waiting[count:]
@@ -167,10 +167,10 @@ class FailoverConsumer:
             self._changed.notify_all()
 
     async def close(self) -> None:
-        if self._closed:
+        if self.is_closed:
             return
         async with self._changed:
-            self._closed = True
+            self.is_closed = True
             self._changed.notify_all()
         for feed in self._feeds:
             feed.cancel()
@@ -181,7 +181,7 @@ class FailoverConsumer:
         self._out.clear()
         self._waiting.clear()
         for branch in self._branches:
-            branch.note_closed(self._queue)
+            branch.note_closed(self.queue)
 
 
 def _by_owner(
