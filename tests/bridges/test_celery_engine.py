@@ -464,6 +464,18 @@ def test_what_celery_does_not_understand_is_one_line(options: list[str], words: 
     assert line.endswith("(see `celery worker --help`)")
 
 
+@pytest.mark.parametrize("options", [["-D"], ["--detach"], ["-BD", "--concurrency", "2"]])
+def test_a_worker_that_celery_could_not_detach_is_refused_and_not_silently_gone(
+    options: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "meus.py").write_text("from tests.bridges.celery_handlers import app")
+    env = {"ORACULO_BROKER_URL": "amqp://somewhere", **ANYWHERE}
+    done = run_cli("worker", "meus:app", "--engine", "celery", *options, cwd=tmp_path, env=env)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("oraculo: --engine celery: does not detach; leave out -D/--detach")
+
+
 def test_without_handlers_any_broker_of_celery_will_do() -> None:
     app = make_celery_app(Settings(broker=BrokerSettings(url="nats://localhost,redis://localhost/3")), [])
     assert app.conf.broker_url == "redis://localhost/3"

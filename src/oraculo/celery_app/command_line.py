@@ -21,6 +21,10 @@ def name_worker(name: str) -> None:
 
 def run_worker(app: Celery, name: str, options: Sequence[str]) -> int:
     """Until a signal; returns the exit status, which `Celery.worker_main` does not. Raises InvalidSettings."""
+    if _is_detached(options):
+        instead = f"ORACULO_CELERY_APPS=… celery -A {__package__} worker -D"
+        why = f"does not detach; leave out -D/--detach and let a supervisor start it, or use `{instead}`"
+        raise InvalidSettings(Fault("--engine celery", why))
     arguments = ["--app", app, "worker", *options]  # as a default, the app would come after a variable APP
     try:
         status: int | None = command_line.main(
@@ -30,6 +34,15 @@ def run_worker(app: Celery, name: str, options: Sequence[str]) -> int:
         where = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
         raise InvalidSettings(Fault("--engine celery", error.format_message() + where)) from None
     return status or 0
+
+
+def _is_detached(options: Sequence[str]) -> bool:
+    """Celery starts a detached worker with the process's own arguments, as if they were for `celery`: it would end
+    at once, unseen, with ours."""
+    worker = command_line.commands["worker"]
+    context = click.Context(worker, resilient_parsing=True)  # what is wrong with the others, Celery itself says
+    given, _, _ = worker.make_parser(context).parse_args(list(options))
+    return bool(given.get("detach"))
 
 
 def _node_name(name: str) -> dict[str, Any]:
