@@ -8,7 +8,7 @@ from typing import NamedTuple
 from oraculo.core.aggregate import end_status, summary
 from oraculo.core.naming import ANSWERS, dlq_of
 from oraculo.core.pipeline import Kind
-from oraculo.core.run import Delivery, DeliveryStatus, Run, Task, TaskStatus
+from oraculo.core.run import Channel, Delivery, DeliveryStatus, Run, Task, TaskStatus
 from oraculo.core.timestamps import in_words, to_iso
 
 NAMED = 3  # tasks
@@ -175,7 +175,7 @@ def _end_state(run: Run, task: Task, audiences: Mapping[str, Audience]) -> str:
 
 
 def _delivery_state(delivery: Delivery, now: float) -> str:
-    what = f"its aggregate for {delivery.channel} {_line(delivery.target)}"
+    what = f"its aggregate for {delivery.channel} {_receiver(delivery)}"
     if delivery.status is DeliveryStatus.DELIVERED:
         return f"{what} was delivered"
     tried = f"after {_count(delivery.attempts, 'attempt')}" + (f" ({_line(delivery.error)})" if delivery.error else "")
@@ -186,6 +186,15 @@ def _delivery_state(delivery: Delivery, now: float) -> str:
         return f"{what} is not delivered yet: {under_way}"
     left = in_words(max(0.0, (delivery.due_at or now) - now))
     return f"{what} is not delivered yet {tried}, and the next is under way or due within {left}"
+
+
+def _receiver(delivery: Delivery) -> str:
+    """The query of a webhook often is what lets one in: `?token=…`."""
+    receiver = _line(delivery.target)
+    if delivery.channel is not Channel.WEBHOOK:
+        return receiver
+    url, mark, _ = receiver.partition("?")
+    return f"{url}{mark and '?***'}"
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:
