@@ -275,9 +275,33 @@ async def test_ended_jobs_are_forgotten_in_time(make: Make, tmp_path: Path) -> N
 
         async def left() -> list[str]:
             keys = await oraculo.redis.keys(f"oraculo:{settings.broker.prefix}*")
-            return [key for key in keys if not key.endswith((":queues", ":turn"))]
+            return [key for key in keys if not key.endswith((":used", ":turn"))]
 
         await until(lambda: _is_empty(left), saying="nothing left of it in Redis")
+
+
+async def test_a_queue_without_open_jobs_is_forgotten_and_heard_again_when_it_is_used(
+    make: Make, tmp_path: Path
+) -> None:
+    settings = make()
+    used, other = f"oraculo:{settings.broker.prefix}ponte-bullmq:used", f"{QUEUE}-de-outros"
+    async with BullStage(settings) as oraculo:
+        async with working(node_worker(settings, tmp_path, QUEUE)):
+            await oraculo.run(only(faz="eco"))
+        await oraculo.submit({"destinos": [f"bullmq://{other}"], "payload": {}})
+        await until(lambda: oraculo.redis.zscore(used, other), saying="the job to be added")
+        await oraculo.bridge.stop()
+        await oraculo.redis.zadd(used, {QUEUE: 1, other: 1})  # long ago
+        oraculo.bridge = oraculo.new_bridge()
+        await oraculo.bridge.start()
+
+        async def is_forgotten() -> bool:
+            return await oraculo.redis.zrange(used, 0, -1) == [other]
+
+        await until(is_forgotten, saying="the queue without jobs to be forgotten, and it alone")
+        async with working(node_worker(settings, tmp_path, QUEUE)):
+            aggregate = await oraculo.run(only(faz="eco"))
+        assert aggregate["status"] == "concluida", aggregate
 
 
 async def _is_empty(ask: Callable[[], Any]) -> bool:

@@ -5,10 +5,11 @@ happens to a bridge, the next one finds here what is still to be told.
 
 `jobs`: every record by the job's id. `open`: ids that owe an answer, by when they were added. `ended`: ids that were
 answered, by when; kept for a while, so that a repeated command is answered again. `answers`: what was answered, for
-those whose job is gone from BullMQ by then. `queues`: BullMQ's queues that were ever used.
+those whose job is gone from BullMQ by then. `used`: BullMQ's queues whose events are read, by when a job of theirs was
+last added or seen open.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 import structlog
@@ -49,7 +50,7 @@ class Ledger:
         # Not under BullMQ's prefix: tools that list its queues would take this for one.
         base = f"oraculo:{prefix}ponte-bullmq"
         self._jobs, self._open, self._ended = f"{base}:jobs", f"{base}:open", f"{base}:ended"
-        self._answers, self._queues, self._turn = f"{base}:answers", f"{base}:queues", f"{base}:turn"
+        self._answers, self._used, self._turn = f"{base}:answers", f"{base}:used", f"{base}:turn"
 
     # -- commands ---------------------------------------------------------------------------------------------
 
@@ -78,7 +79,7 @@ class Ledger:
             pipe.zadd(self._open, {job.id: now})
             pipe.zrem(self._ended, job.id)
             await self._layout.add(pipe, job)
-        pipe.sadd(self._queues, *{job.record.queue for job in jobs})
+        pipe.zadd(self._used, dict.fromkeys((job.record.queue for job in jobs), now))
         *replies, noted = await pipe.execute(raise_on_error=False)
         refused = {
             jobs[place // _ADDING].id: reply for place, reply in enumerate(replies) if isinstance(reply, ResponseError)
@@ -111,7 +112,15 @@ class Ledger:
     # -- what happened to them --------------------------------------------------------------------------------
 
     async def queues(self) -> set[str]:
-        return set(await self._client.smembers(self._queues))
+        return set(await self._client.zrange(self._used, 0, -1))
+
+    async def note_used(self, queues: Collection[str]) -> None:
+        if queues:
+            await self._client.zadd(self._used, dict.fromkeys(queues, self._clock.now()))
+
+    async def forget_queues(self, unused_since: float) -> None:
+        """Callers name them: they would become ever more. One that is used at this moment has a newer time."""
+        await self._client.zremrangebyscore(self._used, "-inf", f"({unused_since}")
 
     async def records(self, job_ids: Sequence[str]) -> dict[str, Record]:
         """Of those that are ours."""

@@ -21,6 +21,7 @@ from oraculo.core.answer_writer import NOT_IN_TIME
 from oraculo.ports.clock import Clock
 
 MOST_EVENTS = 50_000  # of a stream that are searched for the end of a job that is gone
+UNUSED = 600.0  # seconds without an open job, after which the events of a queue are read no longer
 HEARING = 3.0  # seconds for what was told of a job to be heard
 GONE = "removed: the job is no longer in {queue}, and its result was not kept; was the queue drained or obliterated?"
 
@@ -57,8 +58,11 @@ class Sweep:
                 await self.all()
 
     async def all(self) -> None:
+        started = self._clock.now()
         async for records in self._ledger.open_jobs():
+            await self._ledger.note_used({record.queue for record in records.values()})
             await self.check(records)
+        await self._ledger.forget_queues(started - UNUSED)
         while await self._ledger.forget(self._clock.now() - self._keep):
             pass
 
