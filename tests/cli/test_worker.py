@@ -1,6 +1,7 @@
 """`oraculo worker` against a broker that it may take for a shared one."""
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -9,13 +10,14 @@ from typing import Any
 
 import pytest
 import uvicorn
+from click.testing import Result
 from typer.testing import CliRunner
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.cli import serving
 from oraculo.cli.app import app
 from oraculo.core.message import decode_message
-from oraculo.errors import OraculoError
+from oraculo.errors import BrokerError, OraculoError
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
 
@@ -70,6 +72,49 @@ def test_a_worker_answers_until_a_signal_and_its_last_answer_is_sent(
     assert result.exit_code == 0, result.output
     assert [bytes(answer.payload) for answer in broker.answers] == [b'{"status":"ok","resultado":"feito"}']
     assert signal.getsignal(signal.SIGTERM) is before, "the process has its handlers back"
+
+
+class Refusing(MemoryBroker):
+    is_closed = False
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+
+    async def start(self) -> None:
+        raise BrokerError("RabbitMQ at somewhere: ACCESS_REFUSED - Login was refused")
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Frozen(Refusing):
+    async def start(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+
+def _worked(broker: MemoryBroker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    (folder / "meus_de_teste.py").write_text(APP)
+    monkeypatch.setattr(serving, "make_broker", lambda *_: broker)
+    monkeypatch.syspath_prepend(str(folder))
+    return CliRunner().invoke(app, ["worker", "meus_de_teste:app"], env={"ORACULO_BROKER_URL": "amqp://somewhere"})
+
+
+def test_a_worker_that_its_broker_does_not_let_in_ends_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Refusing()
+    result = _worked(broker, tmp_path, monkeypatch)
+    assert result.exit_code == 2
+    assert result.stderr == "oraculo: RabbitMQ at somewhere: ACCESS_REFUSED - Login was refused\n"
+    assert broker.is_closed
+
+
+def test_a_signal_ends_a_worker_whose_broker_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Frozen()
+    result = _worked(broker, tmp_path, monkeypatch)
+    assert result.exit_code == 0, result.output
+    assert broker.is_closed
 
 
 FORKING_APP = """

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -30,7 +30,7 @@ from oraculo.bootstrap import (
 )
 from oraculo.cli import output
 from oraculo.cli.forking import children_spared
-from oraculo.errors import Fault, InvalidSettings
+from oraculo.errors import BrokerUnavailable, Fault, InvalidSettings
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.objects import Objects
@@ -199,15 +199,33 @@ async def _work(worker: Worker, broker: Broker, objects: Objects | None) -> None
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     with _first_signal(lambda: loop.call_soon_threadsafe(stop.set)):
-        working = asyncio.create_task(worker.run())
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        await worker.stop()
-        await broker.close()
-        if objects is not None:
-            await objects.close()
-        await working
+        try:
+            await _connect(broker, stopping)
+            if not stop.is_set():
+                await _work_until(stopping, worker)
+        finally:
+            stopping.cancel()
+            await broker.close()
+            if objects is not None:
+                await objects.close()
+
+
+async def _connect(broker: Broker, stopping: "asyncio.Task[Any]") -> None:
+    """A broker that is away is waited for, by the worker itself. One that says no is a matter of settings, and is told
+    at once, as by `oraculo serve`."""
+    connecting = asyncio.create_task(broker.start())
+    await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    connecting.cancel()
+    with suppress(BrokerUnavailable, asyncio.CancelledError):
+        await connecting
+
+
+async def _work_until(stopping: "asyncio.Task[Any]", worker: Worker) -> None:
+    working = asyncio.create_task(worker.run())
+    await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+    await worker.stop()
+    await working
 
 
 # -- both ------------------------------------------------------------------------------------------------------------

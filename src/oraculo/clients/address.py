@@ -4,6 +4,7 @@ Every adapter reads its URL here, so that the same words mean the same on each: 
 percent-encoded, and for TLS the parameters `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile` and `ssl_check_hostname`.
 """
 
+import re
 import ssl
 from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -13,6 +14,7 @@ from oraculo.settings.urls import node_urls
 
 _TLS_SCHEMES = frozenset({"amqps", "rediss", "tls"})
 _TLS_PARAMETERS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"})
+_HOST = re.compile(r"[\w.:%~-]*")  # a name, also one of another script, or an address, also one with a zone
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -92,16 +94,22 @@ def _split(url: str, setting: str) -> tuple[SplitResult, int | None]:
     """Its parts and its port. Python's own errors quote what they stumbled over, which may be half a password."""
     try:
         parts = urlsplit(url)
-        return parts, parts.port
+        port = parts.port
     except ValueError:
         raise _unreadable(url, setting) from None
+    if port == 0:
+        raise _unreadable(url, setting)
+    if not _HOST.fullmatch(parts.hostname or ""):
+        odd = "has a host with a ';', a blank or another character that no host has; several URLs have commas between"
+        raise InvalidSettings(Fault(setting, f"the {parts.scheme}:// URL {odd}"))
+    return parts, port
 
 
 def _unreadable(url: str, setting: str) -> InvalidSettings:
     """Nothing of the URL is told but how it begins."""
     scheme = url.partition("://")[0] if "://" in url else ""
     odd = "the user or the password has a '/', '?', '#' or '[' that is not percent-encoded"
-    problem = f"the {scheme}:// URL cannot be read: its port is not a number up to 65535, or {odd}"
+    problem = f"the {scheme}:// URL cannot be read: its port is not a number from 1 to 65535, or {odd}"
     return InvalidSettings(Fault(setting, problem))
 
 
@@ -110,6 +118,8 @@ def _context(parts: SplitResult, setting: str, tls: dict[str, str]) -> ssl.SSLCo
     check = _TRUTHS.get(tls.get("ssl_check_hostname", "true").lower())
     if check is None:
         raise _fault(parts, setting, "ssl_check_hostname must be true or false")
+    if "ssl_keyfile" in tls and "ssl_certfile" not in tls:
+        raise _fault(parts, setting, "has ssl_keyfile, which is the key of an ssl_certfile, and has none")
     try:
         context = ssl.create_default_context(cafile=tls.get("ssl_ca_certs"))
         if "ssl_certfile" in tls:
