@@ -124,6 +124,11 @@ async def test_one_broker_of_several_that_is_away_is_told_and_work_goes_on(
     assert reply.json()["partes"]["broker redis"] == {"ok": True, "problema": None}
     told = (await service.client.get("/filas")).json()["brokers"]
     assert told[0] == {"nome": "rabbitmq", "ok": False, "problema": "refused", "filas_surdas": []}
+    monkeypatch.setattr(service.operations._engine.names, "prefix", "loja.")
+    links[0] = Link("rabbitmq", None, deaf=("loja.resultados",))
+    told = (await service.client.get("/filas")).json()["brokers"]
+    assert told[0]["filas_surdas"] == ["resultados"]
+    links[0] = Link("rabbitmq", "refused")
     metrics = (await service.client.get("/metrics")).text
     assert 'oraculo_broker_up{broker="rabbitmq"} 0.0' in metrics
     assert 'oraculo_broker_up{broker="redis"} 1.0' in metrics

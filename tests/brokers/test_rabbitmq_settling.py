@@ -78,6 +78,7 @@ class TestSettling:
                 await consumer.close()
             (letter,) = await letters(second, queue, 1)
             assert letter.reason == "moved by RabbitMQ: delivered too often and never settled"
+            assert letter.redeliveries == 2
             assert (await state(first, queue)).ready == 0
 
     async def test_a_delayed_message_takes_its_count_with_it(self, url: str, queue: str) -> None:

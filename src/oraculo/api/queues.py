@@ -38,7 +38,7 @@ async def list_queues(operations: Door) -> Response:
 
 
 def _broker_view(link: Link) -> dict[str, Any]:
-    return {"nome": link.name, "ok": link.trouble is None, "problema": link.trouble, "filas_surdas": list(link.deaf)}
+    return {"nome": link.name, "ok": link.trouble is None, "problema": link.trouble, "filas_surdas": link.deaf}
 
 
 def _queue_view(name: str, state: QueueState) -> dict[str, Any]:

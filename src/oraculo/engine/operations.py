@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from oraculo.core import naming
 from oraculo.core.events import Cancelled, Event, Repeated
 from oraculo.core.history import HistoryEntry
@@ -292,7 +294,10 @@ class Operations:
         return await self._engine.health()
 
     def brokers(self) -> Sequence[Link]:
-        return self._engine.broker.links()
+        """With the names of queues as callers know them."""
+        logical = self._engine.names.logical
+        links = self._engine.broker.links()
+        return [msgspec.structs.replace(link, deaf=tuple(map(logical, link.deaf))) for link in links]
 
     async def census(self) -> dict[RunStatus, int]:
         return await self._engine.store.census()

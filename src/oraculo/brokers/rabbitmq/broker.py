@@ -87,7 +87,7 @@ class RabbitMQBroker:
         self._publisher = Publisher(self._publishing, self._queues.remake, fitted)
         self._stuck = StuckQueues(proof_within)
         self._sender = Sender(self._publisher, self._queues, publish_timeout, self._stuck)
-        self._quarantine = Quarantine(self._working, self._sender.send)
+        self._quarantine = Quarantine(self._working, self._sender.send, delivery_limit)
         self._consumers: set[RabbitMQConsumer] = set()
         self._is_started = False
         self._trouble: str | None = None

@@ -48,8 +48,9 @@ _OUR_HEADERS = (REDELIVERIES, _LETTER, AMQP_REASON_HEADER, _DIED_AT)
 _COUNTERS = ("x-delivery-count", "x-acquired-count")  # failures and, since RabbitMQ 4.3, all; a classic queue has none
 # What the server wrote, or would act upon: CC and BCC would send copies of a message that only goes on its way.
 _NOT_CARRIED = re.compile(rf"{_OURS}.*|x-delivery-count|x-acquired-count|x-death|x-(first|last)-death-.*|CC|BCC")
+_LIMIT_REACHED = "delivery_limit"
 _DEATHS = {
-    "delivery_limit": "delivered too often and never settled",
+    _LIMIT_REACHED: "delivered too often and never settled",
     "rejected": "rejected by its consumer",
     "expired": "expired before it was consumed",
     "maxlen": "the queue was full",
@@ -174,8 +175,9 @@ class _Reader:
     """Reads letters in their order. A plain client's has no id: it gets one by its content, and by how many of the
     same stand before it."""
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, delivery_limit: int) -> None:
         self._queue = queue
+        self._delivery_limit = delivery_limit
         self._same: Counter[str] = Counter()
 
     def letter(self, found: _Found) -> DeadLetter:
@@ -188,8 +190,14 @@ class _Reader:
             found.body,
             _reason(headers),
             at,
-            _number(headers.get(REDELIVERIES)),
+            self._redeliveries(headers),
         )
+
+    def _redeliveries(self, headers: dict[str, Any]) -> int:
+        """The server does not say how often it delivered what it moved for that, but that it was as often as it may."""
+        carried_along = _number(headers.get(REDELIVERIES))
+        is_worn_out = AMQP_REASON_HEADER not in headers and _death(headers).get("reason") == _LIMIT_REACHED
+        return carried_along + self._delivery_limit - 1 if is_worn_out else carried_along
 
     def _plain_id(self, properties: BasicProperties, body: bytes, at: float) -> str:
         named = f"{properties.message_id}\0{properties.correlation_id}\0".encode(errors="replace")
@@ -251,11 +259,11 @@ def _told_by_server(properties: BasicProperties, headers: dict[str, Any]) -> flo
 class _Visit:
     """The letters of one dead-letter queue, handed over in their order and held until the channel closes."""
 
-    def __init__(self, channel: Channel, queue: str, publish: "_Publish") -> None:
+    def __init__(self, channel: Channel, queue: str, publish: "_Publish", delivery_limit: int) -> None:
         self._channel = channel
         self._queue = queue
         self._publish = publish
-        self._reader = _Reader(source_name(queue))
+        self._reader = _Reader(source_name(queue), delivery_limit)
         self._worn = _Chunk[tuple[_Found, Parcel]]()  # those that were given back before, and what takes their place
         self._renewed: list[int] = []  # the tags of those whose place is taken
         self._renewable = RENEWED_BYTES  # so many more
@@ -367,9 +375,10 @@ class _Visit:
 class Quarantine:
     """The dead letters of every queue. One at a time looks at those of a queue: two would hide them from each other."""
 
-    def __init__(self, connection: Connection, publish: "_Publish") -> None:
+    def __init__(self, connection: Connection, publish: "_Publish", delivery_limit: int) -> None:
         self._connection = connection
         self._publish = publish
+        self._delivery_limit = delivery_limit
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of the queues looked at now
 
     async def peek(self, queue: str, limit: int, after: str | None) -> list[DeadLetter]:
@@ -451,7 +460,7 @@ class Quarantine:
         name = dlq_name(queue)
         async with self._turns.setdefault(name, asyncio.Lock()):
             channel = await self._connection.channel()
-            visit = _Visit(channel, name, self._publish)
+            visit = _Visit(channel, name, self._publish, self._delivery_limit)
             try:
                 await visit.enter(window)
                 yield visit
