@@ -301,6 +301,7 @@ def make_worker(app: App, broker: Broker, settings: Settings, clock: Clock, obje
         clock,
         settings.broker.prefix,
         lease=settings.broker.lease,
+        delivery_limit=settings.broker.delivery_limit,
         objects=objects if settings.objects.url else None,
         threshold=settings.objects.threshold_bytes,
     )

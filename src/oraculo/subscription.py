@@ -53,6 +53,9 @@ class Subscription:
         self._held.update((each.token, each) for each in deliveries)
         return deliveries
 
+    def holds(self, delivery: Delivery) -> bool:
+        return delivery.token in self._held
+
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries and not self.closed:
             await self._settle(self._consumer.ack(deliveries), deliveries)

@@ -68,6 +68,7 @@ class Harness:
                 self.clock,
                 self.settings.broker.prefix,
                 lease=self.settings.broker.lease,
+                delivery_limit=self.settings.broker.delivery_limit,
                 objects=shared,
                 threshold=self.settings.objects.threshold_bytes,
             )

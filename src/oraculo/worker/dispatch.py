@@ -16,7 +16,7 @@ from oraculo.core.message import Message, decode_message
 from oraculo.core.timestamps import from_iso
 from oraculo.errors import InvalidInput, InvalidMessage, ObjectsError
 from oraculo.ports.broker import Delivery
-from oraculo.ports.clock import Clock
+from oraculo.ports.clock import Clock, Entropy
 from oraculo.subscription import Subscription
 from oraculo.worker.answers import AnswerWriter, DoNotRetry, describe
 from oraculo.worker.context import Context
@@ -26,6 +26,7 @@ from oraculo.worker.large import LargeAnswers, may_refer
 from oraculo.worker.logs import WorkerLog
 from oraculo.worker.outbox import AnswerOutbox
 from oraculo.worker.remembered import Identity, RememberedAnswers, identity_of
+from oraculo.worker.suspects import Suspects, trusted
 
 _log = WorkerLog()
 _STOPPING = "the worker stopped before it began this command"
@@ -52,6 +53,8 @@ class Dispatcher:
         large: LargeAnswers,
         threads: Executor,
         clock: Clock,
+        entropy: Entropy,
+        delivery_limit: int,
     ) -> None:
         self._lanes = deque(lanes)
         self._limit = limit
@@ -61,6 +64,7 @@ class Dispatcher:
         self._large = large
         self._threads = threads
         self._clock = clock
+        self._suspects = Suspects(trusted(delivery_limit), entropy, self._begin)
         self._unfinished: dict[Identity, Job] = {}
         self._tasks: dict[Job, asyncio.Task[None]] = {}
         self._overdue: set[Job] = set()  # given up, answered, and still running
@@ -86,7 +90,8 @@ class Dispatcher:
         if identity is None or not self._is_repeat(identity, receipt):
             deadline = None if command.prazo is None else from_iso(command.prazo)
             job = Job(lane, command, [receipt], identity, deadline)
-            lane.backlog.append(job)
+            if not self._suspects.takes(job):
+                lane.backlog.append(job)
             if identity is not None:
                 self._unfinished[identity] = job
 
@@ -99,6 +104,10 @@ class Dispatcher:
             self._outbox.answer(receipt, body)
             return True
         return False
+
+    def _begin(self, job: Job) -> None:
+        job.lane.backlog.appendleft(job)
+        self._start_waiting()
 
     def _start_waiting(self) -> None:
         while self._has_place() and (lane := self._next_lane()) is not None:
@@ -239,7 +248,7 @@ class Dispatcher:
     async def give_back_waiting(self) -> None:
         """What has not begun goes to other workers now, not after the grace. All of it leaves its lane first: telling
         the broker takes a while, and what ends meanwhile would start the next."""
-        waiting = [job for lane in self._lanes for job in lane.backlog]
+        waiting = [*self._suspects.dismiss(), *(job for lane in self._lanes for job in lane.backlog)]
         for lane in self._lanes:
             lane.backlog.clear()
         for job in waiting:

@@ -37,6 +37,11 @@ class Job(msgspec.Struct, eq=False):
         """Nobody here holds it any more: it is delivered again, to us or to another worker."""
         return self.receipts[0].subscription.closed and all(each.subscription.closed for each in self.receipts)
 
+    @property
+    def is_settled(self) -> bool:
+        """The broker has heard that it is done, or will deliver it again."""
+        return all(not each.subscription.holds(each.delivery) for each in self.receipts)
+
 
 class Lane(msgspec.Struct, eq=False):
     """One queue's handler, the jobs that wait for it and how many run. The backlog is bounded by the prefetch."""

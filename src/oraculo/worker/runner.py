@@ -35,8 +35,9 @@ class Worker:
     """One consumer for each queue of the app, one limit on what runs at once, one stream of answers.
 
     The broker belongs to whoever made it: the worker starts it (which is idempotent) and does not close it. A broker
-    that cannot be reached, at the start or later, is tried again until it can. `lease` is the one that the broker was
-    made with, in seconds: what is held is renewed in time, however long it is worked on.
+    that cannot be reached, at the start or later, is tried again until it can. `lease` and `delivery_limit` are those
+    that the broker was made with. What is held is renewed in time, however long it is worked on, and a command that
+    was delivered often begins by itself: it may be what ends the process.
 
     `objects` is where results above `threshold` bytes are put, and where those of the steps before are read from; it is
     shared with the orchestrator, and is not closed here either.
@@ -52,6 +53,7 @@ class Worker:
         *,
         entropy: Entropy | None = None,
         lease: float = BrokerSettings().lease,
+        delivery_limit: int = BrokerSettings().delivery_limit,
         objects: Objects | None = None,
         threshold: int = ObjectSettings().threshold_bytes,
     ) -> None:
@@ -62,6 +64,7 @@ class Worker:
         self._entropy = entropy or SystemEntropy()
         self._names = QueueNames(prefix)
         self._lease_renewal = lease / RENEWALS
+        self._delivery_limit = delivery_limit
         self._objects = objects
         self._threshold = threshold
         self._intakes: list[QueueIntake] = []
@@ -135,6 +138,8 @@ class Worker:
             large=LargeAnswers(self._objects, self._threshold),
             threads=self._threads,
             clock=self._clock,
+            entropy=self._entropy,
+            delivery_limit=self._delivery_limit,
         )
         self._intakes = [self._intake_of(lane) for lane in lanes]
 

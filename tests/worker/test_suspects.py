@@ -1,0 +1,116 @@
+"""Commands that were delivered often begin one by one: one of them may be what ends the process each time."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.worker import App, suspects
+
+from .stage import Stage, quiesce
+from .test_concurrency import Crowd
+
+OFTEN = suspects.MOST_TRUSTED + 1
+
+
+async def send_often(stage: Stage, count: int, *, redeliveries: int = OFTEN) -> None:
+    """As they are when so many processes have died of them."""
+    for number in range(count):
+        await stage.send("q", {"n": number}, tarefa=f"t{number}", tentativa=1)
+    for _ in range(redeliveries):
+        consumer = await MemoryBroker.consume(stage.broker, "q", prefetch=1000)
+        assert len(await consumer.take(1000)) == count
+        await consumer.close()
+
+
+async def test_the_next_begins_when_the_one_before_is_settled(stage: Stage) -> None:
+    app, held = App("a"), []
+
+    @app.queue("q")
+    async def work(payload: Any) -> None:
+        held.append((await stage.left("q"))[1])
+
+    await send_often(stage, 20)
+    async with stage.worker(app):
+        for _ in range(20):
+            await stage.answer()
+    assert held == list(range(20, 0, -1)), "each that began before was acked"
+
+
+async def test_they_begin_in_no_order(stage: Stage) -> None:
+    app, begun = App("a"), []
+
+    @app.queue("q")
+    async def work(payload: dict[str, int]) -> None:
+        begun.append(payload["n"])
+
+    await send_often(stage, 50)
+    async with stage.worker(app, concurrency=50):
+        for _ in range(50):
+            await stage.answer()
+    assert sorted(begun) == list(range(50))
+    assert begun != sorted(begun), "the first would always be the first, and its neighbours never have a turn"
+
+
+async def test_others_begin_beside_them(stage: Stage) -> None:
+    app, crowd = App("a"), Crowd()
+    app.queue("q")(crowd.enter)
+    await send_often(stage, 3)
+    async with stage.worker(app, concurrency=10):
+        for _ in range(3):
+            await stage.send("q")
+        await quiesce()
+        assert crowd.inside == 1 + 3
+        crowd.go_on.set()
+        for _ in range(6):
+            await stage.answer()
+
+
+@pytest.mark.parametrize(
+    ("redeliveries", "limit", "at_once"), [(OFTEN - 1, 20, 5), (OFTEN, 20, 1), (1, 4, 5), (2, 4, 1), (1, 3, 1)]
+)
+async def test_how_often_is_often_depends_on_the_limit(
+    stage: Stage, redeliveries: int, limit: int, at_once: int
+) -> None:
+    app, crowd = App("a"), Crowd()
+    app.queue("q")(crowd.enter)
+    await send_often(stage, 5, redeliveries=redeliveries)
+    async with stage.worker(app, concurrency=10, delivery_limit=limit):
+        await quiesce()
+        assert crowd.inside == at_once
+        crowd.go_on.set()
+        for _ in range(5):
+            await stage.answer()
+
+
+async def test_one_that_hangs_holds_up_the_others_for_a_while_only(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspects, "ALONE", 0.01)
+    app, crowd = App("a"), Crowd()
+    app.queue("q")(crowd.enter)
+    await send_often(stage, 3)
+    async with stage.worker(app, concurrency=10), asyncio.timeout(5):
+        while crowd.inside < 3:  # noqa: ASYNC110 - what is waited for is the handler's own count
+            await asyncio.sleep(0.005)
+        crowd.go_on.set()
+        for _ in range(3):
+            await stage.answer()
+
+
+async def test_a_worker_that_stops_gives_back_those_that_wait(stage: Stage) -> None:
+    app, crowd = App("a"), Crowd()
+    app.queue("q")(crowd.enter)
+    await send_often(stage, 3)
+    worker = stage.worker(app, concurrency=10)
+    await worker.start()
+    await quiesce()
+    assert crowd.inside == 1
+    stopping = asyncio.create_task(worker.stop())
+    await quiesce()
+    assert await stage.left("q") == (2, 1, 0)
+    crowd.go_on.set()
+    await stopping
+    assert crowd.most == 1
+    assert await stage.left("q") == (2, 0, 0)
