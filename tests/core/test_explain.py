@@ -59,6 +59,21 @@ def test_of_several_brokers_it_is_the_one_with_the_command_where_nobody_listens(
     assert "nobody" not in told(driver, a=Audience(0, 0, at={"rabbitmq": nobody})), "redis is away, and not asked"
 
 
+def test_that_a_command_is_no_longer_in_its_queue_is_told_after_a_while() -> None:
+    driver, taken = fan_out("a", timeout=30).sent(), ", and no longer in queue a: whoever took it is at work, or gone, "
+    assert taken not in told(driver.at(9), a=Audience(1, 0))
+    assert f"sent 10 s ago{taken}or the queue was emptied);" in told(driver.at(10), a=Audience(1, 0))
+    assert taken in told(driver, a=Audience(None, 0))
+    assert taken not in told(driver, a=Audience(1, 0, ready=1)), "it may be that one"
+    assert taken not in told(driver), "nothing is known of the queue"
+    assert taken not in told(driver, a=Audience(1, 0, at={"redis": Audience(1, 0)})), "nor of its broker"
+    assert taken not in told(driver, a=Audience(1, 0, 0, 2, {0: "delivered too often"})), "it is known where it is"
+    driver.apply(Progressed(0, 12.5))
+    assert taken not in told(driver, a=Audience(1, 0)), "somebody is at work"
+    bridged = fan_out("celery://t").sent().at(10)
+    assert "no longer" not in explain(bridged.run, bridged.now, {"ponte-celery": Audience(1, 0)}), "it was handed on"
+
+
 def test_a_command_that_is_a_dead_letter_is_told_with_its_reason() -> None:
     quarantined = Audience(1, 0, 5, 2, {0: "delivered too\noften"})
     sentence = told(fan_out("a", "b").sent(), a=quarantined, b=quarantined)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from oraculo.core.aggregate import end_status, summary
-from oraculo.core.naming import ANSWERS, dlq_of
+from oraculo.core.naming import ANSWERS, BRIDGE_PREFIX, dlq_of
 from oraculo.core.pipeline import Kind
 from oraculo.core.run import Channel, Delivery, DeliveryStatus, Run, Task, TaskStatus
 from oraculo.core.timestamps import in_words, to_iso
@@ -29,6 +29,7 @@ class Audience(NamedTuple):
 
 
 _UNKNOWN = Audience(None, 0)
+_SLOW = 10.0  # seconds without an answer, after which it is told that somebody must have the command
 
 
 def explain(
@@ -94,12 +95,14 @@ def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audien
         return f"'{step.id}' ({failed}; the next is due in {due})"
     if task.unsent:
         return f"'{step.id}' ({attempt}, not yet confirmed by the broker on queue {step.queue})"
-    since = in_words(max(0.0, now - (task.sent_at or now)))
+    waited = max(0.0, now - (task.sent_at or now))
     progress = "" if task.percent is None else f", {task.percent:g} % done"
     own = f", its own deadline in {in_words(max(0.0, task.deadline - now))}" if task.deadline is not None else ""
     audience = audiences.get(step.queue, _UNKNOWN)
     why = _deafness(step.queue, audience, task.via) + _quarantine(step.queue, audience, task)
-    return f"'{step.id}' ({attempt}, sent {since} ago{progress}{own}{why})"
+    if not why and task.percent is None and waited >= _SLOW:
+        why = _absence(step.queue, audience, task.via)
+    return f"'{step.id}' ({attempt}, sent {in_words(waited)} ago{progress}{own}{why})"
 
 
 def _deafness(queue: str, audience: Audience, via: str | None) -> str:
@@ -113,6 +116,15 @@ def _deafness(queue: str, audience: Audience, via: str | None) -> str:
         return f", and nobody listens on queue {place}"
     held = _count(there.held, "message")
     return f", and nobody listens on queue {place} now, but somebody took {held} of it and is at work, or gone"
+
+
+def _absence(queue: str, audience: Audience, via: str | None) -> str:
+    """Of a command that nobody has said anything of: it may have been lost with a queue that was deleted, which no
+    broker tells. A bridge hands it on to where it waits for others."""
+    there = audience.at.get(via or "", _UNKNOWN) if audience.at else audience
+    if there is _UNKNOWN or there.ready or queue.startswith(BRIDGE_PREFIX):
+        return ""
+    return f", and no longer in queue {queue}: whoever took it is at work, or gone, or the queue was emptied"
 
 
 def _quarantine(queue: str, audience: Audience, task: Task) -> str:
