@@ -32,6 +32,10 @@ def test_what_cannot_be_meant_is_refused(url: str, words: str) -> None:
         ("amqp://", Host("localhost", 5672)),
         ("amqp://meu_rabbit-1.exemplo.com.:5673", Host("meu_rabbit-1.exemplo.com.", 5673)),
         ("amqp://[fe80::1%25eth0]:5673", Host("fe80::1%25eth0", 5673)),
+        (
+            "amqp://\u0939\u093f\u0928\u094d\u0926\u0940.exemplo",
+            Host("\u0939\u093f\u0928\u094d\u0926\u0940.exemplo", 5672),
+        ),
         ("amqp://caf\u00e9.exemplo", Host("caf\u00e9.exemplo", 5672)),
     ],
 )

@@ -331,6 +331,16 @@ class TestStarting:
         async with running(server.url) as elsewhere:
             assert await elsewhere.queues(["in-the-vhost"]) == []
 
+    async def test_a_vhost_that_has_no_room_now_is_waited_for(self, fleet: Fleet) -> None:
+        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        server.control("add_vhost", "cheio")
+        server.control("set_permissions", "-p", "cheio", "guest", ".*", ".*", ".*")
+        server.control("set_vhost_limits", "-p", "cheio", '{"max-connections": 0}')
+        broker = RabbitMQBroker(f"amqp://guest:guest@127.0.0.1:{server.port}/cheio")
+        with pytest.raises(BrokerUnavailable, match=r"limit \(0\) is reached"):
+            await broker.start()
+        await broker.close()
+
     async def test_closing_leaves_nothing_behind(self, url: str, queue: str) -> None:
         async with running(url) as broker:
             await broker.publish(messages(queue, 3))

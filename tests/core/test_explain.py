@@ -68,7 +68,7 @@ def test_that_a_command_is_no_longer_in_its_queue_is_told_after_a_while() -> Non
     assert taken not in told(driver), "nothing is known of the queue"
     assert taken not in told(driver, a=Audience(1, 0, at={"redis": Audience(1, 0)})), "nor of its broker"
     assert taken not in told(driver, a=Audience(1, 0, 0, 2, {0: "delivered too often"})), "it is known where it is"
-    driver.apply(Progressed(0, 12.5))
+    driver.apply(Progressed(0, None, "baixando"))
     assert taken not in told(driver, a=Audience(1, 0)), "somebody is at work"
     bridged = fan_out("celery://t").sent().at(10)
     assert "no longer" not in explain(bridged.run, bridged.now, {"ponte-celery": Audience(1, 0)}), "it was handed on"

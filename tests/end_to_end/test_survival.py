@@ -110,7 +110,7 @@ async def test_a_worker_that_is_killed_and_started_again(quiet_server: Server, t
 @pytest.mark.long
 async def test_a_command_that_ends_its_worker_takes_no_other_along(server: Server, tmp_path: Path) -> None:
     """It ends the worker as often as it may be delivered; what else the worker held each time is done all the same."""
-    async with Cluster(tmp_path, server.url, WORK_DEADLY="15", ORACULO_BROKER_LEASE="1") as cluster:
+    async with Cluster(tmp_path, server.url, WORK_DEADLY="0", ORACULO_BROKER_LEASE="1") as cluster:
         (worker,) = cluster.workers
         run_id = await cluster.submit(100)
 
@@ -118,7 +118,7 @@ async def test_a_command_that_ends_its_worker_takes_no_other_along(server: Serve
             if not worker.is_running:
                 worker.start()
             letters = (await cluster.client.get("/filas/executador_x/dlq")).json()["mensagens"]
-            return [letter["tarefa"] for letter in letters] == ["t15"]
+            return [letter["tarefa"] for letter in letters] == ["t0"]
 
         await until(is_dead, within=120, saying="the deadly command, and no other, to be a dead letter")
         await cluster.reached(run_id, 99)

@@ -1,17 +1,25 @@
 """Commands that were delivered often begin one by one: one of them may be what ends the process each time."""
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
+from oraculo.ports.clock import SystemEntropy
 from oraculo.worker import App, suspects
+from oraculo.worker.jobs import Job
 
 from .stage import Stage, quiesce
 from .test_concurrency import Crowd
 
 OFTEN = suspects.MOST_TRUSTED + 1
+
+
+@pytest.fixture(autouse=True)
+def gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspects, "_GATHERING", 0)
 
 
 async def send_often(stage: Stage, count: int, *, redeliveries: int = OFTEN) -> None:
@@ -51,6 +59,25 @@ async def test_they_begin_in_no_order(stage: Stage) -> None:
             await stage.answer()
     assert sorted(begun) == list(range(50))
     assert begun != sorted(begun), "the first would always be the first, and its neighbours never have a turn"
+
+
+class Last(SystemEntropy):
+    def jitter(self) -> float:
+        return 0.999
+
+
+async def test_those_that_arrive_later_have_the_same_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first would else be first in every life of the process, and its neighbours never have a turn."""
+    monkeypatch.setattr(suspects, "_GATHERING", 0.05)
+    begun: asyncio.Queue[Job] = asyncio.Queue()
+    waiting = suspects.Suspects(0, Last(), begun.put_nowait)
+    delivery = SimpleNamespace(redeliveries=1)
+    jobs = [cast("Job", SimpleNamespace(receipts=[SimpleNamespace(delivery=delivery)], is_settled=True)) for _ in "ab"]
+    for job in jobs:
+        assert waiting.takes(job)
+        await quiesce()
+    async with asyncio.timeout(5):
+        assert [await begun.get(), await begun.get()] == jobs[::-1]
 
 
 async def test_others_begin_beside_them(stage: Stage) -> None:

@@ -14,7 +14,7 @@ from oraculo.settings.urls import node_urls
 
 _TLS_SCHEMES = frozenset({"amqps", "rediss", "tls"})
 _TLS_PARAMETERS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"})
-_HOST = re.compile(r"[\w.:%~-]*")  # a name, also one of another script, or an address, also one with a zone
+_HOST = re.compile(r"(?:[\w.:%~-]|[^\x00-\x7f\s])*")  # a name, of any script, or an address, also with a zone
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 

@@ -100,7 +100,7 @@ def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audien
     own = f", its own deadline in {in_words(max(0.0, task.deadline - now))}" if task.deadline is not None else ""
     audience = audiences.get(step.queue, _UNKNOWN)
     why = _deafness(step.queue, audience, task.via) + _quarantine(step.queue, audience, task)
-    if not why and task.percent is None and waited >= _SLOW:
+    if not why and task.percent is None and task.note is None and waited >= _SLOW:
         why = _absence(step.queue, audience, task.via)
     return f"'{step.id}' ({attempt}, sent {in_words(waited)} ago{progress}{own}{why})"
 

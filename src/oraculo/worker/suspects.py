@@ -13,6 +13,7 @@ from oraculo.worker.jobs import Job
 
 MOST_TRUSTED = 3  # redeliveries, at most, of a command that begins beside others
 ALONE = 5.0  # seconds; then the next begins beside it: one that hangs must not hold up the others
+_GATHERING, _LONGEST_GATHERING = 0.1, 1.0  # seconds without another, and in all, before the first begins
 _FIRST_LOOK, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks whether one is settled
 
 
@@ -46,11 +47,19 @@ class Suspects:
         return waiting
 
     async def _begin_one_by_one(self) -> None:
-        await asyncio.sleep(0)  # for those that came with the first
+        await self._gather()
         while self._waiting:
             job = self._waiting.pop(int(self._entropy.jitter() * len(self._waiting)))
             self._begin(job)
             await _settled(job)
+
+    async def _gather(self) -> None:
+        """Large messages arrive one by one: the first, if it began at once, would be first in every life."""
+        loop = asyncio.get_running_loop()
+        until, seen = loop.time() + _LONGEST_GATHERING, 0
+        while len(self._waiting) > seen and loop.time() < until:
+            seen = len(self._waiting)
+            await asyncio.sleep(_GATHERING)
 
 
 async def _settled(job: Job) -> None:

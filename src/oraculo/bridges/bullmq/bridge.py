@@ -75,7 +75,7 @@ class BullmqBridge:
             clock=clock,
             entropy=entropy,
             telemetry=telemetry,
-            added=self._events.heed,
+            heed=self._events.heed,
         )
         self._runs = Runs(
             client,

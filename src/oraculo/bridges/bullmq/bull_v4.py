@@ -6,7 +6,6 @@ finds the rest. A job of which nothing is left when it ends (`removeOnComplete: 
 
 import asyncio
 import time
-from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -94,9 +93,7 @@ class BullEvents:
         self._listener = client.pubsub(ignore_subscribe_messages=True)
         try:
             while True:
-                heard, queues = frozenset(self._heard), await self._ledger.queues()
-                await self.heed(queues)
-                await self._leave(heard - queues)
+                await self.heed(await self._ledger.queues())
                 if self._heard:
                     await self._listen()
                 else:
@@ -108,16 +105,9 @@ class BullEvents:
 
     async def heed(self, queues: set[str]) -> None:
         if self._listener is not None and (new := queues - self._heard):
-            await self._listener.subscribe(*self._channels(new))
+            channels = [f"{self._bull_prefix}:{queue}:{kind}" for queue in new for kind in _CHANNELS]
+            await self._listener.subscribe(*channels)
             self._heard |= new
-
-    async def _leave(self, unused: Collection[str]) -> None:
-        if unused:
-            await self._listener.unsubscribe(*self._channels(unused))
-            self._heard.difference_update(unused)
-
-    def _channels(self, queues: Collection[str]) -> list[str]:
-        return [f"{self._bull_prefix}:{queue}:{kind}" for queue in queues for kind in _CHANNELS]
 
     async def _listen(self) -> None:
         message = await self._listener.get_message(timeout=LISTEN)

@@ -38,7 +38,7 @@ class Handover:
         clock: Clock,
         entropy: Entropy,
         telemetry: Telemetry,
-        added: Callable[[set[str]], Awaitable[None]],
+        heed: Callable[[set[str]], Awaitable[None]],
     ) -> None:
         self._server = server
         self._ledger = ledger
@@ -48,7 +48,7 @@ class Handover:
         self._clock = clock
         self._entropy = entropy
         self._telemetry = telemetry
-        self._added = added
+        self._heed = heed
 
     async def take(self, subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
         """Waits for Redis as long as it takes; meanwhile no more than this batch is held."""
@@ -138,11 +138,13 @@ class Handover:
             else:
                 new[job.id] = job
         await self._reporter.publish(late)
+        queues = {job.record.queue for job in new.values()}
+        await self._heed(queues)  # before: old Bull tells of an end once, to those who listen then
         refused = await self._ledger.add(list(new.values()))
         await self._reporter.publish([await self._refusal(new[job_id], error) for job_id, error in refused.items()])
         await self._reporter.send(again)
         await self._sweep.check(begun)
-        await self._added({job.record.queue for job in new.values()})
+        await self._heed(queues)  # after: the reading that waits for events finds them in the ledger now
 
     def _sort_repeat(self, job: NewJob, known: Known, again: list[Report], begun: dict[str, Record]) -> None:
         if known.answer is not None:

@@ -27,6 +27,7 @@ ACCESS_REFUSED = 403
 NOT_FOUND = 404
 LOCKED = 405  # it is there, and another connection's alone
 _REFUSALS = {ACCESS_REFUSED: "refused the user", 530: "refused the vhost"}
+_PASSING = re.compile(r"is down|limit \(\d+\) is reached")  # words of a refusal that will not last
 _LOST = re.compile(r"Stream connection lost: \w+\((?:\d+, )?['\"](.*?)['\"]\)")
 _CLOSED_BY = re.compile(r"\((\d{3})\) ['\"](.*?)['\"]\"?,?\)?$")
 
@@ -325,7 +326,7 @@ class Connection:
             return BrokerError(f"RabbitMQ at {self.place} has a certificate that is not trusted: {certificate}")
         root = causes[-1]
         told = _CLOSED_BY.search(str(root))
-        if told and int(told[1]) in _REFUSALS and "is down" not in told[2]:
+        if told and int(told[1]) in _REFUSALS and not _PASSING.search(told[2]):
             who = _user(self._node), _vhost(self._node)
             what = f"{_REFUSALS[int(told[1])]} '{who[int(told[1]) == 530]}'"
             return BrokerError(f"RabbitMQ at {self.place} {what}: {told[2]}")
