@@ -72,9 +72,9 @@ async def test_those_that_arrive_later_have_the_same_chance(monkeypatch: pytest.
     begun: asyncio.Queue[Job] = asyncio.Queue()
     waiting = suspects.Suspects(0, Last(), begun.put_nowait)
     delivery = SimpleNamespace(redeliveries=1)
-    jobs = [cast("Job", SimpleNamespace(receipts=[SimpleNamespace(delivery=delivery)], is_settled=True)) for _ in "ab"]
+    jobs = [SimpleNamespace(name=name, receipts=[SimpleNamespace(delivery=delivery)], is_settled=True) for name in "ab"]
     for job in jobs:
-        assert waiting.takes(job)
+        assert waiting.takes(cast("Job", job))
         await quiesce()
     async with asyncio.timeout(5):
         assert [await begun.get(), await begun.get()] == jobs[::-1]
