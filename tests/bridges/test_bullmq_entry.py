@@ -342,6 +342,11 @@ def test_what_is_no_request(data: object) -> None:
         request_of(data)
 
 
+def test_a_request_with_half_a_character_is_refused_as_the_clients_fault() -> None:
+    with pytest.raises(InvalidInput, match=r"^data: .*half a surrogate pair"):
+        request_of({"pipelineName": "p", "legenda": "x\ud83d"})
+
+
 def _job(**given: Any) -> SimpleNamespace:
     return SimpleNamespace(**{"id": "1", "timestamp": 1000, "attemptsMade": 0, **given})
 

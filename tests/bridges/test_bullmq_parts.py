@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import ResponseError
 
+from oraculo.bridges.bullmq.events import _decoded
 from oraculo.bridges.bullmq.layout import BullmqLayout, is_hopeless
 from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.portions import FIRST, MOST, READ_BYTES, TOLD_BYTES, Portion, by_the_megabyte
@@ -186,6 +187,26 @@ def test_a_url_that_is_none(url: str) -> None:
 
 def test_trouble_shows_no_password() -> None:
     assert BullmqRedis("redis://user:segredo@example.org:7000/1").trouble == "not connected to example.org:7000 yet"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("[" * 5000 + "]" * 5000, "nested deeper than 128 levels"),
+        ("[" * 129 + "]" * 129, "nested deeper than 128 levels"),
+        (r'{"legenda": "x\ud83d"}', "half a surrogate pair"),
+    ],
+)
+def test_a_value_that_nobody_could_read_ends_its_task_and_breaks_nothing_else(value: str, told: str) -> None:
+    clock, names, unused = SystemClock(), QueueNames(), cast("Ledger", None)
+    writer = AnswerWriter(clock, names)
+    reporter = Reporter(MemoryBroker(clock=clock), unused, writer, names.answers, SystemEntropy())
+    report = reporter.completed("j", record_of("fila", command()), value)
+    answer = json.loads(bytes(decode_message(report.body).payload))
+    assert answer["status"] == "erro"
+    assert told in answer["erros"][0]
+    assert answer["repetir"] is False
+    reporter.progressed("j", record_of("fila", command()), _decoded(value))
 
 
 async def test_of_answers_that_wait_for_a_full_queue_the_others_are_sent_once() -> None:

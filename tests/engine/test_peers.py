@@ -327,6 +327,16 @@ async def test_a_pipeline_deleted_through_one_is_gone_in_another(group: Group) -
         await until(lambda: "novo" not in other.engine.catalogue.pipelines)
 
 
+async def test_a_pipeline_put_through_one_is_replaced_and_deleted_through_another_at_once(group: Group) -> None:
+    one, other = group.member(), group.member()
+    async with acquainted(one, other):
+        assert (await one.operations.put_pipeline("novo", PIPELINE))[1]
+        assert not (await other.operations.put_pipeline("novo", PIPELINE))[1]
+        await one.operations.put_pipeline("outro", PIPELINE.replace(b"novo", b"outro"))
+        await other.operations.delete_pipeline("outro")
+        assert (await one.operations.put_pipeline("outro", PIPELINE.replace(b"novo", b"outro")))[1]
+
+
 # -- what must not hold up the others --------------------------------------------------------------------------------
 
 

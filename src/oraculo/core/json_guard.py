@@ -15,6 +15,7 @@ import msgspec
 from oraculo.errors import Fault, InvalidJson
 
 MAX_DEPTH = 128
+TOO_DEEP = Fault("", f"nested deeper than {MAX_DEPTH} levels")
 # What reading a text that was not looked at before may raise. Of a text in another encoding msgspec says so only where
 # it stands between quotation marks.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -44,7 +45,7 @@ def check_json_text(body: bytes) -> None:
     if _NUL in bare or (_BACKSLASH in bare and b"\\u0000" in bare):
         raise InvalidJson(Fault("", "holds a NUL character (\\u0000); remove it"))
     if _is_too_deep(bare):
-        raise InvalidJson(Fault("", f"nested deeper than {MAX_DEPTH} levels"))
+        raise InvalidJson(TOO_DEEP)
 
 
 def _encoding_fault(body: bytes) -> Fault | None:
@@ -61,11 +62,16 @@ def json_fault(body: bytes, error: Exception) -> Fault:
     text is truncated. Looked for only then, because it takes several times as long as reading."""
     if (fault := _encoding_fault(body)) is not None:
         return fault
-    if _HALF.search(_PAIR.sub(b" ", _bare(body))):
+    if has_half_a_pair(body):
         return Fault("", "not valid JSON: a text holds half a surrogate pair (\\ud800 to \\udfff)")
     if body.startswith(_BYTE_ORDER_MARK):
         return Fault("", "not valid JSON: it begins with a byte order mark (U+FEFF), which is not seen; leave it out")
     return Fault("", f"not valid JSON: {error}{_word_at(body, str(error))}")
+
+
+def has_half_a_pair(body: bytes) -> bool:
+    """Of surrogates, as JavaScript makes them of a text that it cuts in the middle of a character."""
+    return _HALF.search(_PAIR.sub(b" ", _bare(body))) is not None
 
 
 def _word_at(body: bytes, told: str) -> str:

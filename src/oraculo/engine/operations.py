@@ -235,12 +235,14 @@ class Operations:
 
     async def put_pipeline(self, name: str, text: bytes) -> tuple[Definition, bool]:
         self._expect_accepting()
+        await self._engine.refresh_pipelines()  # another engine may have put or deleted it a moment ago
         definition, is_new = await self._engine.catalogue.put(name, text, self._engine.store, self._engine.clock)
         with suppress(BrokerUnavailable):  # it is put, and its queues are declared when the broker is back
             await self._engine.destinations.declare({step.queue for step in definition.steps})
         return definition, is_new
 
     async def delete_pipeline(self, name: str) -> None:
+        await self._engine.refresh_pipelines()
         await self._engine.catalogue.delete(name, self._engine.store)
 
     # -- queues -----------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class BullEvents:
     async def _tell(self, channel: str, text: str) -> None:
         try:
             told = msgspec.json.decode(text, type=dict[str, Any])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return
         queue, _, kind = channel.removeprefix(f"{self._bull_prefix}:").rpartition(":")
         job_id = str(told.get("jobId"))

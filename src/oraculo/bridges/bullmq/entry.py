@@ -196,7 +196,10 @@ def request_of(data: object) -> bytes:
     if not isinstance(given, dict):
         raise InvalidInput.at(f"data.{PAYLOAD}", f"must be an object; got {naming.shown(given)}")
     payload = {key: value for key, value in data.items() if key not in (PIPELINE, PAYLOAD)} | given
-    return msgspec.json.encode({"pipeline": name, "payload": payload}, order="deterministic")
+    try:
+        return msgspec.json.encode({"pipeline": name, "payload": payload}, order="deterministic")
+    except UnicodeEncodeError:
+        raise InvalidInput.at("data", "a text in it holds half a surrogate pair (\\ud800 to \\udfff)") from None
 
 
 def run_id_of(queue: str, job: Any) -> str:

@@ -17,6 +17,7 @@ from oraculo.bridges.bullmq.portions import Portion
 from oraculo.bridges.bullmq.records import Record
 from oraculo.bridges.bullmq.reports import Report, Reporter
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client, is_passing
+from oraculo.core.json_guard import is_too_deep
 
 BLOCK = 1.0  # seconds that one reading waits; after each the queues are looked up again
 CONSUMER = "oraculo"
@@ -182,7 +183,8 @@ def _fields(read: Any) -> list[dict[str, str]]:
 
 
 def _decoded(text: str | None) -> object:
+    """As it was written, where nobody could read it, or write it again."""
     try:
-        return msgspec.json.decode(text or "null")
+        return text if is_too_deep((text or "").encode()) else msgspec.json.decode(text or "null")
     except msgspec.DecodeError:
         return text

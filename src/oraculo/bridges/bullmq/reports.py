@@ -10,7 +10,8 @@ from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.portions import by_the_megabyte
 from oraculo.bridges.bullmq.records import Record
 from oraculo.core.answer_writer import MAX_PROGRESS_TEXT, AnswerWriter
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.core.json_guard import TOO_DEEP, has_half_a_pair, is_too_deep, json_fault
+from oraculo.errors import BrokerError, BrokerUnavailable, InvalidJson
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.ports.clock import Entropy
 from oraculo.subscription import Backoff
@@ -49,7 +50,12 @@ class Reporter:
     # -- writing ----------------------------------------------------------------------------------------------
 
     def completed(self, job_id: str, record: Record, value: str | None) -> Report:
-        return Report(job_id, record, self._writer.success(record.kind, record.command, _json_of(value)))
+        """One that nobody else could read ends its task all the same: another attempt would return the same."""
+        try:
+            returned = _json_of(value)
+        except InvalidJson as error:
+            return self.failed(job_id, record, f"the value that the job returned: {error}", retry=False)
+        return Report(job_id, record, self._writer.success(record.kind, record.command, returned))
 
     def failed(self, job_id: str, record: Record, reason: str, *, retry: bool = True) -> Report:
         return Report(job_id, record, self._writer.failure(record.kind, record.command, [reason], retry=retry))
@@ -116,12 +122,18 @@ class Reporter:
 
 
 def _json_of(value: str | None) -> object:
-    """What a job returned, as it wrote it; a text when it is no JSON, which only a worker of another kind writes."""
+    """What a job returned, as it wrote it; a text when it is no JSON, which only a worker of another kind writes.
+    Raises InvalidJson for what Node writes, and most others cannot read."""
     if not value:
         return None
+    body = value.encode()
+    if is_too_deep(body):
+        raise InvalidJson(TOO_DEEP)
     try:
-        return _raw.decode(value)
-    except msgspec.DecodeError:
+        return _raw.decode(body)
+    except msgspec.DecodeError as error:
+        if has_half_a_pair(body):
+            raise InvalidJson(json_fault(body, error)) from None
         return value
 
 
