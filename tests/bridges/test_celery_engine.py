@@ -454,11 +454,7 @@ def test_the_command_line_says_what_to_mend(tmp_path: Path) -> None:
     ],
 )
 def test_what_celery_does_not_understand_is_one_line(options: list[str], words: str, tmp_path: Path) -> None:
-    (tmp_path / "meus.py").write_text("from tests.bridges.celery_handlers import app")
-    env = {"ORACULO_BROKER_URL": "amqp://somewhere", **ANYWHERE}
-    done = run_cli("worker", "meus:app", "--engine", "celery", *options, cwd=tmp_path, env=env)
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()
+    line = _refusal(options, tmp_path)
     assert line.startswith("oraculo: --engine celery: ")
     assert words in line
     assert line.endswith("(see `celery worker --help`)")
@@ -468,12 +464,18 @@ def test_what_celery_does_not_understand_is_one_line(options: list[str], words: 
 def test_a_worker_that_celery_could_not_detach_is_refused_and_not_silently_gone(
     options: list[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "meus.py").write_text("from tests.bridges.celery_handlers import app")
+    line = _refusal(options, tmp_path)
+    assert line.startswith("oraculo: --engine celery: does not detach; leave out -D/--detach")
+
+
+def _refusal(options: list[str], folder: Path) -> str:
+    """The one line that `oraculo worker --engine celery` ends with."""
+    (folder / "meus.py").write_text("from tests.bridges.celery_handlers import app")
     env = {"ORACULO_BROKER_URL": "amqp://somewhere", **ANYWHERE}
-    done = run_cli("worker", "meus:app", "--engine", "celery", *options, cwd=tmp_path, env=env)
+    done = run_cli("worker", "meus:app", "--engine", "celery", *options, cwd=folder, env=env)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert line.startswith("oraculo: --engine celery: does not detach; leave out -D/--detach")
+    return line
 
 
 def test_without_handlers_any_broker_of_celery_will_do() -> None:

@@ -108,7 +108,7 @@ def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audien
 def _deafness(queue: str, audience: Audience, via: str | None) -> str:
     """Of several brokers it is the one that has the command where somebody must listen. A plain worker of Redis is not
     heard of while it works."""
-    there = audience.at.get(via or "", _UNKNOWN) if audience.at else audience
+    there = _at(audience, via)
     if there.consumers != 0:
         return ""
     place = f"{queue} at broker {via}" if any(one.consumers != 0 for one in audience.at.values()) else queue
@@ -118,10 +118,15 @@ def _deafness(queue: str, audience: Audience, via: str | None) -> str:
     return f", and nobody listens on queue {place} now, but somebody took {held} of it and is at work, or gone"
 
 
+def _at(audience: Audience, via: str | None) -> Audience:
+    """Of several brokers, the one's that has the command."""
+    return audience.at.get(via or "", _UNKNOWN) if audience.at else audience
+
+
 def _absence(queue: str, audience: Audience, via: str | None) -> str:
     """Of a command that nobody has said anything of: it may have been lost with a queue that was deleted, which no
     broker tells. A bridge hands it on to where it waits for others."""
-    there = audience.at.get(via or "", _UNKNOWN) if audience.at else audience
+    there = _at(audience, via)
     if there is _UNKNOWN or there.ready or queue.startswith(BRIDGE_PREFIX):
         return ""
     return f", and no longer in queue {queue}: whoever took it is at work, or gone, or the queue was emptied"

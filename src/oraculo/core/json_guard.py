@@ -15,6 +15,7 @@ import msgspec
 from oraculo.errors import Fault, InvalidJson
 
 MAX_DEPTH = 128
+HALF_A_PAIR = "a text holds half a surrogate pair (\\ud800 to \\udfff)"
 TOO_DEEP = Fault("", f"nested deeper than {MAX_DEPTH} levels")
 # What reading a text that was not looked at before may raise. Of a text in another encoding msgspec says so only where
 # it stands between quotation marks.
@@ -63,7 +64,7 @@ def json_fault(body: bytes, error: Exception) -> Fault:
     if (fault := _encoding_fault(body)) is not None:
         return fault
     if has_half_a_pair(body):
-        return Fault("", "not valid JSON: a text holds half a surrogate pair (\\ud800 to \\udfff)")
+        return Fault("", f"not valid JSON: {HALF_A_PAIR}")
     if body.startswith(_BYTE_ORDER_MARK):
         return Fault("", "not valid JSON: it begins with a byte order mark (U+FEFF), which is not seen; leave it out")
     return Fault("", f"not valid JSON: {error}{_word_at(body, str(error))}")

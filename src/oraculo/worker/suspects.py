@@ -19,7 +19,7 @@ _FIRST_LOOK, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks whether o
 
 def trusted(delivery_limit: int) -> int:
     """How many redeliveries are no reason for doubt: a part of those that there may be."""
-    return max(0, min(MOST_TRUSTED, delivery_limit // 4))
+    return min(MOST_TRUSTED, delivery_limit // 4)
 
 
 class Suspects:

@@ -14,6 +14,7 @@ from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.records import NewJob
 from oraculo.bridges.bullmq.reports import Report, Reporter
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client
+from oraculo.core.json_guard import UNREADABLE
 
 TOKEN = "oraculo"
 DEFAULT_NAME = "__default__"  # `queue.process(handler)` takes these, and no job that has a name
@@ -117,7 +118,7 @@ class BullEvents:
     async def _tell(self, channel: str, text: str) -> None:
         try:
             told = msgspec.json.decode(text, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             return
         queue, _, kind = channel.removeprefix(f"{self._bull_prefix}:").rpartition(":")
         job_id = str(told.get("jobId"))

@@ -21,6 +21,7 @@ from oraculo.bridges.bullmq.bull_v4_worker import BullWorker
 from oraculo.bridges.bullmq.runs import Followed, Lost, Overtaken, RequestRefused, Runs
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client, within
 from oraculo.core import naming
+from oraculo.core.json_guard import HALF_A_PAIR
 from oraculo.errors import InvalidInput, OraculoError
 from oraculo.ports.clock import Entropy
 from oraculo.settings import BullmqSettings
@@ -199,7 +200,7 @@ def request_of(data: object) -> bytes:
     try:
         return msgspec.json.encode({"pipeline": name, "payload": payload}, order="deterministic")
     except UnicodeEncodeError:
-        raise InvalidInput.at("data", "a text in it holds half a surrogate pair (\\ud800 to \\udfff)") from None
+        raise InvalidInput.at("data", HALF_A_PAIR) from None
 
 
 def run_id_of(queue: str, job: Any) -> str:
