@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
+from math import inf
 
 from oraculo.core.events import Event, RunDue, TaskDue, Untaken
 from oraculo.core.run import Changes
@@ -37,6 +39,7 @@ class Timers:
         self._set_apart: dict[Due, float] = {}  # timers that break the engine, and when they are tried again
         self._left: dict[Due, float] = {}  # to other engines, since when; both by the loop's time, which only goes on
         self._wake = asyncio.Event()
+        self._wakes_at = -inf  # by the loop's time, when nobody wakes it before; awake, it looks at `_next` by itself
 
     def expect(self, changes: Changes) -> None:
         """A commit set timers: one of them may be the next."""
@@ -50,7 +53,8 @@ class Timers:
     def _expect_at(self, due: float) -> None:
         if self._next is None or due < self._next:
             self._next = due
-            self._wake.set()
+            if due - self._clock.now() < self._wakes_at - asyncio.get_running_loop().time():
+                self._wake.set()  # and not for others: to look into the store for every new run would be felt
 
     async def run(self) -> None:
         while True:
@@ -58,10 +62,10 @@ class Timers:
             self._wake.clear()
             now = self._clock.now()
             pause = self._poll if self._next is None else min(self._poll, max(0.0, self._next - now))
-            try:
+            self._wakes_at = asyncio.get_running_loop().time() + pause
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), pause)
-            except TimeoutError:
-                continue
+            self._wakes_at = -inf
 
     async def _ring_due(self) -> None:
         while True:
