@@ -140,6 +140,7 @@ def _progress(client: Any) -> list[int]:
         ({"pipelineName": 7}, "data.pipelineName: must name a pipeline; got 7"),
         ([1], 'data: must be an object, as {"pipelineName": "…"}; got [1]'),
         ({"pipelineName": "x", "payload": 3}, "data.payload: must be an object; got 3"),
+        (b"[" * 2000 + b"]" * 2000, f"""data: must be an object, as {{"pipelineName": "…"}}; got '{"[" * 58}…"""),
         (
             {"pipelineName": "promotional-video-ful"},
             "pipeline: there is no pipeline 'promotional-video-ful'; did you mean 'promotional-video-full'?",

@@ -179,10 +179,29 @@ def test_a_portion_is_small_while_entries_are_large_and_grows_only_when_it_was_f
     assert portion.count == 1
 
 
-@pytest.mark.parametrize("url", ["localhost:6379", "http://localhost", "redis://localhost:porta"])
-def test_a_url_that_is_none(url: str) -> None:
-    with pytest.raises(InvalidSettings, match="ORACULO_BULLMQ_URL"):
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("localhost:6379", "must begin with redis://, rediss:// or unix://"),
+        ("http://localhost", "must begin with"),
+        ("redis://localhost:porta", "cannot be read; .* the port is a number"),
+        ("redis://localhost?foo=1", "has a parameter that redis-py's connections do not take"),
+        ("redis://localhost/loja", "has a path that is not a database's number, as redis://localhost:6379/2"),
+        ("redis://localhost/1/2", "has a path that is not a database's number"),
+        ("redis://localhost/-1", "has a path that is not a database's number"),
+    ],
+)
+def test_a_url_that_is_none(url: str, says: str) -> None:
+    with pytest.raises(InvalidSettings, match=f"ORACULO_BULLMQ_URL: {says}"):
         BullmqRedis(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://localhost", "redis://:p@[::1]:7000/", "rediss://h/3?socket_keepalive=1", "unix:///run/redis.sock?db=2"],
+)
+def test_a_url_that_is_one(url: str) -> None:
+    assert BullmqRedis(url).trouble
 
 
 def test_trouble_shows_no_password() -> None:

@@ -164,6 +164,27 @@ def test_a_sentinel_is_refused_in_words(url: str) -> None:
         Bridged(url, "celery")
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("memory://", "leads to a memory of this process, where no Celery worker reads"),
+        (
+            "redis://localhost/loja",
+            "has a path that is not the number of a Redis database, as redis://localhost:6379/0",
+        ),
+        ("redis://localhost/0;rediss://localhost/0/1", "has a path that is not the number of a Redis database"),
+    ],
+)
+def test_a_place_where_no_worker_can_be_is_refused_in_words(url: str, says: str) -> None:
+    with pytest.raises(InvalidSettings, match=f"ORACULO_CELERY_BROKER_URL: {says}"):
+        Bridged(url, "celery")
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "redis://localhost//3", "redis+socket:///run/redis.sock"])
+def test_a_redis_with_and_without_a_number(url: str) -> None:
+    Bridged(url, "celery")
+
+
 def _host() -> str:
     from celery.utils.nodenames import gethostname
 

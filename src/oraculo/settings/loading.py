@@ -19,6 +19,8 @@ from oraculo.errors import Fault, InvalidSettings
 from oraculo.settings.sections import Route, Section, Settings, split_list
 from oraculo.settings.values import (
     broker_url_fault,
+    bullmq_name_fault,
+    bullmq_queues_fault,
     objects_url_fault,
     route_fault,
     secret_fault,
@@ -230,5 +232,7 @@ _CHECKS: dict[Place, Callable[[Any], str | None]] = {
     Place("store", "url"): store_url_fault,
     Place("objects", "url"): objects_url_fault,
     Place("webhook", "secret"): secret_fault,
+    Place("bullmq", "queues"): bullmq_queues_fault,
+    Place("bullmq", "entry"): bullmq_name_fault,
     Place(ROUTES, ""): route_fault,
 }

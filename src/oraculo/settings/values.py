@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from oraculo.core.bridge import destination_fault
-from oraculo.core.naming import shown
+from oraculo.core.naming import queue_fault, shown
 from oraculo.settings.urls import EMPTY, hosts_of, list_fault, node_urls, split_urls
 
 BROKER_SCHEMES = ("memory", "amqp", "amqps", "redis", "rediss", "nats", "tls")
@@ -100,6 +100,16 @@ def secret_fault(secret: str) -> str | None:
     except (binascii.Error, ValueError):
         return "must be base64 behind `whsec_`; make one with: echo whsec_$(openssl rand -base64 24)"
     return None
+
+
+def bullmq_queues_fault(queues: Sequence[str]) -> str | None:
+    faults = ((queue, queue_fault(queue)) for queue in queues)
+    return next((f"queue {shown(queue)}: {fault}" for queue, fault in faults if fault), None)
+
+
+def bullmq_name_fault(name: str) -> str | None:
+    """BullMQ's keys are parted by colons: the jobs of one queue would be looked for among those of another."""
+    return f"must have no ':', which BullMQ allows in no queue's name; got {shown(name)}" if ":" in name else None
 
 
 def route_fault(destinations: Sequence[str]) -> str | None:

@@ -114,7 +114,8 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 def node_client(
     settings: Settings, folder: Path, queue: str, data: object, options: dict[str, Any] | None = None
 ) -> NodeProcess:
-    """An application that adds a job and waits for its end, not yet started."""
-    arguments = (settings.bullmq.url, settings.bullmq.prefix, queue, json.dumps(data), json.dumps(options or {}))
+    """An application that adds a job and waits for its end, not yet started. Bytes are data that are JSON already."""
+    text = data.decode() if isinstance(data, bytes) else json.dumps(data)
+    arguments = (settings.bullmq.url, settings.bullmq.prefix, queue, text, json.dumps(options or {}))
     log = folder / f"client-{uuid.uuid4().hex[:6]}.log"
     return NodeProcess(installed() / "client.mjs", *arguments, log=log)

@@ -6,6 +6,7 @@ is found, not a second one started. A new attempt of the job, after its run did 
 
 import asyncio
 import hashlib
+import json
 import re
 import time
 from collections.abc import Awaitable
@@ -42,6 +43,23 @@ _log = structlog.get_logger("oraculo.bullmq")
 
 class NotSucceeded(Exception):
     """The run ended, and not well."""
+
+
+class _AnyJobs(Worker):  # type: ignore[misc]
+    """A job whose data Python cannot read would stall, and be taken again, for ever: its data are handed over as they
+    stand, so that it fails of them."""
+
+    async def nextJobFromJobData(self, job_data: dict[str, Any] | None = None, *others: Any, **named: Any) -> Any:  # noqa: N802
+        return await super().nextJobFromJobData(job_data and _readable(job_data), *others, **named)
+
+
+def _readable(fields: dict[str, Any]) -> dict[str, Any]:
+    data = fields.get("data", "{}")
+    try:
+        json.loads(data)  # as bullmq does next
+    except (ValueError, RecursionError):
+        return fields | {"data": json.dumps(data)}
+    return fields
 
 
 class Entry:
@@ -85,7 +103,7 @@ class Entry:
             "maxStalledCount": NEVER,
             "runRetryDelay": int(RECONNECT * 1000),
         }
-        worker = Worker(settings.entry, self._process, options)
+        worker = _AnyJobs(settings.entry, self._process, options)
         worker.on("error", self._tell)
         return worker
 

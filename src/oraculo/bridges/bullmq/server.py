@@ -39,6 +39,7 @@ _PASSING = re.compile(
     r"\b(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOREPLICAS|OOM|READONLY|TRYAGAIN|UNBLOCKED|WRONGPASS) "
     r"|invalid (username|password)"
 )
+_DATABASE = re.compile(r"/?\d*")
 _IN_PIPELINE = "of pipeline caused error: "  # what redis-py puts before is the command, with names that are not ours
 
 _log = structlog.get_logger("oraculo.bullmq")
@@ -131,11 +132,18 @@ def _place_of(url: str) -> str:
         raise InvalidSettings(Fault(SETTING, "must begin with redis://, rediss:// or unix://"))
     try:
         parts = urlsplit(url)
-        Redis.from_url(url)
-        return f"{parts.hostname or parts.path}:{parts.port or 6379}"
+        pool: Any = Redis.from_url(url).connection_pool
+        pool.make_connection()  # which connects to nothing yet
+        place = f"{parts.hostname or parts.path}:{parts.port or 6379}"
     except ValueError:  # its text may hold a part of the password
         right = "cannot be read; a ':', '@' or '/' in a password is written %3A, %40, %2F, and the port is a number"
         raise InvalidSettings(Fault(SETTING, right)) from None
+    except TypeError:
+        right = "has a parameter that redis-py's connections do not take, behind the '?'"
+        raise InvalidSettings(Fault(SETTING, right)) from None
+    if parts.scheme != "unix" and not _DATABASE.fullmatch(parts.path):  # redis-py would take the first one instead
+        raise InvalidSettings(Fault(SETTING, "has a path that is not a database's number, as redis://localhost:6379/2"))
+    return place
 
 
 def _told(error: BaseException) -> str:

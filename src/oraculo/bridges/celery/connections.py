@@ -5,6 +5,7 @@ says no to, though it can be reached, is TaskRefused: it concerns one queue or o
 """
 
 import contextlib
+import re
 import socket
 import threading
 from collections import deque
@@ -33,6 +34,8 @@ _MOST_TROUBLES = 16  # different ones that are told once each: every broker of a
 _NO_LIMIT = 1_000_000_000
 # Not QueueMissing: RabbitMQ says that too of a queue whose node is down, and comes back.
 _REFUSALS = (AccessRefused, ResourceLocked, PreconditionFailed, ContentTooLarge)
+
+_DATABASE = re.compile(r"/?\d*")  # of a Redis, as its URL names it
 
 _log = structlog.get_logger("oraculo.celery")
 
@@ -105,7 +108,8 @@ class Address:
         try:
             connection = self.connection()
             for _ in range(self._url.count(";") + 1):
-                _transport = connection.transport  # connects to nothing yet
+                if fault := _place_fault(connection):
+                    return fault
                 connection.maybe_switch_next()
         except ValueError:
             return f"{unknown}: it cannot be read; a ':', '@' or '/' in a password is written %3A, %40, %2F"
@@ -161,6 +165,16 @@ class Address:
             *connection.channel_errors,
         ) as error:
             raise CeleryAway(f"Celery's broker at {connection.as_uri()}: {_told(error)}") from error
+
+
+def _place_fault(connection: kombu.Connection) -> str | None:
+    """What kombu would trip over at every attempt, or take without a word. Raises for a transport that it has not."""
+    kind = connection.transport.driver_type  # connects to nothing yet
+    if kind == "memory":
+        return "leads to a memory of this process, where no Celery worker reads: name the broker of your Celery app"
+    if kind == "redis" and not _DATABASE.fullmatch(connection.virtual_host or ""):
+        return "has a path that is not the number of a Redis database, as redis://localhost:6379/0"
+    return None
 
 
 class _Fuse:
