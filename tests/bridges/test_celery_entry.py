@@ -138,6 +138,9 @@ async def test_a_request_that_could_only_be_refused_rests_in_the_dead_letters(
         ("iniciar_execucao", ["r", {"fila": 7}], {}),
         ("iniciar_pipeline", ["p", {}, 7], {}),
         ("iniciar_pipeline", ["p", {"texto": "\ud800"}], {}),
+        ("iniciar_coleta", [], {}),
+        ("iniciar_execucao", ["r"], {}),
+        ("iniciar_pipeline", [], {"payload": {}}),
     ]
     async with Stage(settings) as oraculo:
         for task, arguments, options in bad:
@@ -150,7 +153,8 @@ async def test_a_request_that_could_only_be_refused_rests_in_the_dead_letters(
 
         told = await until(reasons, within=30, saying="the dead letters")
     fields = sorted(reason.partition(":")[0] for reason in told)
-    assert fields == ["correlation_id", "destinos[0]", "destinos[0].fila", "not valid JSON", "prioridade"]
+    destination = ["destinos[0]", "destinos[0]", "destinos[0]", "destinos[0].fila"]
+    assert fields == ["correlation_id", "destinos", *destination, "not valid JSON", "prioridade"]
 
 
 @pytest.fixture

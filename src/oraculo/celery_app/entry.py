@@ -64,11 +64,16 @@ class Entry:
 
 
 def register_entry(app: Celery, entry: Entry) -> None:
-    """Clients send these names as they are, without a module before them."""
+    """Clients send these names as they are, without a module before them. An argument that is missing is refused when
+    the request is read, and not by Celery, which would keep nothing of it."""
 
     @app.task(bind=True, name="iniciar_coleta", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
     def iniciar_coleta(
-        self: Any, correlation_id: str | None, fonte: str, parametros: Mapping[str, Any] | None = None, **options: Any
+        self: Any,
+        correlation_id: str | None = None,
+        fonte: str | None = None,
+        parametros: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> dict[str, Any]:
         source = naming.source_of(fonte) if isinstance(fonte, str) else fonte  # what it should be, the request says
         payload = {"fonte": source, "parametros": parametros or {}}
@@ -77,7 +82,11 @@ def register_entry(app: Celery, entry: Entry) -> None:
 
     @app.task(bind=True, name="iniciar_execucao", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
     def iniciar_execucao(
-        self: Any, correlation_id: str | None, destino: str, payload: Mapping[str, Any] | None = None, **options: Any
+        self: Any,
+        correlation_id: str | None = None,
+        destino: str | None = None,
+        payload: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> dict[str, Any]:
         request = {"destinos": [_with_kind(naming.PROCESSOR_PREFIX, destino)], "payload": payload or {}, **options}
         return entry.start(self, request, correlation_id)
@@ -85,7 +94,7 @@ def register_entry(app: Celery, entry: Entry) -> None:
     @app.task(bind=True, name="iniciar_pipeline", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
     def iniciar_pipeline(
         self: Any,
-        pipeline: str,
+        pipeline: str | None = None,
         payload: Mapping[str, Any] | None = None,
         correlation_id: str | None = None,
         **options: Any,
