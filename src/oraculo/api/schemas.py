@@ -3,6 +3,8 @@
 from typing import Any
 
 from oraculo.api.asyncapi_document import SPECIFICATION
+from oraculo.core.bridge import KEYWORDS, PAYLOAD
+from oraculo.core.bridge import QUEUES as BRIDGES
 from oraculo.core.history import Happened
 from oraculo.core.naming import MAX_NAME
 from oraculo.core.pipeline import JOB_TYPES, MAX_SECONDS, OnLate
@@ -18,6 +20,11 @@ FLAG: Schema = {"type": "boolean"}
 MOMENT: Schema = {"type": "string", "format": "date-time"}
 SECONDS: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS}
 QUEUE_NAME: Schema = {"type": "string", "pattern": f"^[A-Za-z0-9_.-]{{1,{MAX_NAME}}}$"}
+DESTINATION: Schema = {
+    "type": "string",
+    "pattern": rf"^([A-Za-z0-9_.-]{{1,{MAX_NAME}}}|({'|'.join(BRIDGES)})://[^\s/?#:]{{1,200}}(\?.*)?)$",
+    "description": "A queue, or `celery://task.name`, or `bullmq://queue`.",
+}
 ID: Schema = {"type": "string", "minLength": 1, "maxLength": 128}
 QUORUM: Schema = {
     "description": 'How many successes are enough: "all", a number, or a percentage such as "60%".',
@@ -63,10 +70,11 @@ _PROBLEM = record(
 
 _DESTINATION = {
     "anyOf": [
-        QUEUE_NAME,
+        DESTINATION,
         record(
-            {"fila": QUEUE_NAME, "id": ID, "payload": {"type": "object"}, "timeout": SECONDS},
-            optional=("id", "payload", "timeout"),
+            {"fila": DESTINATION, "id": ID, "payload": {"type": "object"}, "timeout": SECONDS},
+            optional=("fila", "id", "payload", "timeout"),
+            anyOf=[{"required": ["fila"]}, {"required": ["id"]}],
         ),
     ]
 }
@@ -76,12 +84,12 @@ _REQUEST = record(
         "destinos": {
             **listed(_DESTINATION),
             "minItems": 1,
-            "description": "Queues, or objects; the id is the queue's name unless given, and ids are unique.",
+            "description": "Queues, or objects; of `fila` and `id` each is the other unless given, and ids are unique.",
         },
         "tipo": {"type": "string", "description": "A route: a named list of destinations."},
         "pipeline": {"type": "string", "description": "Name of a pipeline."},
         "payload": {"type": "object", "description": "Handed to each destination as it is."},
-        "timeout": {**SECONDS, "description": "Seconds for the whole run; 300 unless set."},
+        "timeout": {**SECONDS, "description": "Seconds for the whole run; unless set, the pipeline's own, or 300."},
         "correlation_id": {**ID, "description": "The run's id; made up unless given."},
         "webhook": {"type": "string", "format": "uri", "description": "URL that is sent the aggregate."},
         "responder_em": {**QUEUE_NAME, "description": "Queue that is sent the aggregate."},
@@ -204,13 +212,28 @@ _RETRY = record(
     optional=("maxAttempts", "backoff", "maxBackoff"),
 )
 
+_CELERY = record(
+    {"task": TEXT, "queue": TEXT, "send": {"type": "string", "enum": [KEYWORDS, PAYLOAD]}}
+    | {"args": {"type": "array", "items": {}}, "kwargs": {"type": "object"}},
+    optional=("queue", "send", "args", "kwargs"),
+    description="A Celery task. By default the step's `config` is its keyword arguments; with `payload` its only "
+    "argument is what a worker of ours would be given.",
+)
+_BULLMQ = record(
+    {"queue": TEXT, "name": TEXT, "attempts": {"type": "integer", "minimum": 1, "maximum": 1000}},
+    optional=("name", "attempts"),
+    description="A queue of BullMQ. The job's name is the step's type unless given.",
+)
+
 _STEP_FIELDS: Schema = {
     "id": {**ID, "description": "The type unless given."},
     "type": {
         "type": "string",
         "description": f"A job type ({', '.join(JOB_TYPES)}) or the name of a queue; `queue` unless given.",
     },
-    "queue": {**QUEUE_NAME, "description": "The job type's own unless given."},
+    "queue": {**DESTINATION, "description": "A queue, `celery://…` or `bullmq://…`; the job type's own unless given."},
+    "celery": ref("Celery"),
+    "bullmq": ref("Bullmq"),
     "dependsOn": listed(TEXT),
     "config": {"type": "object"},
     "retry": ref("Retry"),
@@ -226,7 +249,8 @@ _PIPELINE_FIELDS: Schema = {
 }
 
 _STEP_DEFAULTS = tuple(_STEP_FIELDS)
-_STEP_OMITTED = ("dependsOn", "config", "timeout", "optional")
+_SOMEWHERE = [{"required": ["queue"]}, {"required": ["celery"]}]  # a task whose arguments fit in no URL
+_STEP_OMITTED = ("queue", "celery", "bullmq", "dependsOn", "config", "timeout", "optional")
 
 _PIPELINE_REQUEST = record(
     {**_PIPELINE_FIELDS, "steps": {**listed(record(_STEP_FIELDS, optional=_STEP_DEFAULTS)), "minItems": 1}},
@@ -235,7 +259,7 @@ _PIPELINE_REQUEST = record(
 _PIPELINE = record(
     {
         **_PIPELINE_FIELDS,
-        "steps": listed(record(_STEP_FIELDS, optional=_STEP_OMITTED)),
+        "steps": listed(record(_STEP_FIELDS, optional=_STEP_OMITTED, anyOf=_SOMEWHERE)),
         "origem": one_of(Origin),
         "hash": TEXT,
     },
@@ -305,6 +329,8 @@ COMPONENTS: dict[str, Schema] = {
     "Eventos": record({"eventos": listed(ref("Evento")), "proximo": nullable(COUNT)}),
     "Explicacao": record({"correlation_id": TEXT, "status": one_of(RunStatus), "explicacao": TEXT}),
     "Retry": _RETRY,
+    "Celery": _CELERY,
+    "Bullmq": _BULLMQ,
     "PipelinePedido": _PIPELINE_REQUEST,
     "Pipeline": _PIPELINE,
     "Pipelines": record({"pipelines": listed(_PIPELINE_LISTED)}),

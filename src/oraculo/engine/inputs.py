@@ -96,8 +96,8 @@ async def patiently(future: "asyncio.Future[T]") -> T:
     finally:
         withdrawal.cancel()
     raise StoreUnavailable(
-        "not known to be committed: the store does not answer, or takes nothing (GET /health/ready says why); ask again "
-        "later, with the same Idempotency-Key"
+        "not known to be committed: the store does not answer, or takes nothing (GET /health/ready says why); ask "
+        "again later, with the same Idempotency-Key"
     )
 
 
