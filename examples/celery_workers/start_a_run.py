@@ -1,6 +1,7 @@
 """Starts a run from any Celery client.
 
-celery -A oraculo.celery_app worker      # beside `oraculo serve`
+ORACULO_PIPELINES=examples/celery_workers oraculo serve     # which knows the pipeline then
+celery -A oraculo.celery_app worker
 python start_a_run.py amqp://localhost
 """
 

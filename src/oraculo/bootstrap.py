@@ -15,7 +15,7 @@ from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.brokers.vigil import VigilantBroker
 from oraculo.core.naming import QueueNames, told_apart
-from oraculo.errors import Fault, InvalidSettings
+from oraculo.errors import Fault, InvalidSettings, how_to_add
 from oraculo.ports.bridge import RunningBridge
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
@@ -178,10 +178,8 @@ def make_objects(settings: Settings) -> Objects | None:
     try:
         return RemoteObjects(url)
     except ImportError as error:
-        extra = (
-            "pip install 'oraculo[s3]'" if scheme in ("s3", "s3a") else f"pip install fsspec, and its {scheme} package"
-        )
-        missing = f"{scheme}:// needs a package that is not installed ({error}): {extra}"
+        advice = how_to_add("s3") if scheme in ("s3", "s3a") else f"pip install fsspec, and its {scheme} package"
+        missing = f"{scheme}:// needs a package that is not installed ({error}): {advice}"
         raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", missing)) from error
     except Exception as error:  # each package refuses options and places in its own words
         raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", f"{scheme}://… cannot be used: {error}")) from error
@@ -312,7 +310,7 @@ def _scheme(url: str) -> str:
 
 
 def _not_installed(variable: str, scheme: str, extra: str, error: ModuleNotFoundError) -> InvalidSettings:
-    missing = f"{scheme}:// needs a client that is not installed ({error.name}): pip install 'oraculo[{extra}]'"
+    missing = f"{scheme}:// needs a client that is not installed ({error.name}): {how_to_add(extra)}"
     return InvalidSettings(Fault(variable, missing))
 
 

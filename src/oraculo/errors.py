@@ -141,3 +141,9 @@ class ObjectLost(ObjectsError):
 
 class InvariantBroken(OraculoError, AssertionError):
     pass
+
+
+def how_to_add(extra: str) -> str:
+    """For an error about a package that is missing. Not by our name alone: the index of Python packages has another
+    project of that name."""
+    return f"pip install -e '.[{extra}]' in ORÁCULO's source folder"

@@ -232,9 +232,9 @@ def test_bad_settings_are_one_line(command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("url", "module", "extra"),
     [
-        ("amqp://localhost", "rabbitmq", "oraculo[rabbitmq]"),
-        ("rediss://localhost", "redis_streams", "oraculo[redis]"),
-        ("nats://localhost", "nats", "oraculo[nats]"),
+        ("amqp://localhost", "rabbitmq", "-e '.[rabbitmq]'"),
+        ("rediss://localhost", "redis_streams", "-e '.[redis]'"),
+        ("nats://localhost", "nats", "-e '.[nats]'"),
     ],
 )
 def test_a_client_that_is_not_installed_is_named_with_its_extra(
@@ -267,7 +267,7 @@ def test_a_store_whose_client_is_missing_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, module, None)
     told = complaint(invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": url}))
     assert f"({module})" in told
-    assert f"pip install 'oraculo[{extra}]'" in told
+    assert f"pip install -e '.[{extra}]' in ORÁCULO's source folder" in told
 
 
 def test_a_store_that_cannot_be_reached_is_one_line_once_patience_ends() -> None:

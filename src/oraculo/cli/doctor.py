@@ -25,6 +25,7 @@ from oraculo.errors import (
     OraculoError,
     StoreRefuses,
     StoreUnavailable,
+    how_to_add,
 )
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _python() -> Check:
     detail = f"Python {platform.python_version()}"
     if missing:
         return Check(
-            "python", OK, f"{detail}, without {' and '.join(missing)}", "pip install 'oraculo[speed]' is faster"
+            "python", OK, f"{detail}, without {' and '.join(missing)}", f"faster with them: {how_to_add('speed')}"
         )
     return Check("python", OK, f"{detail} with uvloop and httptools")
 

@@ -30,7 +30,7 @@ from oraculo.bootstrap import (
 )
 from oraculo.cli import output
 from oraculo.cli.forking import children_spared
-from oraculo.errors import BrokerUnavailable, Fault, InvalidSettings
+from oraculo.errors import BrokerUnavailable, Fault, InvalidSettings, how_to_add
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.objects import Objects
@@ -185,7 +185,7 @@ def work_in_celery(settings: Settings, app: App, options: Sequence[str]) -> NoRe
         from oraculo.celery_app import make_celery_app
         from oraculo.celery_app.command_line import run_worker
     except ModuleNotFoundError as error:
-        missing = f"celery needs a package that is not installed ({error.name}): pip install 'oraculo[celery]'"
+        missing = f"celery needs a package that is not installed ({error.name}): {how_to_add('celery')}"
         raise InvalidSettings(Fault("--engine", missing)) from error
     configure_logging(settings.log)
     raise typer.Exit(run_worker(make_celery_app(settings, [app]), app.name, options))

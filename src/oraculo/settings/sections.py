@@ -120,7 +120,7 @@ class EngineSettings(Section, frozen=True):
 
 
 class WebhookSettings(Section, frozen=True):
-    secret: Secret = ""  # `whsec_…`, as Standard Webhooks has it; without one, webhooks go out unsigned
+    secret: Secret = ""  # `whsec_` and base64, as Standard Webhooks has it; without one, webhooks go out unsigned
     timeout: Seconds = 10.0  # for one attempt
     # 49 pauses of up to 2 s, 4 s, … and an hour, each cut at random: they last 20 hours in the median, 16 to 23 nearly
     # always. A receiver may be away for a night.
@@ -148,7 +148,7 @@ class BullmqSettings(Section, frozen=True):
     url: Url = ""  # of the Redis that BullMQ uses; empty: there is no bridge to BullMQ
     prefix: Text = "bull"  # of BullMQ's keys
     queues: Names = ()  # commands for these queues of ours go on to the BullMQ queues of the same names
-    entry: Text = "orchestrator-queue"  # jobs of this BullMQ queue start pipelines; empty: none do
+    entry: Text = "orchestrator-queue"  # jobs of this BullMQ queue start pipelines; `entry = ""` in the file: none do
     legacy: Flag = False  # the workers use `bull` 3 or 4, not `bullmq`
     keep: Seconds = 86400.0  # how long ended jobs of ours, and what they answered, stay in that Redis
     concurrency: Count = 100  # jobs of the entry whose runs one engine follows at a time
