@@ -128,6 +128,25 @@ class TestFull:
         assert (letter.body, letter.reason, letter.redeliveries) == (b"0", "broken", 0)
         await eventually(lambda: state(broker, queue), lambda now: now.ready + now.unacked == 0)
 
+    async def test_a_consumer_with_something_kept_is_closed_though_whoever_closes_it_is_cancelled(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        with plain_channel(url) as channel:
+            arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+            channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
+            channel.basic_publish("", dlq_of(queue), b"{}")
+            consumer = await broker.consume(queue, prefetch=10)
+            await broker.publish(messages(queue, 1))
+            [delivery] = await take(consumer, 1)
+            await consumer.dead_letter(delivery, "no such run")  # there is no room for it
+            closing = asyncio.create_task(consumer.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            with suppress(asyncio.CancelledError):
+                await closing
+            told = channel.queue_declare(queue, passive=True).method
+            assert told.consumer_count == 0
+
     async def test_of_several_that_are_buried_together_only_those_wait_that_the_quarantine_has_no_room_for(
         self, broker: RabbitMQBroker, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

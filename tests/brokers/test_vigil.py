@@ -103,6 +103,30 @@ async def test_a_deaf_consumer_is_made_again_and_the_queue_is_told_until_it_hear
         await asyncio.gather(taking, return_exceptions=True)
 
 
+async def test_a_deaf_consumer_is_closed_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner hears of it at the first moment of the closing, and closes it too: the server would go on giving
+    messages to one that is half closed."""
+    closed = asyncio.Event()
+
+    async def close(self: MemoryConsumer) -> None:
+        if self._closed:
+            return
+        await plain_close(self)  # the take ends
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        closed.set()
+
+    plain_close = MemoryConsumer.close
+    monkeypatch.setattr(MemoryConsumer, "close", close)
+    async with watched("q") as (broker, memory, _):
+        memory.is_deaf = True
+        consumer = await broker.consume("q", prefetch=10)
+        with pytest.raises(BrokerUnavailable):
+            await consumer.take(10)
+        await consumer.close()
+        assert closed.is_set()
+
+
 async def test_a_deaf_consumer_of_an_own_queue_is_found_out_though_nothing_waits() -> None:
     async with watched("q") as (broker, memory, _):
         memory.is_deaf = True

@@ -221,8 +221,10 @@ class VigilantConsumer:
         await self._inner.extend(deliveries)
 
     async def close(self) -> None:
-        self.stop_watching()
         self._vigil.forget(self)
+        if self._is_deaf:  # then the watch is closing it: cut off in the middle of that, it would stay half open
+            await asyncio.wait([self._watching])
+        self.stop_watching()
         await self._inner.close()
 
     # -- the watch --------------------------------------------------------------------------------------------------

@@ -178,8 +178,10 @@ class RabbitMQConsumer:
     async def close(self) -> None:
         if self._closed:
             return
-        await self.abandon()
-        await self._channel.close()
+        try:
+            await self.abandon()
+        finally:  # also when whoever closes it is cancelled: the server would go on giving it messages
+            await self._channel.close()
 
     async def abandon(self) -> None:
         """Closes it without telling the server, who hears it when the channel or the connection ends."""
