@@ -1,7 +1,7 @@
 """Large results: kept and shared, forged, lost and away."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
+from oraculo.core import machine
 from oraculo.core.reference import encode_reference, read_reference
 from oraculo.engine import outbox, results
 from oraculo.errors import MessageTooLarge, NotFound, ObjectsUnavailable
@@ -284,6 +285,34 @@ async def test_a_slow_object_store_keeps_nobody_waiting_for_ever(
         with pytest.raises(ObjectsUnavailable):
             await oraculo.operations.result(run_id, "escavador_a")
     assert "not read in" in told.failures[0]
+
+
+async def test_an_aggregate_that_is_read_for_longer_than_its_lease_is_delivered_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And read once: handed out by the lease that it had at first, it would be read again and again, for nobody."""
+    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.2)
+    posted, objects = list[bytes](), Faulty(tmp_path)
+    objects.gate = asyncio.Event()
+
+    async def post(url: str, body: bytes, headers: Mapping[str, str]) -> int:
+        posted.append(body)
+        return 200
+
+    async with Harness(settings=KEPT, objects=objects, post=post) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"], "webhook": "http://r.example/"})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        leases: set[float | None] = set()
+
+        async def has_rung_twice() -> bool:
+            leases.add((await oraculo.operations.run(run_id)).head.deliveries[0].due_at)
+            return len(leases - {None}) >= 3
+
+        await until(has_rung_twice, saying="the delivery's timer rings while it is read")
+        objects.gate.set()
+        await until(lambda: posted, saying="the webhook")
+    assert [LARGE.encode() in body for body in posted] == [True]
+    assert objects.gets == 1
 
 
 # -- a broker that takes no message of that size --------------------------------------------------------------------

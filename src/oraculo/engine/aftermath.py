@@ -39,7 +39,7 @@ class Consequences:
         self._watchers = watchers
         self._results = results
         self._telemetry = telemetry
-        self._reading: dict[str, asyncio.Task[None]] = {}
+        self._reading: dict[str, _Reading] = {}
         self._turns = asyncio.Semaphore(_AT_ONCE)  # what was read is held until it is handed out
 
     def committed(self, changes: Changes) -> None:
@@ -77,21 +77,18 @@ class Consequences:
 
     def _read_and_hand_out(self, changes: Changes, references: dict[str, Reference]) -> None:
         """The run goes on being changed meanwhile: what was committed now is copied now."""
-        head = changes.run.head
-        if head.id in self._reading or len(self._reading) >= MAX_READING:
-            return
-        copied = msgspec.structs.replace(head, deliveries=[msgspec.structs.replace(one) for one in head.deliveries])
-        work = self._read(copied, aggregate(changes.run), references, changes.deliver, changes.ended)
-        task = asyncio.create_task(work, name="large results")
-        self._reading[head.id] = task
-        task.add_done_callback(partial(self._has_read, head.id))
+        run_id = changes.run.id
+        if (reading := self._reading.get(run_id)) is not None:  # it takes so long that its timer rang
+            reading.renew(changes)
+        elif len(self._reading) < MAX_READING:
+            reading = self._reading[run_id] = _Reading(changes)
+            reading.task = asyncio.create_task(self._read(reading, references), name="large results")
+            reading.task.add_done_callback(partial(self._has_read, run_id, reading))
 
-    async def _read(
-        self, head: RunHead, made: dict[str, Any], references: dict[str, Reference], deliver: Sequence[int], ended: bool
-    ) -> None:
+    async def _read(self, reading: "_Reading", references: dict[str, Reference]) -> None:
         async with self._turns:
-            await self._results.fill(made["resultados"], references)
-            self._hand_out(head, msgspec.json.encode(made), deliver, ended)
+            await self._results.fill(reading.made["resultados"], references)
+            self._hand_out(reading.head, msgspec.json.encode(reading.made), sorted(reading.deliver), reading.ended)
 
     def _give_up_outdated(self, changes: Changes) -> None:
         """An aggregate that is still being put together when the run is reopened or amended is not handed out."""
@@ -99,22 +96,45 @@ class Consequences:
         if run.id in self._reading and (changes.ended or run.is_open):
             self._reading.pop(run.id).cancel()
 
-    def _has_read(self, run_id: str, task: "asyncio.Task[None]") -> None:
-        if self._reading.get(run_id) is task:
+    def _has_read(self, run_id: str, reading: "_Reading", _: "asyncio.Task[None]") -> None:
+        if self._reading.get(run_id) is reading:
             del self._reading[run_id]
 
     async def handed_out(self) -> None:
         """Returns when no large result is being read for an aggregate."""
         while self._reading:
-            await asyncio.wait(list(self._reading.values()))
+            await asyncio.wait([reading.task for reading in self._reading.values() if reading.task])
 
     async def abandon(self) -> None:
         """Stops reading; the delivery timers bring it back."""
-        for task in self._reading.values():
-            task.cancel()
+        for reading in self._reading.values():
+            reading.cancel()
         await self.handed_out()
 
     def _tell(self, changes: Changes) -> None:
         head = changes.run.head
         seconds = (head.ended_at or head.created_at) - head.created_at
         self._telemetry.emit(RunFinished(head.id, head.name, head.status, head.edition, head.total, seconds))
+
+
+class _Reading:
+    """An aggregate whose large results are being read, and the deliveries that it is for, as they were committed."""
+
+    __slots__ = ("deliver", "ended", "head", "made", "task")
+
+    def __init__(self, changes: Changes) -> None:
+        self.made: dict[str, Any] = aggregate(changes.run)
+        self.head = msgspec.structs.replace(changes.run.head)
+        self.deliver: set[int] = set()
+        self.ended = changes.ended
+        self.task: asyncio.Task[None] | None = None
+        self.renew(changes)
+
+    def renew(self, changes: Changes) -> None:
+        """Its deliveries are handed over by their last lease: with an older one none would be made."""
+        self.head.deliveries = [msgspec.structs.replace(one) for one in changes.run.head.deliveries]
+        self.deliver.update(changes.deliver)
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
