@@ -7,7 +7,7 @@ import pytest
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, NotTaken, Outgoing
+from oraculo.ports.broker import Broker, Consumer, NotTaken, Outgoing
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import failover_stage as stage
 from tests.brokers.failover_stage import Named, Two, troubles
@@ -217,6 +217,23 @@ async def test_a_broker_that_hangs_is_found_out_by_its_pulse(two: Two, monkeypat
     assert await both.publish([Outgoing("q", b"1")]) == ["second"]
     frozen.set()
     await until(lambda: troubles(both)["first"] is None)
+
+
+async def test_a_subscription_that_is_given_up_leaves_no_consumer_behind(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that nobody reads would be given messages all the same."""
+    both, first, second = two
+
+    async def hang(queue: str, *, prefetch: int) -> Consumer:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(second, "consume", hang)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await both.consume("q", prefetch=10)
+    assert not any(state.consumers for state in await first.queues(["q"]))
 
 
 async def test_without_any_broker_it_says_why_of_each(two: Two) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 
+import msgspec
 import pytest
 
-from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
+from oraculo.core import machine
 from oraculo.errors import BrokerUnavailable, NotFound
 from oraculo.ports.broker import Consumer, DeadLetter, Delivery, Outgoing
 from oraculo.ports.clock import SystemClock
@@ -13,6 +15,7 @@ from oraculo.ports.telemetry import LoopFailed
 from oraculo.settings import BrokerSettings, Settings
 from oraculo.stores.sqlite import MEMORY
 from oraculo.testing.harness import Harness
+from tests.brokers.failover_stage import Named
 from tests.engine.broker_stage import QUICK, Durable, Told
 from tests.engine.test_bounds import MoodyStore
 from tests.engine.workers import Journal, answer, recording_app
@@ -36,6 +39,48 @@ async def test_messages_that_wait_for_the_store_keep_their_lease() -> None:
         assert (state.ready, state.dead_letters) == (0, 0)
         history = [entry.what.value for entry in await oraculo.operations.history(run_id)]
         assert "resposta_repetida" not in history
+
+
+async def test_what_lost_consumers_brought_is_kept_once_while_the_store_is_away() -> None:
+    """The broker delivers it again with each new consumer: else an outage would fill the memory."""
+    settings = Settings(engine=msgspec.structs.replace(QUICK.engine, prefetch=10, batch=5))
+    broker, store = Named("one", delivery_limit=1000), MoodyStore(MEMORY)
+    async with Harness(settings=settings, broker=broker, store=store) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        store.away = True
+        for number in range(10):
+            await oraculo.publish("resultados", answer(run_id, tarefa=f"t{number}"))
+        inbox, held = oraculo.engine.inbox, list[int]()
+        for _ in range(6):
+            await until(lambda: any(one.delivery.redeliveries == len(held) for one in inbox.arrived), within=20)
+            held.append(len(inbox))
+            await broker.lose_consumers()
+        assert max(held) <= 20, held
+        store.away = False
+        await oraculo.publish("resultados", answer(run_id))
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+
+
+async def test_a_message_that_breaks_the_engine_and_cannot_be_given_back_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def stumble(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug of the adapter")
+
+    monkeypatch.setattr(MemoryConsumer, "retry", stumble)
+    async with Harness(settings=QUICK) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        with monkeypatch.context() as bug:
+            bug.setattr(machine, "apply", broken)
+            await oraculo.publish("resultados", answer(run_id, tarefa="escavador_a"))
+            cancelling = asyncio.create_task(oraculo.operations.cancel(run_id))
+            with pytest.raises(ZeroDivisionError):
+                await cancelling
+        await oraculo.publish("resultados", answer(run_id, tarefa="escavador_a"))
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
 
 
 class Burying(MemoryBroker):

@@ -1,10 +1,13 @@
 """Timers ring when they are due, and the store is not asked for them more often than that needs."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 
-from oraculo.ports.store import Due
+from oraculo.engine import timers
+from oraculo.engine.timers import Timers
+from oraculo.ports.store import Due, Snapshot
 from oraculo.settings import EngineSettings, Settings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.stores.sqlite.connections import MEMORY
@@ -52,3 +55,64 @@ async def test_a_timer_that_comes_before_those_that_are_known_rings_in_time(know
         await until(lambda: store.next_told == 1 + (5 in known), saying="one within its sleep is looked for")
         ended = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.2}, wait=4)
         assert ended["status"] == "timeout"
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_timers_end_when_they_are_cancelled_though_one_has_just_woken_them(turns: int) -> None:
+    async with Harness() as oraculo:
+        engine = oraculo.engine
+        own = Timers(Asked(), engine.inbox, oraculo.clock, engine.peers, 60.0, dict)
+        await own._store.start()
+        running = asyncio.create_task(own.run())
+        await until(lambda: own._wakes_at > 0, saying="it sleeps")
+        own._expect_at(oraculo.clock.now() + 0.5)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        done, _ = await asyncio.wait([running], timeout=5)
+        assert done
+
+
+class Unreadable(Asked):
+    """Of some runs nothing can be decided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken: set[str] = set()
+
+    async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
+        if self.broken & set(run_ids):
+            raise ValueError("a definition that this version cannot read")
+        return await super().load(run_ids)
+
+
+async def many_that_break(oraculo: Harness, store: Unreadable, count: int) -> None:
+    ids = [await oraculo.submit({"destinos": ["escavador_a"], "timeout": 0.2}) for _ in range(count)]
+    store.broken |= set(ids)
+    for run_id in ids:
+        oraculo.engine._intake._hot.drop(run_id)
+
+
+async def test_timers_that_cannot_be_set_apart_are_not_rung_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers, "_MOST_SET_APART", 3)
+    store = Unreadable()
+    async with Harness(store=store, settings=Settings(engine=EngineSettings(poll=0.5))) as oraculo:
+        await many_that_break(oraculo, store, 10)
+        await until(lambda: len(oraculo.engine._timers._set_apart) == 3)
+        before = store.due_asked
+        await oraculo.run({"destinos": ["escavador_a"], "timeout": 1}, wait=10)
+        assert store.due_asked - before <= 6
+
+
+async def test_a_timer_that_broke_once_and_is_gone_keeps_no_other_from_its_time() -> None:
+    store = Unreadable()
+    async with Harness(store=store, settings=SELDOM) as oraculo:
+        await many_that_break(oraculo, store, 1)
+        [broken] = store.broken
+        await until(lambda: oraculo.engine._timers._set_apart, saying="it is set apart")
+        store.broken.clear()
+        await oraculo.operations.cancel(broken)
+        for timeout in (0.1, 0.3):  # the first makes it look, and find that the other is gone
+            ended = await oraculo.run({"destinos": ["escavador_a"], "timeout": timeout}, wait=5)
+            assert ended["status"] == "timeout"
+        assert not oraculo.engine._timers._set_apart

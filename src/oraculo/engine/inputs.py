@@ -139,6 +139,12 @@ class Inbox:
         """Those whose callers gave up: while the store is away they would pile up, with their payloads."""
         self._inputs = deque(one for one in self._inputs if not is_withdrawn(one))
 
+    def forget_arrived(self, consumer: Consumer) -> None:
+        """What a consumer brought that is lost: the broker delivers it again."""
+        self._inputs = deque(
+            one for one in self._inputs if not isinstance(one, Arrived) or one.consumer is not consumer
+        )
+
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -238,8 +238,8 @@ class Intake:
     async def _give_back(self, one: Input, error: Exception) -> None:
         """The one that broke it: a message is tried again later, up to the delivery limit; a caller is told."""
         if isinstance(one, Arrived):
-            with suppress(OraculoError):  # then it was given back already, with its consumer
-                await one.consumer.retry(one.delivery, 1.0, f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            await self._is_settled(one.consumer, one.consumer.retry(one.delivery, 1.0, why))
         elif one.done is not None and not one.done.done():
             one.done.set_exception(error)
 

@@ -53,6 +53,9 @@ class OwnQueues:
 
     async def _drop(self, queue: str) -> None:
         if (lost := self._consumers.pop(queue, None)) is not None:
+            # What it brought may still be decided; but while the store is away, each consumer would bring it anew.
+            if len(self._inbox) > self._settings.prefetch:
+                self._inbox.forget_arrived(lost)
             with suppress(OraculoError):
                 await lost.close()
 

@@ -15,7 +15,7 @@ from oraculo.ports.store import Due, Store
 
 _PAGE = 500
 _SET_APART_FOR = 30.0
-_MOST_SET_APART = 1_000
+_MOST_SET_APART = 50_000  # past these they would be all that is ever found, and no other timer rang
 _COURTESY = 2.0  # seconds in which the engine that comes first may ring a timer
 _MOST_LEFT = 2_000
 _GLANCE = 0.1  # seconds between two looks while there are such timers
@@ -64,7 +64,8 @@ class Timers:
             pause = self._poll if self._next is None else min(self._poll, max(0.0, self._next - now))
             self._wakes_at = asyncio.get_running_loop().time() + pause
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
+                async with asyncio.timeout(pause):  # not `wait_for`, which may swallow that it is cancelled
+                    await self._wake.wait()
             self._wakes_at = -inf
 
     async def _ring_due(self) -> None:
@@ -73,10 +74,10 @@ class Timers:
             # Those set apart, or left to others, come first again, being the oldest: they must not fill the page.
             found = await self._store.due(self._clock.now(), _PAGE + len(self._set_apart) + len(self._left))
             now = asyncio.get_running_loop().time()
+            self._set_apart = {one: self._set_apart[one] for one in found if one in self._set_apart}  # still there
             due = self._leave_to_others([one for one in found if self._set_apart.get(one, now) <= now], now)
-            if not due:
+            if not due or not await self._ring(due):
                 break
-            await self._ring(due)
         if self._left:
             few = len(self._left) <= _PAGE
             self._expect_at(self._clock.now() + (_GLANCE if few else max(_GLANCE, self._poll)))
@@ -97,18 +98,23 @@ class Timers:
         self._left = {one: since[one] for one in islice(left, _MOST_LEFT)}
         return ours
 
-    async def _ring(self, due: Sequence[Due]) -> None:
-        """Waits until they are decided, so that none is rung twice."""
+    async def _ring(self, due: Sequence[Due]) -> bool:
+        """Waits until they are decided, so that none is rung twice. Whether any was."""
         loop = asyncio.get_running_loop()
         untaken = self._untaken()
         wishes = [Wish(one.run_id, _event(one, untaken), loop.create_future()) for one in due]
         self._inbox.put(wishes)
         outcomes = await asyncio.gather(*(wish.done for wish in wishes), return_exceptions=True)
-        for one, outcome in zip(due, outcomes, strict=True):
+        stuck = [one for one, outcome in zip(due, outcomes, strict=True) if _is_stuck(outcome)]
+        for one in due:
             self._set_apart.pop(one, None)
-            is_stuck = outcome is None or isinstance(outcome, Exception)  # None: there is no such run
-            if is_stuck and len(self._set_apart) < _MOST_SET_APART:
-                self._set_apart[one] = loop.time() + _SET_APART_FOR
+        for one in stuck[: _MOST_SET_APART - len(self._set_apart)]:
+            self._set_apart[one] = loop.time() + _SET_APART_FOR
+        return len(stuck) < len(due)
+
+
+def _is_stuck(outcome: object) -> bool:
+    return outcome is None or isinstance(outcome, Exception)  # None: there is no such run
 
 
 def _event(due: Due, untaken: Untaken) -> Event:

@@ -30,7 +30,11 @@ class FailoverConsumer:
 
     async def open(self) -> None:
         """Subscribes where it can at once, so that a caller knows it is heard; the rest follows."""
-        subscribed = [await self._subscribe(branch) for branch in self._branches if branch.is_up]
+        try:
+            subscribed = [await self._subscribe(branch) for branch in self._branches if branch.is_up]
+        except BaseException:  # whoever waits gave up: nobody else would close what is open by now
+            await self.close()
+            raise
         if not any(subscribed):
             raise self._unread()  # nothing was opened
         self._feeds = [asyncio.create_task(self._feed(branch)) for branch in self._branches]
@@ -96,7 +100,7 @@ class FailoverConsumer:
     async def _drop(self, branch: Branch, consumer: Consumer) -> None:
         """A consumer that is lost takes with it what was not settled: the broker will deliver it again."""
         self._inner.pop(branch, None)
-        with suppress(BrokerError):
+        with suppress(Exception):  # it is lost either way, and its feed must go on
             await consumer.close()
         async with self._changed:
             lost = {token for token, (owner, _) in self._out.items() if owner is consumer}
