@@ -1,8 +1,8 @@
 """The door: all that the API and the command line may ask of the engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -115,9 +115,9 @@ class Operations:
     async def _create(self, submission: Submission) -> Created:
         self._expect_accepting()
         submission.done = asyncio.get_running_loop().create_future()
-        with self._outstanding(submission):
-            self._engine.inbox.put([submission])
-            created = await patiently(submission.done)
+        self._count(submission, submission.done)
+        self._engine.inbox.put([submission])
+        created = await patiently(submission.done)
         if created.outcome is Outcome.CREATED:
             return created
         if created.outcome is Outcome.KEY_REUSED:
@@ -128,20 +128,19 @@ class Operations:
             raise Conflict(f"the correlation_id {naming.shown(created.run_id)} is in use; choose another, or none")
         return created
 
-    @contextmanager
-    def _outstanding(self, submission: Submission) -> Iterator[None]:
-        """Bounds what waits to be committed while the store is slow or away."""
+    def _count(self, submission: Submission, done: "asyncio.Future[Created]") -> None:
+        """Bounds what waits to be committed while the store is slow or away, also when nobody waits for it any more."""
         run = submission.changes.run
         size = len(run.definition) + len(run.payload)
         if self._waiting >= MAX_OUTSTANDING or self._waiting_bytes + size > MAX_OUTSTANDING_BYTES:
             raise StoreUnavailable("too many requests wait to be committed; try again in a moment")
         self._waiting += 1
         self._waiting_bytes += size
-        try:
-            yield
-        finally:
-            self._waiting -= 1
-            self._waiting_bytes -= size
+        done.add_done_callback(partial(self._count_no_more, size))
+
+    def _count_no_more(self, size: int, _: object) -> None:
+        self._waiting -= 1
+        self._waiting_bytes -= size
 
     async def _outcome(self, watch: Watch, wait: float) -> Submitted:
         return Submitted(watch.run_id, RunStatus.RUNNING, await watch.aggregate(wait) if wait > 0 else None)
