@@ -243,6 +243,36 @@ async def test_waiting_jobs_of_a_closed_subscription_are_dropped(stage: Stage) -
     assert await stage.left("q") == (0, 0, 0)
 
 
+async def test_consumers_that_are_lost_again_and_again_leave_nothing_behind(stage: Stage) -> None:
+    """One command is in work, and one of a plain publisher, which cannot be told from another, waits for its place."""
+    app, started, go_on, runs = App("a"), asyncio.Event(), asyncio.Event(), []
+
+    @app.queue("q")
+    async def work(payload: dict[str, Any]) -> None:
+        runs.append(payload["n"])
+        started.set()
+        await go_on.wait()
+
+    await stage.send("q", {"n": 1}, **SAME)
+    await stage.send("q", {"n": 2})
+    async with stage.worker(app, concurrency=1) as worker:
+        await started.wait()
+        for _ in range(3):  # more often, and it would be a suspect
+            while len(await stage.broker.delivered.get()) < 2:  # the end of a consumer's life brings none
+                pass
+            await worker._intakes[0].close()  # as a failed settlement does
+        while len(await stage.broker.delivered.get()) < 2:
+            pass
+        [lane] = worker._dispatcher._lanes
+        assert len(lane.backlog) == 1
+        go_on.set()
+        for _ in range(2):
+            await stage.answer()
+    assert runs == [1, 2]
+    assert sum(map(len, stage.broker.batches)) == 2, "one answer for each"
+    assert await stage.left("q") == (0, 0, 0)
+
+
 async def test_a_failed_quarantine_is_tried_again(stage: Stage) -> None:
     app, _ = counting_app()
     stage.broker.fail("dead_letter", BrokerUnavailable("away"))

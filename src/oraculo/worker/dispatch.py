@@ -75,6 +75,9 @@ class Dispatcher:
 
     async def receive(self, lane: Lane, subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
         """Takes a batch in. What is no command goes to the dead letters."""
+        if lane.subscription is not subscription:
+            lane.subscription = subscription
+            self._drop_given_back(lane)
         for delivery in deliveries:
             try:
                 self._accept(lane, subscription, delivery)
@@ -82,6 +85,15 @@ class Dispatcher:
                 _log.warning("dead-lettered", queue=lane.queue, reason=str(error))
                 await subscription.dead_letter(delivery, str(error))
         self._start_waiting()
+
+    def _drop_given_back(self, lane: Lane) -> None:
+        """A consumer was lost: what it had brought comes anew, and would wait here once for each that is lost."""
+        waiting, lane.backlog = lane.backlog, deque[Job]()
+        for job in waiting:
+            if job.was_given_back:
+                self._close(job)
+            else:
+                lane.backlog.append(job)
 
     def _accept(self, lane: Lane, subscription: Subscription, delivery: Delivery) -> None:
         command = read_command(delivery.body)
@@ -98,7 +110,7 @@ class Dispatcher:
     def _is_repeat(self, identity: Identity, receipt: Receipt) -> bool:
         """A command that was answered is answered again; one in work will be, when its answer is there."""
         if (job := self._unfinished.get(identity)) is not None:
-            job.receipts.append(receipt)
+            job.is_delivered_again(receipt)
             return True
         if (body := self._remembered.get(identity)) is not None:
             self._outbox.answer(receipt, body)

@@ -32,6 +32,10 @@ class Job(msgspec.Struct, eq=False):
     in_thread: bool = False  # where nothing can cancel it
     ended: bool = False  # answered, or nobody's any more; its handler may still run when it outlived the deadline
 
+    def is_delivered_again(self, receipt: Receipt) -> None:
+        """What a lost subscription had brought is answered by way of this one, and once."""
+        self.receipts = [*(each for each in self.receipts if not each.subscription.closed), receipt]
+
     @property
     def was_given_back(self) -> bool:
         """Nobody here holds it any more: it is delivered again, to us or to another worker."""
@@ -50,6 +54,7 @@ class Lane(msgspec.Struct, eq=False):
     limit: int
     backlog: deque[Job] = msgspec.field(default_factory=deque)
     running: int = 0
+    subscription: Subscription | None = None  # that brought something last
 
     @property
     def queue(self) -> str:
