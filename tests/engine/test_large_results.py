@@ -12,6 +12,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
 from oraculo.core.reference import encode_reference, read_reference
 from oraculo.engine import outbox, results
+from oraculo.engine.delivery import Courier
 from oraculo.errors import MessageTooLarge, NotFound, ObjectsUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
@@ -313,6 +314,35 @@ async def test_an_aggregate_that_is_read_for_longer_than_its_lease_is_delivered_
         await until(lambda: posted, saying="the webhook")
     assert [LARGE.encode() in body for body in posted] == [True]
     assert objects.gets == 1
+
+
+@pytest.mark.parametrize(("part", "duty"), [("reading", "large results"), ("handing over", "delivery")])
+async def test_a_fault_on_the_way_to_a_delivery_is_told_and_its_timer_brings_it_back(
+    part: str, duty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.2)
+    whose = (results.LargeResults, "fill") if part == "reading" else (Courier, "_is_still_ours")
+    real, records, posted = getattr(*whose), list[Record](), list[bytes]()
+
+    async def stumble_once(*arguments: Any) -> Any:
+        monkeypatch.setattr(*whose, real)
+        raise RuntimeError("a bug")
+
+    class Telling:
+        def emit(self, record: Record) -> None:
+            records.append(record)
+
+    async def post(url: str, body: bytes, headers: Mapping[str, str]) -> int:
+        posted.append(body)
+        return 200
+
+    monkeypatch.setattr(*whose, stumble_once)
+    async with Harness(settings=KEPT, objects=Faulty(tmp_path), post=post, telemetry=Telling()) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"], "webhook": "http://r.example/"})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        await until(lambda: posted, saying="the webhook")
+    told = [(record.duty, record.reason) for record in records if isinstance(record, LoopFailed)]
+    assert told == [(duty, "RuntimeError: a bug")]
 
 
 # -- a broker that takes no message of that size --------------------------------------------------------------------

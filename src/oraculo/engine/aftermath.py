@@ -16,7 +16,7 @@ from oraculo.engine.outbox import Outbox
 from oraculo.engine.results import LargeResults
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Watchers
-from oraculo.ports.telemetry import RunFinished, Telemetry
+from oraculo.ports.telemetry import LoopFailed, RunFinished, Telemetry
 
 # Aggregates whose large results are being read. Past that a run is left to its delivery timer, and to the lookout.
 MAX_READING = 200
@@ -96,9 +96,11 @@ class Consequences:
         if run.id in self._reading and (changes.ended or run.is_open):
             self._reading.pop(run.id).cancel()
 
-    def _has_read(self, run_id: str, reading: "_Reading", _: "asyncio.Task[None]") -> None:
+    def _has_read(self, run_id: str, reading: "_Reading", task: "asyncio.Task[None]") -> None:
         if self._reading.get(run_id) is reading:
             del self._reading[run_id]
+        if not task.cancelled() and (error := task.exception()) is not None:  # its timer brings it back
+            self._telemetry.emit(LoopFailed("large results", f"{type(error).__name__}: {error}"))
 
     async def handed_out(self) -> None:
         """Returns when no large result is being read for an aggregate."""

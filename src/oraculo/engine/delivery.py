@@ -28,7 +28,7 @@ from oraculo.engine.webhooks import NotPosted, Post, Webhooks
 from oraculo.errors import BrokerUnavailable, MessageTooLarge, OraculoError
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
-from oraculo.ports.telemetry import DeliveryAttempted, Telemetry
+from oraculo.ports.telemetry import DeliveryAttempted, LoopFailed, Telemetry
 from oraculo.settings import WebhookSettings
 
 # Attempts of one channel under way or waiting; past that a run is left to its delivery timer, which finds it again.
@@ -132,6 +132,8 @@ class Courier:
         self._under_way.discard(task)
         del self._errands[errand.key]
         self._turns[errand.delivery.channel].leave(errand.receiver, len(errand.aggregate))
+        if not task.cancelled() and (error := task.exception()) is not None:  # its timer brings it back
+            self._telemetry.emit(LoopFailed("delivery", f"{type(error).__name__}: {error}"))
 
     def _put_off(self, errand: _Errand) -> None:
         """It must wait for its turn: its timer need not ring before that. What is not known is left as it is."""
