@@ -217,6 +217,8 @@ def check_laws(run: Run) -> None:
         assert getattr(head, counter) == sum(task.status is status for task in tasks), counter
     fresh = Run(head, run.plan, run.definition, run.payload, [copied(task) for task in tasks])
     assert run.open_tasks == fresh.open_tasks
+    assert (run.required_failed, run.required_timed_out) == (fresh.required_failed, fresh.required_timed_out)
+    assert run.hopeless == fresh.hopeless
     assert run.awaited == fresh.awaited
     assert {queue: numbers for queue, numbers in run.awaited_on.items() if numbers} == fresh.awaited_on
     assert [task.missing for task in tasks] == [task.missing for task in fresh.tasks]

@@ -30,22 +30,20 @@ def end_status(run: Run) -> RunStatus:
 
 def _required_status(run: Run) -> RunStatus | None:
     """A required step that failed for good decides; a skipped one only tells what its dependency did."""
-    status = None
-    for task in run.tasks:
-        if run.plan.steps[task.number].optional:
-            continue
-        cause = _deadline_ahead(run, task) if task.is_open else task.cause
-        if task.status is TaskStatus.FAILED or cause is Cause.TASK_DEADLINE:
-            return RunStatus.FAILED
-        if cause is Cause.RUN_DEADLINE:
-            status = RunStatus.TIMED_OUT
-    return status
+    ahead = _deadlines_ahead(run) if run.open_tasks else ()  # no late answer to an ended run looks at all tasks
+    if run.required_failed or Cause.TASK_DEADLINE in ahead:
+        return RunStatus.FAILED
+    return RunStatus.TIMED_OUT if run.required_timed_out or Cause.RUN_DEADLINE in ahead else None
 
 
-def _deadline_ahead(run: Run, task: Task) -> Cause | None:
-    """None for what waits for another task: it would be skipped."""
-    if task.missing:
-        return None
+def _deadlines_ahead(run: Run) -> set[Cause]:
+    """Of the required tasks that are open; not of what waits for another task, which would be skipped."""
+    steps = run.plan.steps
+    waiting = (task for task in run.tasks if task.is_open and not task.missing and not steps[task.number].optional)
+    return {_deadline_ahead(run, task) for task in waiting}
+
+
+def _deadline_ahead(run: Run, task: Task) -> Cause:
     is_own = task.deadline is not None and task.deadline <= run.head.deadline
     return Cause.TASK_DEADLINE if is_own else Cause.RUN_DEADLINE
 

@@ -276,8 +276,8 @@ def _schedule_retry(run: Run, task: Task, now: float, delay: float, changes: Cha
 
 def _amend(run: Run, task: Task, payload: bytes, now: float, changes: Changes) -> None:
     """A late success replaces the timeout. What depended on it stays skipped: its moment has passed."""
-    task.result, task.cause, task.reason = payload, None, None
     move(run, task, Trigger.AMEND)
+    task.result, task.cause, task.reason = payload, None, None
     task.ended_at = now
     changes.touch(task)
     changes.tell(now, Happened.AMENDED, task.number, task.attempt)
@@ -386,7 +386,7 @@ def _redriven(run: Run, event: Redriven, now: float, changes: Changes) -> Verdic
 
 def _skipped_after(run: Run, task: Task) -> list[Task]:
     """The tasks that were skipped because of `task` alone, and may hope again when it is reopened."""
-    hopeless: dict[int, int] = {}  # of each, how many of its dependencies cannot succeed
+    hopeful: dict[int, int] = {}  # of each, how many of its hopeless dependencies may hope again
     ready = [task.number]
     found: list[Task] = []
     while ready:
@@ -394,17 +394,11 @@ def _skipped_after(run: Run, task: Task) -> list[Task]:
             dependent = run.tasks[number]
             if dependent.status is not TaskStatus.SKIPPED:
                 continue
-            if number not in hopeless:
-                hopeless[number] = sum(not _may_succeed(run.tasks[n]) for n in run.plan.dependencies[number])
-            hopeless[number] -= 1
-            if not hopeless[number]:
+            hopeful[number] = hopeful.get(number, 0) + 1
+            if hopeful[number] == run.hopeless[number]:
                 ready.append(number)
                 found.append(dependent)
     return found
-
-
-def _may_succeed(task: Task) -> bool:
-    return task.is_open or task.status is TaskStatus.SUCCEEDED
 
 
 def _reopen(run: Run, tasks: list[Task], now: float, changes: Changes) -> None:

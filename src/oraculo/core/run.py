@@ -134,7 +134,19 @@ class RunHead(msgspec.Struct, weakref=True):
 class Run:
     """A run in memory: owned and changed by the engine that loaded it, one event at a time."""
 
-    __slots__ = ("awaited", "awaited_on", "definition", "head", "open_tasks", "payload", "plan", "tasks")
+    __slots__ = (
+        "awaited",
+        "awaited_on",
+        "definition",
+        "head",
+        "hopeless",
+        "open_tasks",
+        "payload",
+        "plan",
+        "required_failed",
+        "required_timed_out",
+        "tasks",
+    )
 
     def __init__(self, head: RunHead, plan: Plan, definition: bytes, payload: bytes, tasks: list[Task]) -> None:
         self.head = head
@@ -147,6 +159,11 @@ class Run:
         # of a worker that names no task be placed without looking at all of them.
         self.awaited: dict[bool, set[int]] = {True: set(), False: set()}
         self.awaited_on: dict[str, set[int]] = {}
+        # Of what ended without success: what tells how the run ends, and which tasks may hope again, without looking at
+        # all of them for each late answer and each redrive.
+        self.required_failed = 0  # not optional, and failed or came to their own deadline
+        self.required_timed_out = 0  # not optional, and came to the run's deadline
+        self.hopeless = [0] * len(plan)  # of each task, how many of its dependencies ended without success
         for task in tasks:
             self._count(task)
 
@@ -157,6 +174,19 @@ class Run:
             self.open_tasks += 1
             if task.attempt and not task.missing:
                 self.expect_answer(task.number)
+        elif task.status is not _SUCCEEDED:
+            self.count_unsuccessful(task, task.status, 1)
+
+    def count_unsuccessful(self, task: Task, status: TaskStatus, by: int) -> None:
+        """A task came to an end other than success (1), or leaves it (-1), for the cause that it has."""
+        for number in self.plan.dependents[task.number]:
+            self.hopeless[number] += by
+        if self.plan.steps[task.number].optional:
+            return
+        if status is TaskStatus.FAILED or task.cause is Cause.TASK_DEADLINE:
+            self.required_failed += by
+        elif task.cause is Cause.RUN_DEADLINE:
+            self.required_timed_out += by
 
     def expect_answer(self, number: int) -> None:
         self.awaited[self.plan.is_collector[number]].add(number)

@@ -77,9 +77,11 @@ _COUNTER = {
     TaskStatus.SKIPPED: "skipped",
     TaskStatus.CANCELLED: "task_cancelled",
 }
+_SUCCEEDED = TaskStatus.SUCCEEDED
 
 
 def move(run: Run, task: Task, trigger: Trigger) -> None:
+    """A task has its cause before it is closed, and keeps it until it is opened or amended: it is counted by it."""
     before = task.status
     after = TASK_TRANSITIONS[before].get(trigger)
     if after is None:
@@ -88,6 +90,8 @@ def move(run: Run, task: Task, trigger: Trigger) -> None:
     for status, step in ((before, -1), (after, 1)):
         if counter := _COUNTER.get(status):
             setattr(run.head, counter, getattr(run.head, counter) + step)
+            if status is not _SUCCEEDED:
+                run.count_unsuccessful(task, status, step)
         else:
             run.open_tasks += step
 
