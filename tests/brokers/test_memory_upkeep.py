@@ -9,11 +9,12 @@ import pytest
 
 from oraculo.brokers.memory import MESSAGE_OVERHEAD, MemoryBroker
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Outgoing, QueueState
+from oraculo.ports.broker import NotTaken, Outgoing, QueueState
 from tests.brokers.test_memory import FixedClock, in_virtual_time
 
 NOW, SOON = 1_000.0, 1_010.0
-LIMIT = 10 * (MESSAGE_OVERHEAD + 1)
+UNIT = MESSAGE_OVERHEAD + 1  # what a message of one byte costs
+LIMIT = 20 * UNIT  # half of it for a queue
 
 
 @pytest.fixture
@@ -70,20 +71,25 @@ class TestExpiry:
         clock.at = SOON
         assert (await state(broker)).ready == 2
 
-    async def test_a_queue_that_nobody_serves_fills_the_broker_only_until_its_messages_expire(
+    async def test_a_queue_that_nobody_serves_is_full_only_until_its_messages_expire(
         self, broker: MemoryBroker, clock: FixedClock
     ) -> None:
         await broker.publish([expiring(queue="unserved")] * 9 + [Outgoing("q", b"1")])
-        with pytest.raises(BrokerUnavailable, match=r"1809 in unserved"):
-            await broker.publish([Outgoing("resultados", b"1")])
+        with pytest.raises(NotTaken, match=r"1809 in unserved"):
+            await broker.publish([Outgoing("other", b"1")])
+        clock.at = SOON
+        await broker.publish([Outgoing("other", b"1")] * 9)
+        assert {found.queue: found.ready for found in await broker.queues()} == {"q": 1, "other": 9}
+
+    async def test_the_check_counts_no_expired_ones(self, clock: FixedClock) -> None:
+        broker = MemoryBroker(clock, max_bytes=32 * UNIT)
+        await broker.start()
+        for queue, count in {"a": 16, "b": 8, "c": 4, "d": 2, "e": 1}.items():  # each half of what is left
+            consumer = await broker.consume(queue, prefetch=1)
+            await broker.publish([expiring(queue=queue)] * count)
+            await consumer.close()
         with pytest.raises(BrokerUnavailable, match="nearly full"):
             await broker.check()
-        clock.at = SOON
-        await broker.publish([Outgoing("resultados", b"1")] * 9)
-        assert {found.queue: found.ready for found in await broker.queues()} == {"q": 1, "resultados": 9}
-
-    async def test_the_check_counts_no_expired_ones(self, broker: MemoryBroker, clock: FixedClock) -> None:
-        await broker.publish([expiring()] * 10)
         clock.at = SOON
         assert "0 queues" in await broker.check()
 

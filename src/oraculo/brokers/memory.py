@@ -5,6 +5,10 @@ it is settled; given back, it stands before everything that was never delivered,
 memory only by an ack, a discard or its expiry. `<queue>.dlq` is a queue too, but it keeps its messages by id. A queue
 that nobody declared is forgotten once nothing is in it and nobody consumes it.
 
+Memory is bounded, and no queue can take all of it from the others. A queue that nobody reads takes no more once half of
+the memory is taken, so that those which are read find room, however many nobody reads; and one that is read, maybe too
+slowly, holds no more than it leaves free. Dead letters have as much again for themselves, first come, first served.
+
 One event loop, no threads, no chance: on a virtual-time loop every run is the same.
 """
 
@@ -16,7 +20,17 @@ from math import inf
 from oraculo.brokers.memory_queues import Budget, Lanes, Message, Quarantine, Queue
 from oraculo.core.naming import dlq_name, dlq_of, is_dlq, shown, source_name
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import NO_REASON, Broker, Capabilities, DeadLetter, Delivery, Link, Outgoing, QueueState
+from oraculo.ports.broker import (
+    NO_REASON,
+    Broker,
+    Capabilities,
+    DeadLetter,
+    Delivery,
+    Link,
+    NotTaken,
+    Outgoing,
+    QueueState,
+)
 from oraculo.ports.clock import Clock
 
 MIB = 1024 * 1024
@@ -28,6 +42,14 @@ FULL_PAUSE = 5.0  # seconds until a message comes again for which the quarantine
 SWEEP_PAUSE = 2e-6  # seconds for each message looked at: sweeping takes a few percent of the time at most
 _CLOSED = "the memory broker is closed: call start() first"
 _LONGEST_ID = 19  # digits; a longer id was never given
+_MOST_TOLD = 5  # queues that a refusal names
+# What helps when there is no room. The limit is no setting, so nobody is told to raise it.
+_ANOTHER_BROKER = "or use a real broker (ORACULO_BROKER_URL)"
+_DISCARD = "redrive or discard some of them"
+_START_A_WORKER = (
+    f"nobody reads it, and half is kept for queues that are read: start a worker for it, {_ANOTHER_BROKER}"
+)
+_START_MORE = f"no queue takes more than it leaves to the others: start more workers for it, {_ANOTHER_BROKER}"
 
 
 class _Depot:
@@ -91,15 +113,13 @@ class _Depot:
 
     # -- the ways of a message ------------------------------------------------------------------------------------
 
-    def admit(self, messages: Sequence[Outgoing]) -> None:
-        """Takes all of them or, when they would pass a limit of memory, none."""
-        dlqs = {name for name in {message.queue for message in messages} if is_dlq(name)}
-        letters = [message for message in messages if message.reason is not None or message.queue in dlqs]
-        bodies = _cost(letters)
-        self._require(self.dead, bodies + sum([len(letter.reason or NO_REASON) for letter in letters]))
-        self._require(self.work, _cost(messages) - bodies)
-        for queue in dict.fromkeys(map(self._put, messages)):
-            queue.wake()
+    def admit(self, messages: Sequence[Outgoing]) -> list[bool]:
+        """Takes what there is room for, and says of each whether it was taken."""
+        queues = [self._put(message) for message in messages]
+        for queue in dict.fromkeys(queues):
+            if queue is not None:
+                queue.wake()
+        return [queue is not None for queue in queues]
 
     def pull(self, queue: Queue, count: int) -> list[Message]:
         """The next messages that somebody still needs."""
@@ -111,8 +131,11 @@ class _Depot:
     def bury(self, queue: Queue, message: Message, reason: str) -> None:
         """Moves it to the dead letters of `queue`; raises, and leaves it where it is, when they have no room."""
         more = len(message.body) + len(reason) + MESSAGE_OVERHEAD
-        self._require(self.dead, more - message.cost if queue.budget is self.dead else more)
-        grave = self.quarantine(queue.name)
+        if queue.budget is self.dead:
+            more -= message.cost
+        grave = self._with_room(dlq_name(queue.name), more)
+        if grave is None:
+            raise BrokerUnavailable(self.refusal([dlq_name(queue.name)], 1))
         queue.weigh(-message.cost)
         self._entomb(message, reason)
         grave.stock.put(message)
@@ -120,18 +143,16 @@ class _Depot:
         grave.wake()
 
     def revive(self, name: str, letters: Quarantine, ids: Iterable[int] | None) -> int:
-        """Moves dead letters to the end of their queue, as if never delivered: all of them or, without room, none."""
-        found = letters.find(ids)
-        self._require(self.work, _cost(found))
-        self.discard(name, letters, found)
-        target = self.queue(source_name(name))
-        for letter in found:
-            message = self._message(letter.body, letter.priority, inf)
-            target.stock.put(message)
-            target.weigh(message.cost)
-        target.wake()
+        """Moves dead letters to the end of their queue, as if never delivered. Raises NotTaken when some had no room:
+        these stay."""
+        found, source = letters.find(ids), source_name(name)
+        moved = [letter for letter in found if self._put_if_it_fits(source, self._revived(letter))]
+        self.discard(name, letters, moved)
+        self.queue(source).wake()
         self.tidy(name)
-        return len(found)
+        if left := len(found) - len(moved):
+            raise NotTaken(self.refusal([source] * left, len(found)))
+        return len(moved)
 
     def discard(self, name: str, letters: Quarantine, found: Sequence[Message]) -> None:
         letters.remove(found)
@@ -162,20 +183,30 @@ class _Depot:
         message.redeliveries += 1
         return False
 
-    def _put(self, outgoing: Outgoing) -> Queue:
+    def _put(self, outgoing: Outgoing) -> Queue | None:
+        """Returns the queue that took it; None when it has no room."""
         name, reason, expires_at = outgoing.queue, outgoing.reason, outgoing.expires_at
-        queue = self.queue(name) if reason is None else self.quarantine(name)
         message = self._message(outgoing.body, outgoing.priority, inf if expires_at is None else expires_at)
-        if queue.budget is self.dead:
+        if reason is not None or is_dlq(name):
+            name = dlq_name(name)
             self._entomb(message, reason or NO_REASON)
-        queue.stock.put(message)
-        queue.held += message.cost
-        queue.budget.held += message.cost
+        return self._put_if_it_fits(name, message)
+
+    def _put_if_it_fits(self, name: str, message: Message) -> Queue | None:
+        cost = message.cost
+        queue = self._with_room(name, cost)
+        if queue is not None:
+            queue.stock.put(message)
+            queue.held += cost
+            queue.budget.held += cost
         return queue
 
     def _message(self, body: bytes, priority: int, expires_at: float) -> Message:
         self._sequence += 1
         return Message(self._sequence, body, priority, len(body) + MESSAGE_OVERHEAD, expires_at)
+
+    def _revived(self, letter: Message) -> Message:
+        return self._message(letter.body, letter.priority, inf)
 
     def _entomb(self, message: Message, reason: str) -> None:
         self._sequence += 1
@@ -199,32 +230,69 @@ class _Depot:
 
     def check_room(self) -> None:
         """Raises when a budget is nearly spent."""
-        for budget in (self.work, self.dead):
+        for budget, remedy in ((self.work, f"start workers, {_ANOTHER_BROKER}"), (self.dead, _DISCARD)):
             if budget.held > NEARLY_FULL * budget.limit:
                 self.sweep()
             if budget.held > NEARLY_FULL * budget.limit:
-                raise BrokerUnavailable(f"the memory broker is nearly full: {self._told(budget)}")
+                raise BrokerUnavailable(f"the memory broker is nearly full: {self._told(budget)}; {remedy}")
 
-    def _require(self, budget: Budget, cost: int) -> None:
-        if cost > 0 and budget.held + cost > budget.limit:
+    def _with_room(self, name: str, cost: int) -> Queue | None:
+        """The queue, when it may take so much more."""
+        queue = self.queue(name)
+        if not self._has_room(queue, cost):
             self.sweep()
-            if budget.held + cost > budget.limit:
-                raise BrokerUnavailable(f"the memory broker is full: no room for {cost} bytes; {self._told(budget)}")
+            queue = self.queue(name)  # it may have been forgotten, if it was empty
+            if not self._has_room(queue, cost):
+                self.tidy(name)
+                return None
+        return queue
+
+    def _has_room(self, queue: Queue, cost: int) -> bool:
+        """See the head of this file for who may take how much."""
+        budget = queue.budget
+        held = budget.held + cost
+        if budget is self.dead:
+            return held <= budget.limit
+        if not queue.consumers:
+            return held <= budget.limit // 2
+        return queue.held + cost <= budget.limit - held
 
     def _expire(self, queue: Queue, messages: Sequence[Message]) -> None:
         self.forget(queue, messages)
         self.expired += len(messages)
 
+    def refusal(self, names: Sequence[str], of: int) -> str:
+        """Why messages were not taken, `of` so many: the names of their queues, one for each."""
+        by_remedy: dict[str, list[str]] = {}
+        for name in dict.fromkeys(names):
+            by_remedy.setdefault(self._remedy(name), []).append(name)
+        whys = [
+            f"for {_some(queues)}: {self._told(self.dead if remedy == _DISCARD else self.work)}; {remedy}"
+            for remedy, queues in by_remedy.items()
+        ]
+        return f"the memory broker did not take {len(names)} of {of} messages, {'; '.join(whys)}"
+
+    def _remedy(self, name: str) -> str:
+        if is_dlq(name):
+            return _DISCARD
+        queue = self.queues.get(name)
+        return _START_MORE if queue and queue.consumers else _START_A_WORKER
+
     def _told(self, budget: Budget) -> str:
-        """What fills it, and what helps."""
+        """What fills it."""
         largest = max((queue for queue in self.queues.values() if queue.budget is budget), key=_held, default=None)
         most = f", most of them {largest.held} in {largest.name}" if largest else ""
-        mend = "consume" if budget is self.work else "redrive or discard"
-        return f"{budget.what} take {budget.held} of {budget.limit} bytes{most}; {mend}, or raise max_bytes"
+        return f"{budget.what} take {budget.held} of {budget.limit} bytes{most}"
 
 
-def _cost(messages: Sequence[Outgoing] | Sequence[Message]) -> int:
-    return sum([len(message.body) for message in messages]) + MESSAGE_OVERHEAD * len(messages)
+def _resting_place(message: Outgoing) -> str:
+    """The queue that it goes to."""
+    return message.queue if message.reason is None else dlq_name(message.queue)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else ""
+    return ", ".join(names[:_MOST_TOLD]) + more
 
 
 def _held(queue: Queue) -> int:
@@ -381,7 +449,7 @@ class MemoryBroker:
     `delivery_limit`: how often a message is delivered, at most, before it goes to the dead letters.
     `lease`: seconds after which a delivery that was neither settled nor extended is delivered again; None is never.
     `max_bytes`: what all messages may take together, MESSAGE_OVERHEAD for each included; dead letters may take as much
-    again, so that neither stops the other.
+    again, so that neither stops the other. How much of it a queue may take is at the head of this file.
     """
 
     def __init__(
@@ -418,13 +486,16 @@ class MemoryBroker:
         return [self]
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        """All or nothing. Raises BrokerUnavailable when they would pass `max_bytes`."""
+        """Takes what there is room for, and raises NotTaken when that is not all."""
         depot = self._open()
         for priority in {message.priority for message in messages}:
             if not 0 <= priority <= HIGHEST_PRIORITY:
                 raise BrokerError(f"priority: must be 0 to {HIGHEST_PRIORITY}, got {priority}")
-        depot.admit(messages)
-        return [self.name] * len(messages)
+        taken = depot.admit(messages)
+        if all(taken):
+            return [self.name] * len(messages)
+        left = [_resting_place(message) for message, is_in in zip(messages, taken, strict=True) if not is_in]
+        raise NotTaken(depot.refusal(left, len(messages)), [self.name if is_in else None for is_in in taken])
 
     async def consume(self, queue: str, *, prefetch: int) -> MemoryConsumer:
         if prefetch < 1:
@@ -453,7 +524,7 @@ class MemoryBroker:
             see(_shown_letter(source, letter))
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
-        """All or nothing. Raises BrokerUnavailable when they would pass `max_bytes`."""
+        """Moves what there is room for, and raises NotTaken when that is not all."""
         depot = self._open()
         letters = depot.letters(queue)
         return depot.revive(queue, letters, None if ids is None else map(_number, ids)) if letters else 0
@@ -473,7 +544,7 @@ class MemoryBroker:
             depot.remove(queue)
 
     async def check(self) -> str:
-        """Raises BrokerUnavailable, too, when it is nearly full: before publishing fails."""
+        """Raises BrokerUnavailable, too, when it is nearly full: before no queue has room."""
         depot = self._open()
         depot.check_room()
         held, dead, limit = depot.work.held / MIB, depot.dead.held / MIB, depot.work.limit / MIB
