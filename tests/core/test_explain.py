@@ -4,6 +4,7 @@ import pytest
 
 from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Progressed, Redriven, Sent, TaskDue
 from oraculo.core.explain import Audience, explain
+from oraculo.core.timestamps import to_iso
 
 from .building import START, Driver, fan_out, flow
 
@@ -145,7 +146,7 @@ def test_what_is_overdue_is_due_now_and_the_end_is_not_promised_for_a_moment() -
     assert "(attempt 1 of 3, sent 1 min 40 s ago, its own deadline in 0 s)" in sentence
     assert (
         "; it was to wait until 2025-10-14T12:00:30.000Z (1 min 10 s ago), and as soon as an engine takes that up what "
-        "has not answered is marked timeout and the run ends as erro, and"
+        "has not answered is marked timeout and the run ends as erro."
     ) in sentence
 
 
@@ -244,6 +245,86 @@ def test_the_end_that_is_foretold_is_the_end_that_comes(driver: Driver, failing:
             driver.at(task.due_at - START).apply(TaskDue(task.number))
     driver.at(300).run_due()
     assert driver.status == status
+
+
+def test_the_run_ends_at_the_last_of_the_deadlines_of_their_own() -> None:
+    alone = flow({"type": "a", "timeout": 3}, timeout=8).sent().at(1)
+    assert told(alone).endswith(
+        "; it waits until 2025-10-14T12:00:03.000Z (2 s from now), when what has not answered is marked timeout and "
+        "the run ends as erro."
+    )
+    two = flow({"type": "a", "timeout": 3}, {"type": "b", "timeout": 5}, timeout=8).sent().at(1)
+    assert told(two).endswith(
+        "; what does not answer by its own deadline, the nearest 2025-10-14T12:00:03.000Z (2 s from now), is marked "
+        "timeout; it waits until 2025-10-14T12:00:05.000Z (4 s from now), when what has not answered is marked timeout "
+        "and the run ends as erro."
+    )
+    nearest = "the nearest 2025-10-14T12:00:03.000Z (1 s ago), is marked timeout; it waits until"
+    assert nearest in told(two.at(4)), "whoever decides it may be late"
+
+
+def test_the_run_s_own_deadline_is_the_last_of_all() -> None:
+    mixed = fan_out({"fila": "a", "timeout": 3}, "b", {"fila": "c", "timeout": 90}, timeout=8).sent()
+    assert told(mixed).endswith(
+        "; what does not answer by its own deadline, the nearest 2025-10-14T12:00:03.000Z (3 s from now), is marked "
+        "timeout; it waits until 2025-10-14T12:00:08.000Z (8 s from now), when what has not answered is marked timeout "
+        "and the run ends as timeout unless an answer comes."
+    )
+
+
+def test_what_waits_behind_a_deadline_may_still_be_sent_until_the_run_s_own() -> None:
+    driver = flow({"type": "a", "timeout": 3}, "b<a", timeout=8).sent()
+    assert told(driver).endswith(
+        "; it waits until 2025-10-14T12:00:03.000Z (3 s from now), when what has not answered is marked timeout and "
+        "the run ends as erro, and what depends on them is ignorada; should an answer let more be sent, it ends at "
+        "2025-10-14T12:00:08.000Z (8 s from now) at the latest."
+    )
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        flow({"type": "a", "timeout": 3}, timeout=8),
+        flow({"type": "a", "timeout": 3}, {"type": "b", "timeout": 5}, "c<a,b", timeout=8),
+        flow({"type": "a", "timeout": 3}, "b", timeout=8),
+        fan_out({"fila": "a", "timeout": 3}, {"fila": "b", "timeout": 3}, timeout=8),
+        fan_out("a", timeout=8),
+    ],
+)
+def test_the_moment_that_is_foretold_is_the_moment_of_the_end(driver: Driver) -> None:
+    sentence = told(driver.sent())
+    moments = sorted({task.due_at for task in driver.run.tasks if task.due_at is not None} | {driver.head.deadline})
+    for moment in moments:
+        driver.at(moment - START)
+        for task in driver.run.tasks:
+            driver.apply(TaskDue(task.number))
+        driver.run_due()
+        if not driver.run.is_open:
+            break
+    assert f"it waits until {to_iso(driver.head.ended_at or 0)} (" in sentence
+
+
+def test_what_depends_on_nothing_open_is_not_told_of() -> None:
+    driver = flow("a", "b<a", "c").sent()
+    assert "what depends on them" in told(driver)
+    driver.ok("a")
+    driver.sent().ok("b")
+    assert "depends" not in told(driver)
+
+
+def test_a_quorum_that_cannot_be_met_any_more_is_not_promised() -> None:
+    driver = fan_out(*"abcd", quorum=3).sent()
+    driver.ok("a")
+    driver.fail_for_good("b")
+    assert "it ends at once with 2 more successes (quorum 3), else" in told(driver)
+    driver.fail_for_good("c")
+    assert "quorum" not in told(driver), "one task is open, and two would be needed"
+
+
+def test_a_late_answer_that_amends_counts_for_the_quorum() -> None:
+    driver = flow({"type": "a", "timeout": 3}, "b", onLate="amend", quorum=2).sent().at(3)
+    driver.due("a")
+    assert "it ends at once with 2 more successes (quorum 2), else" in told(driver)
 
 
 def test_an_ended_run_waits_for_nothing() -> None:

@@ -66,7 +66,7 @@ def _why_open(run: Run, now: float, audiences: Mapping[str, Audience], away: str
     )
     return (
         f"Run {run.id} has {len(open_tasks)} of {_count(run.head.total, 'task')} open and waits for "
-        f"{_join(told)}{behind}{away}; {_what_then(run, now)}."
+        f"{_join(told)}{behind}{away}; {_what_then(run, now, active)}."
     )
 
 
@@ -146,20 +146,51 @@ def _quarantine(queue: str, audience: Audience, task: Task) -> str:
     return f", and its command is in {dlq}: {_line(why)}; look at it with {look}, and redrive or discard it"
 
 
-def _what_then(run: Run, now: float) -> str:
-    """Whoever decides it may be late, or away: an end that is overdue is not promised for a moment."""
-    left, deadline = run.head.deadline - now, to_iso(run.head.deadline)
-    when = f"it waits until {deadline} ({in_words(left)} from now), when"
-    if left < 0:
-        when = f"it was to wait until {deadline} ({in_words(-left)} ago), and as soon as an engine takes that up"
-    if run.plan.needed is not None and run.plan.needed > run.head.succeeded:  # else it was met before a redrive
-        missing = _count(run.plan.needed - run.head.succeeded, "more success", "more successes")
-        when = f"it ends at once with {missing} (quorum {run.plan.needed}), else {when}"
-    then = "with what it has" if run.head.succeeded else "unless an answer comes"
+def _what_then(run: Run, now: float, active: Sequence[Task]) -> str:
+    """If nobody answers: nothing more is sent then, so that the last of the active tasks to expire ends the run."""
+    moments = [_expiry(run, task) for task in active]
+    end, deadline = max(moments, default=run.head.deadline), run.head.deadline
+    is_overdue, has_blocked = end < now, run.open_tasks > len(active)
+    sooner = ""
+    if moments and min(moments) < end and not is_overdue:
+        sooner = (
+            f"what does not answer by its own deadline, the nearest {_moment(min(moments), now)}, is marked timeout; "
+        )
+    when = f"it waits until {_moment(end, now)}, when"
+    if is_overdue:  # whoever decides it may be late, or away: it is not promised for a moment
+        when = f"it was to wait until {_moment(end, now)}, and as soon as an engine takes that up"
+    marked = (
+        f"what has not answered is marked timeout and the run ends as {end_status(run)}{_end_with(run, has_blocked)}"
+    )
+    later = ""
+    if has_blocked and end < deadline:
+        later = f"; should an answer let more be sent, it ends at {_moment(deadline, now)} at the latest"
+    return f"{sooner}{_quorum_ahead(run)}{when} {marked}{later}"
+
+
+def _expiry(run: Run, task: Task) -> float:
+    return run.head.deadline if task.deadline is None else min(task.deadline, run.head.deadline)
+
+
+def _end_with(run: Run, has_blocked: bool) -> str:
     if run.plan.kind is Kind.PIPELINE:
-        then = "and what depends on them is ignorada"
-    comma = "," if run.plan.kind is Kind.PIPELINE else ""
-    return f"{when} what has not answered is marked timeout and the run ends as {end_status(run)}{comma} {then}"
+        return ", and what depends on them is ignorada" if has_blocked else ""
+    return " with what it has" if run.head.succeeded else " unless an answer comes"
+
+
+def _quorum_ahead(run: Run) -> str:
+    """Unless it was met before a redrive, or so many can no longer succeed."""
+    if run.plan.needed is None:
+        return ""
+    missing = run.plan.needed - run.head.succeeded
+    possible = run.open_tasks + (run.head.timed_out if run.plan.amends else 0)
+    if not 0 < missing <= possible:
+        return ""
+    return f"it ends at once with {_count(missing, 'more success', 'more successes')} (quorum {run.plan.needed}), else "
+
+
+def _moment(at: float, now: float) -> str:
+    return f"{to_iso(at)} ({in_words(now - at)} ago)" if at < now else f"{to_iso(at)} ({in_words(at - now)} from now)"
 
 
 def not_succeeded(run: Run) -> list[Task]:
