@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.core.events import Progressed
+from oraculo.core.events import Delivered, DeliveryFailed, Progressed
 from oraculo.core.run import Run, RunStatus
 from oraculo.core.views import accepted_view, entry_view, head_view, links, run_view
 
-from .building import fan_out, flow
+from .building import START, fan_out, flow
 
 
 def shown(run: Run) -> dict[str, Any]:
@@ -124,6 +124,36 @@ def test_an_ended_run_has_its_aggregate_too() -> None:
             "erro": None,
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("webhook", "seen"),
+    [
+        ("https://ana:s3cr@t:x@h:8443/in?to=b:c@d&token=t", "https://ana:***@h:8443/in?to=b:c@d&token=t"),
+        ("https://ana@casa.com:s3cret@h/in", "https://ana@casa.com:***@h/in"),
+        ("https://:s3cret@[::1]:80", "https://:***@[::1]:80"),
+        ("https://ana@h:8443/a:b@c", "https://ana@h:8443/a:b@c"),
+        ("https://h?next=a:b@c", "https://h?next=a:b@c"),
+    ],
+)
+def test_the_password_of_a_webhook_is_not_shown(webhook: str, seen: str) -> None:
+    driver = fan_out("a", webhook=webhook).sent()
+    driver.ok("a")
+    driver.apply(DeliveryFailed(0, 1, f"no answer from {webhook}", START + 5))
+    (delivery,) = shown(driver.run)["entregas"]
+    assert (delivery["destino"], delivery["erro"]) == (seen, f"no answer from {seen}")
+    failed = entry_view(driver.run.plan, driver.history[-1])
+    assert failed["detalhe"] == f"webhook {seen}: no answer from {seen}"
+    driver.apply(Delivered(0, 1))
+    delivered = entry_view(driver.run.plan, driver.history[-1])
+    assert delivered["detalhe"] == f"webhook {seen}, versao 1"
+    assert driver.head.deliveries[0].target == webhook, "the delivery itself needs it"
+
+
+def test_what_a_worker_wrote_is_shown_as_it_is() -> None:
+    driver = fan_out("a").sent()
+    driver.fail_for_good("a", "cannot reach db://u:p@h")
+    assert [entry_view(driver.run.plan, entry)["detalhe"] for entry in driver.history][-2] == "cannot reach db://u:p@h"
 
 
 def test_a_retry_has_its_moment() -> None:

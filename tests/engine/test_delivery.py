@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -74,6 +75,17 @@ async def test_a_webhook_is_signed_and_carries_the_aggregate() -> None:
             return await delivery_state(oraculo, aggregate["correlation_id"]) == ("entregue", 1)
 
         await until(noted)
+
+
+async def test_the_password_of_a_webhook_is_used_and_not_shown() -> None:
+    async with receiving() as receiver, Harness(recording_app(Journal(), ("escavador_a",)), settings=QUICK) as oraculo:
+        webhook = receiver.url.replace("://", "://ana:s3cret@")
+        run_id = await oraculo.submit({"destinos": ["escavador_a"], "webhook": webhook})
+        await until(lambda: receiver.received)
+        ((headers, _),) = receiver.received
+        assert headers["authorization"] == f"Basic {b64encode(b'ana:s3cret').decode()}"
+        view = await oraculo.operations.view(await oraculo.operations.run(run_id))
+        assert view["entregas"][0]["destino"] == receiver.url.replace("://", "://ana:***@")
 
 
 @pytest.mark.parametrize(
