@@ -100,6 +100,27 @@ async def test_the_same_key_and_another_body_are_refused(service: Service) -> No
     assert len(await service.runs()) == 1
 
 
+async def test_a_key_does_not_make_another_request_s_run_one_s_own(service: Service) -> None:
+    named, headers = {**FAN_OUT, "correlation_id": "i1"}, {"Idempotency-Key": "chave-1"}
+    await service.client.post("/orquestracoes", json=named)
+    reply = await service.client.post("/orquestracoes", json=named, headers=headers)
+    assert_problem(reply, 409, "correlation_id", "the correlation_id 'i1' is in use")
+    other = await service.client.post("/orquestracoes", json={"destinos": ["escavador_x"]}, headers=headers)
+    assert other.status_code == 202, "the key was not used up"
+    again = await service.client.post("/orquestracoes", json=FAN_OUT, headers=headers)
+    assert_problem(again, 422, "Idempotency-Key", "another body")
+
+
+async def test_a_request_that_names_its_run_and_has_a_key_may_be_repeated(service: Service) -> None:
+    named, headers = {**FAN_OUT, "correlation_id": "i1"}, {"Idempotency-Key": "chave-1"}
+    first = await service.client.post("/orquestracoes", json=named, headers=headers)
+    second = await service.client.post("/orquestracoes", json=named, headers=headers)
+    assert first.status_code == second.status_code == 202
+    other_key = await service.client.post("/orquestracoes", json=named, headers={"Idempotency-Key": "chave-2"})
+    assert_problem(other_key, 409, "correlation_id", "the correlation_id 'i1' is in use")
+    assert len(await service.runs()) == 1
+
+
 @pytest.mark.parametrize("key", [b"", b"\x80\xff", b"k" * 256])
 async def test_an_odd_key_is_refused(service: Service, key: bytes) -> None:
     reply = await service.client.post("/orquestracoes", json=FAN_OUT, headers={b"Idempotency-Key": key})

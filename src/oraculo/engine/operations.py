@@ -124,9 +124,18 @@ class Operations:
             raise IdempotencyKeyReused(
                 f"this Idempotency-Key was used for run {created.run_id} with another body; use a new key"
             )
-        if created.outcome is not Outcome.SAME or submission.idempotency_key is None:
+        if created.outcome is not Outcome.SAME or not await self._is_repetition(submission, created.run_id):
             raise Conflict(f"the correlation_id {naming.shown(created.run_id)} is in use; choose another, or none")
         return created
+
+    async def _is_repetition(self, submission: Submission, run_id: str) -> bool:
+        """Of the request that made the run, and not one that only has its id and body: the key of that one is nowhere
+        recorded, so that it would not be known again."""
+        key = submission.idempotency_key
+        if key is None:
+            return False
+        was_found_by_key = run_id != submission.changes.run.id
+        return was_found_by_key or await self._engine.store.created_with(key, submission.fingerprint) == run_id
 
     def _count(self, submission: Submission, done: "asyncio.Future[Created]") -> None:
         """Bounds what waits to be committed while the store is slow or away, also when nobody waits for it any more."""
