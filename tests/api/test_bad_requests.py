@@ -38,6 +38,7 @@ BAD_BODIES = [
     pytest.param(b'{"destinos":["a"],"timeout":-1}', 422, "timeout", "more than 0", id="negative timeout"),
     pytest.param(b'{"destinos":["a"],"timeout":"1"}', 422, "timeout", "number of seconds", id="timeout as text"),
     pytest.param(b'{"destinos":["a"],"payload":[]}', 422, "payload", "object", id="payload not an object"),
+    pytest.param(b'{"destinos":["a"],"payload":{"n":1e999}}', 422, "payload", "too large to be read", id="far number"),
     pytest.param(b'{"destinos":["a"],"prioridade":10}', 422, "prioridade", "0 to 9", id="priority"),
     pytest.param(b'{"destinos":["a"],"quorum":2}', 422, "quorum", "from 1 to 1", id="quorum"),
     pytest.param(b'{"destinos":["a"],"quorum":"%s50%%"}' % (b"0" * 5000), 422, "quorum", "60%", id="long percentage"),

@@ -61,7 +61,13 @@ def test_a_run_that_has_not_ended_in_time_ends_with_1_and_goes_on(cli: Cli) -> N
 def test_submit_without_wait_ends_with_0_and_names_the_run(cli: Cli) -> None:
     result = cli("submit", "--destino", SLOW_QUEUE, "--correlation-id", "pedido-um")
     assert (result.exit_code, result.stdout) == (0, "run pedido-um em_execucao\n")
-    assert "oraculo runs watch pedido-um" in result.stderr
+    assert result.stderr == "follow it with: oraculo runs watch pedido-um\n"
+
+
+def test_what_follows_a_submission_names_the_server_that_the_command_named(cli: Cli) -> None:
+    args = ("submit", "--destino", SLOW_QUEUE, "--correlation-id", "pedido dois", "--url", cli.url)
+    result = cli(*args, env={"ORACULO_URL": "http://127.0.0.1:9"})
+    assert result.stderr == f"follow it with: oraculo runs watch 'pedido dois' --url {cli.url}\n"
 
 
 def test_every_option_of_a_submission_arrives(cli: Cli) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oraculo.core.json_guard import MAX_DEPTH, check_json_text, json_fault
+from oraculo.core.json_guard import MAX_DEPTH, check_json_text, holds_far_number, json_fault
 from oraculo.core.message import decode_message
 from oraculo.core.request import Limits, read_request
 from oraculo.errors import InvalidJson
@@ -33,6 +33,43 @@ def test_what_is_not_utf_8_is_refused_with_its_place() -> None:
 @pytest.mark.parametrize("body", [b'{"a": "\\u0000"}', b'"\\\\\\u0000"', b"{}\0", b'{"\\u0000": 1}'])
 def test_nul_is_refused(body: bytes) -> None:
     assert problem(body) == "holds a NUL character (\\u0000); remove it"
+
+
+FAR = [
+    *("1e999", "-1E+999", "1.5e309", "1.8e308", "1e0400", "1e99999999999999999999"),
+    *("9" * 5000, "-" + "9" * 4301, "9" * 400 + ".5", "9" * 210 + "e99", "9" * 210 + ".1E+99"),
+]
+NEAR = [
+    *("1e308", "1e-999", "0e999", "1e0000000000005", "0." + "0" * 400 + "1e700", "9" * 4300, "9" * 300 + ".5"),
+    *('"1e999"', '"e1234567"', '"' + "9" * 5000 + '"', '"7e100, 1e999]"', "12345678901234567890123", "[]"),
+]
+
+
+LONG_TEXT = "x" * 5000  # a short value is read whole, a long one only where it looks like holding such a number
+
+
+@pytest.mark.parametrize("beside", ["", LONG_TEXT], ids=["short", "long"])
+@pytest.mark.parametrize("number", FAR)
+def test_a_number_that_python_cannot_read_is_found(number: str, beside: str) -> None:
+    assert holds_far_number(f'{{"a": [{{"b": {number}}}, "{beside}"]}}'.encode())
+
+
+@pytest.mark.parametrize("beside", ["", LONG_TEXT], ids=["short", "long"])
+@pytest.mark.parametrize("value", NEAR)
+def test_what_python_can_read_holds_no_far_number(value: str, beside: str) -> None:
+    assert not holds_far_number(f'{{"a": [{{"b": {value}}}, "{beside}"]}}'.encode())
+
+
+@given(st.from_regex(r"-?(0|[1-9][0-9]{0,400})(\.[0-9]{1,20})?([eE][-+]?[0-9]{1,5})?", fullmatch=True))
+def test_a_number_is_as_far_in_a_long_value_as_in_a_short_one(number: str) -> None:
+    assert holds_far_number(f'[{number}, "{LONG_TEXT}"]'.encode()) is holds_far_number(number.encode())
+
+
+def test_a_long_value_without_far_numbers_is_not_read() -> None:
+    many = b"[" + b"{}," * 2_000_000 + b"{}]"
+    started = time.process_time()
+    assert not holds_far_number(many)
+    assert time.process_time() - started < 0.2, "some 10 ms of CPU, where to read it takes 300"
 
 
 @pytest.mark.parametrize("half", [rb"\ud800", rb"\uDC00", rb"\ud83dx", rb"\ud83d\ud83d\ude00", rb"\ude00\ud83d"])

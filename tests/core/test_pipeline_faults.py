@@ -30,7 +30,14 @@ def test_what_is_no_object_is_no_pipeline(source: object) -> None:
     assert raised.value.faults[0].field == ""
 
 
-@pytest.mark.parametrize("steps", [None, [], {}, "a", 7])
+@pytest.mark.parametrize(("steps", "got"), [({}, "{}"), ("a", "'a'"), (7, "7"), (False, "False")])
+def test_steps_that_are_no_list(steps: object, got: str) -> None:
+    with pytest.raises(InvalidPipeline) as raised:
+        parse_pipeline({"name": "p", "steps": steps})
+    assert str(raised.value) == f"steps: must be a list of at least one step; got {got}"
+
+
+@pytest.mark.parametrize("steps", [None, []])
 def test_no_steps(steps: object) -> None:
     with pytest.raises(InvalidPipeline) as raised:
         parse_pipeline({"name": "p", "steps": steps})
@@ -133,8 +140,8 @@ def test_an_unknown_key_of_the_pipeline_and_of_retry() -> None:
         ({"type": "a", "retry": {"maxAttempts": 0}}, "steps[0] (a).retry.maxAttempts: must be a whole number from 1"),
         ({"type": "a", "retry": {"maxAttempts": True}}, "must be a whole number from 1 to 1000; got True"),
         ({"type": "a", "retry": {"maxAttempts": 1001}}, "must be a whole number from 1 to 1000; got 1001"),
-        ({"type": "a", "retry": {"backoff": -1}}, "steps[0] (a).retry.backoff: must be more than 0"),
-        ({"type": "a", "retry": {"maxBackoff": -1}}, "steps[0] (a).retry.maxBackoff: must be more than 0"),
+        ({"type": "a", "retry": {"backoff": -1}}, "steps[0] (a).retry.backoff: must be 0 or more and at most 31536000"),
+        ({"type": "a", "retry": {"maxBackoff": -1}}, "steps[0] (a).retry.maxBackoff: must be 0 or more and at most"),
         ({"type": "a", "retry": {"backoff": False}}, "steps[0] (a).retry.backoff: must be a number of seconds"),
         ({"type": "a", "config": {"x": object()}}, "steps[0] (a).config: cannot be written as JSON"),
         ({"type": "a", "config": {1: 2}}, "(a).config: the key 1 of `config` must be a text; put it in quotes"),

@@ -108,9 +108,9 @@ def test_a_key_given_twice_in_json() -> None:
         ("name: <<", "the tag '!!merge' is not one"),
         ("name: 1" + "0" * 5000, "cannot be read as a whole number; put it in quotes"),
         ('{"name": 1' + "0" * 5000 + "}", "not a valid pipeline: a number has thousands of digits; put it in quotes"),
-        ('name: "a\\0b"', "not a valid pipeline: a text holds a NUL character"),
-        ('{"name": "a\\u0000b"}', "not a valid pipeline: a text holds a NUL character"),
-        ('{"name": "a\\ud83d"}', "not a valid pipeline: a text holds half a surrogate pair (\\ud800 to \\udfff)"),
+        ('name: "a\\0b"', "name: a text holds a NUL character"),
+        ('{"name": "a\\u0000b"}', "name: a text holds a NUL character"),
+        ('{"name": "a\\ud83d"}', "name: a text holds half a surrogate pair (\\ud800 to \\udfff)"),
         ("name: .inf", "inf is not a number that JSON can hold"),
         ('{"name": NaN}', "nan is not a number that JSON can hold"),
         ("name: &a [*a]", "nested deeper than 100 levels"),
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_told(text: str, told: str) -> None:
     assert told in problem(text)
 
 
-@pytest.mark.parametrize("text", [b" " * (MAX_TEXT + 1), b"a: [", b"name: .inf", b'{"a":' * 500_000])
+@pytest.mark.parametrize("text", [b" " * (MAX_TEXT + 1), b"a: [", b".inf", b'{"a":' * 500_000])
 def test_a_fault_of_the_whole_text_names_no_field(text: bytes) -> None:
     with pytest.raises(InvalidPipeline) as raised:
         read_pipeline(text)
@@ -135,6 +135,25 @@ def test_a_fault_of_the_whole_text_names_no_field(text: bytes) -> None:
 )
 def test_all_is_looked_at_though_some_of_it_is_named_twice(first: str, told: str) -> None:
     assert told in problem(f"name: p\nsteps: [{{type: a, config: {{x: [{first}, &a [1], *a]}}}}]")
+
+
+NOT_HELD = "is not a number that JSON can hold"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("name: .inf", f"name: inf {NOT_HELD}"),
+        ("steps: [{type: a}, {type: b, config: {n: .nan}}]", f"steps[1].config.n: nan {NOT_HELD}"),
+        ('{"steps": [{"config": {"n": [0, [1e999]]}}]}', f"steps[0].config.n[1][0]: inf {NOT_HELD}"),
+        ("steps: [{config: {1: {null: -.inf}}}]", f"steps[0].config.1.None: -inf {NOT_HELD}"),
+        ("steps: [{config: {x: {.nan: 1}}}]", f"steps[0].config.x: nan {NOT_HELD}"),
+        ("steps: [&a [*a], {config: .inf}]", f"steps[1].config: inf {NOT_HELD}"),
+        ('{"steps": [{"config": {"a\\u0000b": 1}}]}', "steps[0].config: a text holds a NUL character"),
+    ],
+)
+def test_where_a_value_stands_that_json_cannot_hold_is_told(text: str, told: str) -> None:
+    assert problem(text) == told
 
 
 def test_what_is_not_utf_8_is_told() -> None:

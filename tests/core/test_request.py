@@ -194,7 +194,10 @@ def test_too_wide_a_fan_out() -> None:
         ("resultados", "destinos[0]: 'resultados' is the orchestrator's own queue"),
         ("a.dlq", "destinos[0]: 'a.dlq' is a dead-letter queue"),
         ({}, 'destinos[0]: needs `fila`, the name of its queue, as {"fila": "escavador_youtube"}'),
-        ({"fila": ""}, "destinos[0]: needs `fila`, the name of its queue"),
+        ({"fila": ""}, "destinos[0].fila: must be 1 to 128 letters, digits, '_', '-' or '.'; got ''"),
+        ({"fila": "", "id": "x"}, "destinos[0].fila: must be 1 to 128 letters, digits, '_', '-' or '.'; got ''"),
+        ({"id": "", "fila": "ok"}, "destinos[0].id: must have 1 to 128 characters; got 0"),
+        ({"id": ""}, "destinos[0].id: must be 1 to 128 letters"),
         ({"fila": "a/b"}, "destinos[0].fila: must be 1 to 128 letters"),
         ({"fila": "a", "id": "x" * 129}, "destinos[0].id: must have 1 to 128 characters; got 129"),
         ({"fila": "a", "id": "x\n"}, "destinos[0].id: must not hold control characters"),
@@ -248,7 +251,12 @@ def test_several_faults_at_once_and_not_too_many() -> None:
         ("webhook", "http://h/a b", "must be an http:// or https:// URL"),
         ("webhook", "http://h/" + "x" * 2040, "must be an http:// or https:// URL"),
         ("responder_em", "a b", "must be 1 to 128 letters"),
-        ("responder_em", "resultados", "'resultados' is the orchestrator's own queue"),
+        (
+            *("responder_em", "resultados"),
+            "'resultados' is the orchestrator's own queue; name one on which you await the aggregate, as minhas_resp",
+        ),
+        ("responder_em", "ponte-celery", "'ponte-celery' is a bridge's own queue; name one on which you await"),
+        ("responder_em", "a.dlq", "'a.dlq' is a dead-letter queue; name the queue itself"),
         ("prioridade", 10, "must be a whole number from 0 to 9; got 10"),
         ("prioridade", -1, "must be a whole number from 0 to 9; got -1"),
         ("prioridade", "1", "must be a whole number from 0 to 9; got a text"),
@@ -296,6 +304,24 @@ def test_a_number_that_cannot_be_read_is_told(field: str, number: str) -> None:
     assert told.field == field
     assert told.problem.startswith("must be ")
     assert told.problem.endswith("; got a number that is too large")
+
+
+@pytest.mark.parametrize("number", ["1" * 5000, "1e999"], ids=["long", "far"])
+def test_a_payload_with_a_number_that_no_worker_can_read_is_refused(number: str) -> None:
+    payload = f'{{"a": [{{"n": {number}}}]}}'
+    told = "payload: holds a number that is too large to be read; put it in quotes, as a text"
+    for body, where in (
+        (f'{{"destinos": ["a"], "payload": {payload}}}', ""),
+        (f'{{"destinos": ["a", {{"fila": "b", "payload": {payload}}}]}}', "destinos[1]."),
+    ):
+        with pytest.raises(InvalidRequest) as raised:
+            read_request(body.encode(), Limits())
+        assert str(raised.value) == where + told
+
+
+def test_a_payload_with_a_text_that_looks_like_such_a_number_passes() -> None:
+    payload = b'{"id": "7e1234567", "n": "1e999", "digits": "' + b"9" * 5000 + b'"}'
+    assert bytes(read_request(b'{"destinos": ["a"], "payload": ' + payload + b"}", Limits()).payload) == payload
 
 
 @pytest.mark.parametrize("field", ["quorum", "timeout", "prioridade"])

@@ -20,10 +20,10 @@ def read_payload(text: str) -> msgspec.Raw:
         raise InvalidRequest(Fault(f"--payload {text}", f"cannot be read: {error.strerror}")) from None
 
 
-def read_object(where: str, text: bytes) -> msgspec.Raw:
+def read_object(where: str, text: bytes, example: str = '{"produto": "café"}') -> msgspec.Raw:
     """As it is: a number that JSON can write and Python cannot hold goes through unchanged."""
     try:
         msgspec.json.decode(text.decode(), type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(Fault(where, f'must be a JSON object, as {{"produto": "café"}}: {error}')) from None
+        raise InvalidRequest(Fault(where, f"must be a JSON object, as {example}: {error}")) from None
     return msgspec.Raw(text.strip())

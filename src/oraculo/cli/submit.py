@@ -1,6 +1,7 @@
 """`oraculo submit`: starts a run, and may wait for what comes of it."""
 
 import json
+import shlex
 import time
 import uuid
 from typing import Annotated, Any
@@ -17,9 +18,11 @@ from oraculo.errors import Fault, InvalidRequest
 _PATH = "/orquestracoes"
 _PAUSE = 0.5
 _YEAR = 31_536_000  # seconds
+_DESTINATION = '{"fila": "escavador_youtube"}'
 
 
 def submit(
+    context: typer.Context,
     destino: Annotated[
         list[str] | None,
         typer.Option(help='A destination: a queue, or {"id", "fila", "payload", "timeout"} as JSON. Repeatable.'),
@@ -50,6 +53,8 @@ def submit(
 
     With --wait the exit status is 0 when the run succeeded (concluida) and 1 when it did not, or not yet.
     """
+    if idempotency_key == "":
+        raise InvalidRequest(Fault("--idempotency-key", "is empty: give it at least one character, or leave it out"))
     _expect_one_subject(destino=destino, tipo=tipo, pipeline=pipeline)
     request = {
         "destinos": [_destination(text) for text in destino] if destino else None,
@@ -67,7 +72,7 @@ def submit(
     with Server(url, api_key) as server:
         status, answer = _send(server, body, idempotency_key, wait)
         has_ended = status == 200 and "resumo" in answer
-        _show(answer, has_ended, as_json)
+        _show(answer, has_ended, as_json, _where(context))
         if wait:
             _end_waiting(answer, has_ended, wait)
 
@@ -80,7 +85,7 @@ def _expect_one_subject(**subjects: object) -> None:
 
 
 def _destination(text: str) -> object:
-    return read_object("--destino", text.encode()) if text.lstrip().startswith("{") else text
+    return read_object("--destino", text.encode(), _DESTINATION) if text.lstrip().startswith("{") else text
 
 
 def _send(server: Server, body: bytes, key: str | None, wait: float) -> tuple[int, Any]:
@@ -99,7 +104,14 @@ def _send(server: Server, body: bytes, key: str | None, wait: float) -> tuple[in
             time.sleep(_PAUSE)
 
 
-def _show(answer: dict[str, Any], has_ended: bool, as_json: bool) -> None:
+def _where(context: typer.Context) -> str:
+    """The server, for the next command, if this one named it: what the environment says holds for that one too."""
+    source = context.get_parameter_source("url")
+    is_named = source is not None and source.name == "COMMANDLINE"
+    return f" --url {shlex.quote(context.params['url'])}" if is_named else ""
+
+
+def _show(answer: dict[str, Any], has_ended: bool, as_json: bool, where: str) -> None:
     if as_json:
         output.print_json(answer)
     elif has_ended:
@@ -107,7 +119,7 @@ def _show(answer: dict[str, Any], has_ended: bool, as_json: bool) -> None:
     else:
         run_id = answer["correlation_id"]
         output.print_line(f"run {run_id} {answer['status']}")
-        output.note(f"follow it with: oraculo runs watch {run_id}")
+        output.note(f"follow it with: oraculo runs watch {shlex.quote(run_id)}{where}")
 
 
 def print_aggregate(aggregate: dict[str, Any]) -> None:

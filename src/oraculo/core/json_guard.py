@@ -1,8 +1,8 @@
 """What is refused of a JSON text before anything reads it.
 
-msgspec decodes fast and leaves payloads unparsed (`msgspec.Raw`), so three things slip past it that a worker in another
-language would choke on: bytes that are not UTF-8 inside an unparsed value, the NUL character (which PostgreSQL and C
-programs cannot hold) and nesting so deep that a recursive parser overflows.
+msgspec decodes fast and leaves payloads unparsed (`msgspec.Raw`), so four things slip past it that a worker would choke
+on: bytes that are not UTF-8 inside an unparsed value, the NUL character (which PostgreSQL and C programs cannot hold),
+nesting so deep that a recursive parser overflows, and numbers too large for one.
 """
 
 import re
@@ -36,6 +36,11 @@ _BITS = bytes(ord("1") if sign in b"[{" else ord("0") for sign in range(256))
 _STEPS = [[1 if byte >> bit & 1 else -1 for bit in range(7, -1, -1)] for byte in range(256)]
 _CHANGE = bytes(sum(steps) % 256 for steps in _STEPS)
 _PEAK = bytes(max(0, *accumulate(steps)) for steps in _STEPS)
+# Each digit is a 0, and so is the plus sign of an exponent, so that one search finds both ways to write it. A number
+# beyond a float's range has an exponent of three digits, or some 210 before its point.
+_FIGURES = bytes(ord("0") if sign in b"0123456789+" else ord("e") if sign in b"eE" else sign for sign in range(256))
+_LONG = b"0" * 200
+_SHORT = 4096  # bytes that are read as soon as they are looked at
 
 
 def check_json_text(body: bytes) -> None:
@@ -80,6 +85,25 @@ def _word_at(body: bytes, told: str) -> str:
     place = _AT_BYTE.search(told)
     word = _WORD.match(body, int(place[1])) if place else None
     return f": there stands {word[0].decode()}, which JSON does not have" if word else ""
+
+
+def holds_far_number(value: bytes) -> bool:
+    """Whether a number in it is out of the range that Python, and so a worker of the SDK, can read (`1e999`)."""
+    if len(value) > _SHORT and not _may_hold_far_number(value):
+        return False
+    try:
+        msgspec.json.decode(value)
+    except msgspec.ValidationError:  # it is the only thing that one says of a value of which no type is asked
+        return True
+    except UNREADABLE:
+        return False
+    return False
+
+
+def _may_hold_far_number(value: bytes) -> bool:
+    """Builds nothing, and is never wrong when it says no; but what stands between quotation marks may look so too."""
+    figures = value.translate(_FIGURES)
+    return b"0e000" in figures or _LONG in figures
 
 
 def is_too_deep(body: bytes) -> bool:

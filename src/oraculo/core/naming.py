@@ -106,6 +106,14 @@ def queue_fault(name: object) -> str | None:
     return None
 
 
+def reply_queue_fault(name: str) -> str | None:
+    """Why `name` cannot be the queue on which whoever asked for a run awaits its aggregate, or None when it can."""
+    if is_name(name) and (name in (REQUESTS, ANSWERS, MEMORY) or name.startswith(BRIDGE_PREFIX)):
+        whose = "a bridge's" if name.startswith(BRIDGE_PREFIX) else "the orchestrator's"
+        return f"'{name}' is {whose} own queue; name one on which you await the aggregate, as minhas_respostas"
+    return queue_fault(name)
+
+
 def shown(value: object, limit: int = 60) -> str:
     """`value` as an error message shows it: quoted and short. However large it is, only its beginning is looked at."""
     text = _beginning(value, limit)

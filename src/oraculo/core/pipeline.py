@@ -122,13 +122,14 @@ def quorum_fault(quorum: object, total: int) -> str | None:
     return f"{right}; got {naming.shown(quorum)}"
 
 
-def seconds_fault(value: object) -> str | None:
-    """Why `value` cannot be a length of time, or None when it can."""
+def seconds_fault(value: object, *, zero: bool = False) -> str | None:
+    """Why `value` cannot be a length of time, or None when it can. `zero`: it may be none at all."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"must be a number of seconds; got {naming.shown(value)}"
-    if not 0 < value <= MAX_SECONDS:
-        return f"must be more than 0 and at most {MAX_SECONDS:.0f} seconds; got {naming.shown(value)}"
-    return None
+    if 0 < value <= MAX_SECONDS or (zero and value == 0):
+        return None
+    least = "0 or more" if zero else "more than 0"
+    return f"must be {least} and at most {MAX_SECONDS:.0f} seconds; got {naming.shown(value)}"
 
 
 def parse_pipeline(
@@ -194,8 +195,11 @@ class _PipelineReader:
 
     def _steps(self, source: object) -> dict[int, Step]:
         """Those that could be read, faults and all, by their place in the list."""
-        if not isinstance(source, list) or not source:
+        if source is None or source == []:
             self._fault("steps", "is required: a list of at least one step")
+            return {}
+        if not isinstance(source, list):
+            self._fault("steps", f"must be a list of at least one step; got {naming.shown(source)}")
             return {}
         if len(source) > MAX_STEPS:
             self._fault("steps", f"has {len(source)} steps; at most {MAX_STEPS} are allowed")
@@ -353,12 +357,12 @@ class _PipelineReader:
 
     def _seconds(self, item: dict[str, Any], at: str, key: str, zero: bool = False) -> float | None:
         value = item.get(key)
-        if value is None or (zero and value == 0 and not isinstance(value, bool)):
-            return None if value is None else 0.0
-        if fault := seconds_fault(value):
+        if value is None:
+            return None
+        if fault := seconds_fault(value, zero=zero):
             self._fault(f"{at}.{key}" if at else key, fault)
             return None
-        return float(value)
+        return float(value) or 0.0  # and not -0.0, which would be another content
 
     def _typed(self, item: dict[str, Any], at: str, key: str, kind: type, right: str, default: Any) -> Any:
         value = item.get(key, default)

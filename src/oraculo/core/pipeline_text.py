@@ -61,6 +61,8 @@ def read_pipeline(
     try:
         source = _load(text)
         _bound(source)
+    except _Unfit as unfit:
+        raise InvalidPipeline(Fault(_place_of_unfit(source, unfit.depth) or "", str(unfit))) from None
     except yaml.YAMLError as error:
         raise InvalidPipeline(Fault("", f"not valid YAML or JSON: {_one_line(error)}")) from None
     except RecursionError:
@@ -214,21 +216,50 @@ def _bound(source: object) -> None:
                 below.extend(value.values())
             elif isinstance(value, list):
                 below.extend(value)
-            else:
-                _fit_for_json(value)
+            elif (problem := _json_problem(value)) is not None:
+                raise _Unfit(problem, depth)
             if count + len(below) > MAX_VALUES:
                 raise ValueError(f"more than {MAX_VALUES} values")
         level = below
         depth += 1
 
 
-def _fit_for_json(value: object) -> None:
+class _Unfit(ValueError):
+    """JSON cannot hold a value that stands so deep."""
+
+    def __init__(self, problem: str, depth: int) -> None:
+        super().__init__(problem)
+        self.depth = depth
+
+
+def _json_problem(value: object) -> str | None:
+    """Why JSON, or what reads it, cannot hold this text or number."""
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ValueError("a text holds half a surrogate pair (\\ud800 to \\udfff)") from None
-        if "\0" in value:
-            raise ValueError("a text holds a NUL character")
-    elif isinstance(value, float) and not isfinite(value):
-        raise ValueError(f"{value} is not a number that JSON can hold")
+            return "a text holds half a surrogate pair (\\ud800 to \\udfff)"
+        return "a text holds a NUL character" if "\0" in value else None
+    if isinstance(value, float) and not isfinite(value):
+        return f"{value} is not a number that JSON can hold"
+    return None
+
+
+def _place_of_unfit(value: object, levels: int) -> str | None:
+    """Where in `value` the first stands, as `steps[0].config.n`; of a key, where its object is. None: it is all right.
+    Looks no deeper than `_bound` did: by its aliases, YAML can go on for ever."""
+    if not isinstance(value, dict | list):
+        return None if _json_problem(value) is None else ""
+    if not levels:
+        return None
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if _json_problem(key) is not None:
+            return ""
+        if (below := _place_of_unfit(item, levels - 1)) is not None:
+            here = f"[{key}]" if isinstance(value, list) else _key(key)
+            return f"{here}{'.' if below and not below.startswith('[') else ''}{below}"
+    return None
+
+
+def _key(key: object) -> str:
+    return key[:40] if isinstance(key, str) else naming.shown(key)

@@ -8,7 +8,7 @@ import msgspec
 
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
-from oraculo.core.json_guard import check_json_text, json_fault
+from oraculo.core.json_guard import check_json_text, holds_far_number, json_fault
 from oraculo.core.message import fault_of, in_our_words
 from oraculo.core.pipeline import (
     MAX_STEPS,
@@ -162,6 +162,8 @@ def _check_payload(field: str, payload: msgspec.Raw, limits: Limits) -> None:
         raise InvalidRequest(Fault(field, "must be an object"))
     if len(text) > limits.payload_bytes:
         raise PayloadTooLarge(field, len(text), limits.payload_bytes)
+    if holds_far_number(text):
+        raise InvalidRequest(Fault(field, "holds a number that is too large to be read; put it in quotes, as a text"))
 
 
 def _subject_faults(request: RunRequest) -> list[Fault]:
@@ -188,12 +190,13 @@ def _destination_faults(destinations: list[str | Destination]) -> list[Fault]:
     seen: dict[str, int] = {}
     for number, item in enumerate(destinations):
         at = f"destinos[{number}]"
-        queue, name = (item, item) if isinstance(item, str) else (item.fila or item.id, item.id or item.fila)
+        queue, name = (item, item) if isinstance(item, str) else _queue_and_id(item)
         if queue is None or name is None:
             faults.append(Fault(at, 'needs `fila`, the name of its queue, as {"fila": "escavador_youtube"}'))
             continue
         if fault := bridges.destination_fault(queue):
-            faults.append(Fault(f"{at}.fila" if isinstance(item, Destination) else at, fault))
+            given = "" if isinstance(item, str) else ".id" if item.fila is None else ".fila"
+            faults.append(Fault(f"{at}{given}", fault))
         elif name is not queue and (fault := text_fault(name)):
             faults.append(Fault(f"{at}.id", fault))
         if isinstance(item, Destination) and item.timeout is not None and (fault := seconds_fault(item.timeout)):
@@ -205,6 +208,11 @@ def _destination_faults(destinations: list[str | Destination]) -> list[Fault]:
     return faults
 
 
+def _queue_and_id(item: Destination) -> tuple[str | None, str | None]:
+    """Each is the other unless given; an empty one is given, and wrong."""
+    return item.id if item.fila is None else item.fila, item.fila if item.id is None else item.id
+
+
 def _option_faults(request: RunRequest) -> list[Fault]:
     faults: list[Fault] = []
     if request.timeout is not None and (fault := seconds_fault(request.timeout)):
@@ -213,7 +221,7 @@ def _option_faults(request: RunRequest) -> list[Fault]:
         faults.append(Fault("correlation_id", fault))
     if request.webhook is not None and (fault := webhook_fault(request.webhook)):
         faults.append(Fault("webhook", fault))
-    if request.responder_em is not None and (fault := naming.queue_fault(request.responder_em)):
+    if request.responder_em is not None and (fault := naming.reply_queue_fault(request.responder_em)):
         faults.append(Fault("responder_em", fault))
     if request.prioridade is not None and not 0 <= request.prioridade <= 9:
         faults.append(Fault("prioridade", f"{_PRIORITY}; got {naming.shown(request.prioridade)}"))

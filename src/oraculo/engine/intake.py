@@ -328,7 +328,7 @@ class Intake:
     def _read_request(self, message: Message, arrived: Arrived) -> Submission:
         _expect_event(message, {naming.START_RUN})
         reply_to = None if message.responder_em is None else self._names.logical(message.responder_em)
-        if reply_to is not None and (fault := naming.queue_fault(reply_to)):
+        if reply_to is not None and (fault := naming.reply_queue_fault(reply_to)):
             raise InvalidMessage.at("responder_em", fault)
         submission = self._maker.submission(
             bytes(message.payload),
