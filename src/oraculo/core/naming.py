@@ -32,7 +32,7 @@ ANSWER_EVENTS = frozenset({COLLECTED, EXECUTED})
 _MOST_ITEMS = 8  # of a list or object that an error message shows
 _LONG_BITS = 512  # of a number that is not worth showing; Python does not even write one of thousands of digits
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.-]{1,128}")  # not one that means a folder in the path of a URL
 
 
 def is_name(text: str) -> bool:

@@ -7,6 +7,7 @@ from oraculo.core.request import Limits, definition_of, new_run, read_request
 from oraculo.engine.cache import Plans
 from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.inputs import Submission
+from oraculo.errors import Fault, InvalidRequest
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.settings import Settings
 
@@ -37,6 +38,9 @@ class RunMaker:
         """Raises InvalidInput or PayloadTooLarge. `run_id` and `reply_to` come from a message's envelope and hold
         where the body does not say."""
         request = read_request(body, self._limits)
+        run_id = request.correlation_id or run_id or self._entropy.new_id()
+        if run_id in (".", ".."):
+            raise InvalidRequest(Fault("correlation_id", "must not be '.' or '..', which mean folders in a URL"))
         if request.responder_em is None:
             request.responder_em = reply_to
         definition = definition_of(
@@ -45,7 +49,7 @@ class RunMaker:
         run = new_run(
             request,
             definition,
-            run_id=request.correlation_id or run_id or self._entropy.new_id(),
+            run_id=run_id,
             now=self._clock.now(),
             plans=self._plans,
             traceparent=traceparent,
