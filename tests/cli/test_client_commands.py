@@ -93,6 +93,15 @@ def test_a_payload_comes_from_a_file_or_stdin(cli: Cli, tmp_path: Path) -> None:
         assert "Chá: você nunca provou" in said
 
 
+def test_the_same_command_with_the_same_id_gives_the_same_run(cli: Cli) -> None:
+    args = ("--destino", SLOW_QUEUE, "--correlation-id", "minha-corrida")
+    first, again = (cli("submit", *args) for _ in range(2))
+    assert (first.exit_code, again.exit_code) == (0, 0), again.stderr
+    other = cli("submit", "--destino", "outro", "--correlation-id", "minha-corrida")
+    assert other.exit_code == 2
+    assert "correlation_id 'minha-corrida' is in use" in other.stderr
+
+
 def test_the_same_idempotency_key_gives_the_same_run(cli: Cli) -> None:
     args = ("--destino", SLOW_QUEUE, "--idempotency-key", "chave-1")
     assert cli.submitted(*args) == cli.submitted(*args)

@@ -19,10 +19,11 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 FLAG: Schema = {"type": "boolean"}
 MOMENT: Schema = {"type": "string", "format": "date-time"}
 SECONDS: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS}
-QUEUE_NAME: Schema = {"type": "string", "pattern": f"^[A-Za-z0-9_.-]{{1,{MAX_NAME}}}$"}
+_NAME = rf"(?!\.{{1,2}}$)[A-Za-z0-9_.-]{{1,{MAX_NAME}}}"
+QUEUE_NAME: Schema = {"type": "string", "pattern": f"^{_NAME}$"}
 DESTINATION: Schema = {
     "type": "string",
-    "pattern": rf"^([A-Za-z0-9_.-]{{1,{MAX_NAME}}}|({'|'.join(BRIDGES)})://[^\s/?#:]{{1,200}}(\?.*)?)$",
+    "pattern": rf"^({_NAME}|({'|'.join(BRIDGES)})://[^\s/?#:]{{1,200}}(\?.*)?)$",
     "description": "A queue, or `celery://task.name`, or `bullmq://queue`.",
 }
 ID: Schema = {"type": "string", "minLength": 1, "maxLength": 128}

@@ -1,5 +1,6 @@
 """`oraculo submit`: starts a run, and may wait for what comes of it."""
 
+import hashlib
 import json
 import shlex
 import time
@@ -70,7 +71,7 @@ def submit(
     }
     body = msgspec.json.encode({key: value for key, value in request.items() if value is not None})
     with Server(url, api_key) as server:
-        status, answer = _send(server, body, idempotency_key, wait)
+        status, answer = _send(server, body, idempotency_key or _own_key(body, correlation_id), wait)
         has_ended = status == 200 and "resumo" in answer
         _show(answer, has_ended, as_json, _where(context))
         if wait:
@@ -88,10 +89,10 @@ def _destination(text: str) -> object:
     return read_object("--destino", text.encode(), _DESTINATION) if text.lstrip().startswith("{") else text
 
 
-def _send(server: Server, body: bytes, key: str | None, wait: float) -> tuple[int, Any]:
+def _send(server: Server, body: bytes, key: str, wait: float) -> tuple[int, Any]:
     """Asks again under the same key while there is time: a server waits no longer than its own limit at once."""
     deadline = time.monotonic() + wait
-    headers = {"Idempotency-Key": header("--idempotency-key", key or str(uuid.uuid4()))}
+    headers = {"Idempotency-Key": header("--idempotency-key", key)}
     while True:
         left = max(0.0, deadline - time.monotonic())
         if left:
@@ -102,6 +103,11 @@ def _send(server: Server, body: bytes, key: str | None, wait: float) -> tuple[in
             return status, answer
         if time.monotonic() - asked_at < _PAUSE:  # a server that does not wait at all is not to be hammered
             time.sleep(_PAUSE)
+
+
+def _own_key(body: bytes, run_id: str | None) -> str:
+    """For a try again after a lost answer. Whoever names the run may also give the whole command again."""
+    return str(uuid.uuid4()) if run_id is None else hashlib.sha256(body).hexdigest()
 
 
 def _where(context: typer.Context) -> str:

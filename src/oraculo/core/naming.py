@@ -35,6 +35,9 @@ _LONG_BITS = 512  # of a number that is not worth showing; Python does not even 
 _NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.-]{1,128}")  # not one that means a folder in the path of a URL
 
 
+NAME_RULE = f"1 to {MAX_NAME} letters, digits, '_', '-' or '.', and not '.' or '..'"
+
+
 def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
@@ -96,7 +99,7 @@ def queue_fault(name: object) -> str | None:
     if not isinstance(name, str):
         return "must be a string"
     if not is_name(name):
-        return f"must be 1 to {MAX_NAME} letters, digits, '_', '-' or '.'; got {shown(name)}"
+        return f"must be {NAME_RULE}; got {shown(name)}"
     if name in (REQUESTS, ANSWERS, MEMORY):
         return f"'{name}' is the orchestrator's own queue; name the destination's"
     if name.startswith(BRIDGE_PREFIX):

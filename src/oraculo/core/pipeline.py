@@ -183,7 +183,7 @@ class _PipelineReader:
                 f"is {naming.shown(name)} but the pipeline is addressed as '{given}'; make them the same",
             )
         elif not isinstance(name, str) or not naming.is_name(name):
-            self._fault("name", _missing(name, "1 to 128 letters, digits, '_', '-' or '.'"))
+            self._fault("name", _missing(name, naming.NAME_RULE))
         return name if isinstance(name, str) else ""
 
     def _on_late(self, source: dict[str, Any]) -> OnLate:

@@ -80,7 +80,7 @@ class Quarantine:
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> Redrive:
         """Raises NotFound when an id is not there, or BrokerUnavailable when its broker is away; then nothing is
-        moved.
+        moved. NotTaken: the queue has no room for some; what it took was moved.
 
         The broker is asked as seldom as can be: on RabbitMQ each time all letters are read. Should it end before the
         letters of opened tasks are gone, the next redrive deletes these as obsolete."""
