@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
-from bullmq import Job
+from bullmq import Job, Worker
 from redis.exceptions import OutOfMemoryError
 
 from oraculo.bridges.bullmq.entry import describe, request_of, run_id_of
@@ -234,6 +234,40 @@ async def _lose(bridge: Any) -> None:
     worker.stalledCheckTimer.stop()
     for task in (*worker.processing, *bridge._tasks):
         task.cancel()
+
+
+async def test_a_job_that_is_given_back_while_the_next_is_being_fetched_is_taken_over_at_once(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stopping worker may fetch it again itself, and would keep it until its lock runs out."""
+    settings, gate, slow = with_long_lock(settings), asyncio.Event(), asyncio.Event()
+    client = node_client(settings, tmp_path, ENTRY, {"pipelineName": "um"})
+    fetch = Worker.moveToActive
+
+    async def fetch_late(self: Worker, token: str) -> Any:
+        if not self.jobs:
+            return await fetch(self, token)
+        slow.set()  # one is in work; what Redis was asked for it does, whoever waits for it
+        return await asyncio.shield(asyncio.create_task(fetch_later(self, token)))
+
+    async def fetch_later(self: Worker, token: str) -> Any:
+        while self.jobs:  # noqa: ASYNC110 - bullmq tells nobody
+            await asyncio.sleep(0)
+        return await fetch(self, token)
+
+    monkeypatch.setattr(Worker, "moveToActive", fetch_late)
+    async with BullStage(settings, gated(gate)) as oraculo:
+        await put(oraculo, "um", {"type": "A", "queue": "portao"})
+        client.start()
+        await until(lambda: runs(oraculo), within=20, saying="the run")
+        await asyncio.wait_for(slow.wait(), 20)
+        await oraculo.bridge.stop()
+        monkeypatch.setattr(Worker, "moveToActive", fetch)
+        oraculo.bridge = oraculo.new_bridge()
+        await oraculo.bridge.start()
+        gate.set()
+        lines = await client.ended(within=30)
+    assert lines[-1]["evento"] == "concluido"
 
 
 async def test_an_aggregate_that_came_to_another_bridge_is_found(settings: Settings, tmp_path: Path) -> None:

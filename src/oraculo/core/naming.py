@@ -32,14 +32,13 @@ ANSWER_EVENTS = frozenset({COLLECTED, EXECUTED})
 _MOST_ITEMS = 8  # of a list or object that an error message shows
 _LONG_BITS = 512  # of a number that is not worth showing; Python does not even write one of thousands of digits
 
-_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.-]{1,128}")  # not one that means a folder in the path of a URL
-
-
-NAME_RULE = f"1 to {MAX_NAME} letters, digits, '_', '-' or '.', and not '.' or '..'"
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+FOLDERS = (".", "..")
+NO_FOLDER = "must not be '.' or '..', which mean folders in a URL"
 
 
 def is_name(text: str) -> bool:
-    return _NAME.fullmatch(text) is not None
+    return _NAME.fullmatch(text) is not None and text not in FOLDERS
 
 
 def is_collector(queue: str) -> bool:
@@ -98,8 +97,10 @@ def queue_fault(name: object) -> str | None:
     """Why `name` cannot be the queue of a destination, or None when it can."""
     if not isinstance(name, str):
         return "must be a string"
+    if name in FOLDERS:
+        return NO_FOLDER
     if not is_name(name):
-        return f"must be {NAME_RULE}; got {shown(name)}"
+        return f"must be 1 to {MAX_NAME} letters, digits, '_', '-' or '.'; got {shown(name)}"
     if name in (REQUESTS, ANSWERS, MEMORY):
         return f"'{name}' is the orchestrator's own queue; name the destination's"
     if name.startswith(BRIDGE_PREFIX):

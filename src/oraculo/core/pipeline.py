@@ -182,8 +182,10 @@ class _PipelineReader:
                 "name",
                 f"is {naming.shown(name)} but the pipeline is addressed as '{given}'; make them the same",
             )
+        elif name in naming.FOLDERS:
+            self._fault("name", naming.NO_FOLDER)
         elif not isinstance(name, str) or not naming.is_name(name):
-            self._fault("name", _missing(name, naming.NAME_RULE))
+            self._fault("name", _missing(name, "1 to 128 letters, digits, '_', '-' or '.'"))
         return name if isinstance(name, str) else ""
 
     def _on_late(self, source: dict[str, Any]) -> OnLate:

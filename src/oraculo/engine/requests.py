@@ -2,7 +2,7 @@
 
 import hashlib
 
-from oraculo.core import machine
+from oraculo.core import machine, naming
 from oraculo.core.request import Limits, definition_of, new_run, read_request
 from oraculo.engine.cache import Plans
 from oraculo.engine.catalogue import Catalogue
@@ -39,8 +39,8 @@ class RunMaker:
         where the body does not say."""
         request = read_request(body, self._limits)
         run_id = request.correlation_id or run_id or self._entropy.new_id()
-        if run_id in (".", ".."):
-            raise InvalidRequest(Fault("correlation_id", "must not be '.' or '..', which mean folders in a URL"))
+        if run_id in naming.FOLDERS:
+            raise InvalidRequest(Fault("correlation_id", naming.NO_FOLDER))
         if request.responder_em is None:
             request.responder_em = reply_to
         definition = definition_of(

@@ -120,7 +120,19 @@ class Entry:
         await worker.pause(do_not_wait_active=True)
         while worker.jobs:  # noqa: ASYNC110 - bullmq tells nobody when the last one is gone
             await asyncio.sleep(0.01)
+        await self._give_back_unbegun(list(worker.processing))
         await worker.close(force=True)
+
+    async def _give_back_unbegun(self, fetching: "list[asyncio.Future[Any]]") -> None:
+        """What was being fetched when the worker was paused, maybe the very job that was given back just now. It would
+        be nobody's until its lock runs out."""
+        for ended in (await asyncio.wait(fetching))[0] if fetching else ():
+            if ended.cancelled() or ended.exception() or (job := ended.result()) is None:
+                continue
+            try:
+                await job.moveToDelayed(int(time.time() * 1000), job.token)
+            except Exception as error:  # noqa: BLE001 - the worker did that by itself, or its lock runs out
+                _log.debug("a job that was being fetched could not be given back", job=job.id, reason=str(error))
 
     # -- one job ----------------------------------------------------------------------------------------------
 
