@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import cast
 
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.connection import BLOCKED
@@ -36,6 +37,12 @@ from tests.servers.rabbitmq import RabbitMQ
 from tests.waiting import until
 
 url, queue, broker, nothing_goes_unheard = stage.url, stage.queue, stage.broker, stage.nothing_goes_unheard  # fixtures
+
+
+def fill_quarantine(channel: BlockingChannel, queue: str) -> None:
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
+    channel.basic_publish("", dlq_of(queue), b"the one that it has room for")
 
 
 class TestFull:
@@ -88,9 +95,7 @@ class TestFull:
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:
         with plain_channel(url) as channel:
-            arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
-            channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
-            channel.basic_publish("", dlq_of(queue), b"the one that it has room for")
+            fill_quarantine(channel, queue)
         await broker.publish(messages(queue, 1))
         consumer = await broker.consume(queue, prefetch=1)
         (held,) = await take(consumer, 1)
@@ -106,9 +111,7 @@ class TestFull:
         """A queue that has a limit and no dead letters would drop it."""
         monkeypatch.setattr("oraculo.brokers.rabbitmq.consumer.FAILED_MOVE_PAUSE", 0.01)
         with plain_channel(url) as channel:
-            arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
-            channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
-            channel.basic_publish("", dlq_of(queue), b"the one that it has room for")
+            fill_quarantine(channel, queue)
             if owner == "the user's":
                 limited = {"x-queue-type": "quorum", "x-delivery-limit": 1}
                 channel.queue_declare(queue, durable=True, arguments=limited)
@@ -132,9 +135,7 @@ class TestFull:
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:
         with plain_channel(url) as channel:
-            arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
-            channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
-            channel.basic_publish("", dlq_of(queue), b"{}")
+            fill_quarantine(channel, queue)
             consumer = await broker.consume(queue, prefetch=10)
             await broker.publish(messages(queue, 1))
             [delivery] = await take(consumer, 1)

@@ -219,8 +219,9 @@ async def test_what_waited_on_a_lost_consumer_is_not_run_twice(stage: Stage) -> 
     assert await stage.left("q") == (0, 0, 0)
 
 
-async def test_waiting_jobs_of_a_closed_subscription_are_dropped(stage: Stage) -> None:
-    app, started, go_on, runs = App("a"), asyncio.Event(), asyncio.Event(), []
+def held_up_app() -> tuple[App, asyncio.Event, asyncio.Event, list[int]]:
+    """With the events of its first command's begin, and of what all wait for; and the numbers that were run."""
+    app, started, go_on, runs = App("a"), asyncio.Event(), asyncio.Event(), list[int]()
 
     @app.queue("q")
     async def work(payload: dict[str, Any]) -> None:
@@ -228,6 +229,11 @@ async def test_waiting_jobs_of_a_closed_subscription_are_dropped(stage: Stage) -
         started.set()
         await go_on.wait()
 
+    return app, started, go_on, runs
+
+
+async def test_waiting_jobs_of_a_closed_subscription_are_dropped(stage: Stage) -> None:
+    app, started, go_on, runs = held_up_app()
     await stage.send("q", {"n": 1}, **SAME)
     await stage.send("q", {"n": 2})
     async with stage.worker(app, concurrency=1) as worker:
@@ -245,14 +251,7 @@ async def test_waiting_jobs_of_a_closed_subscription_are_dropped(stage: Stage) -
 
 async def test_consumers_that_are_lost_again_and_again_leave_nothing_behind(stage: Stage) -> None:
     """One command is in work, and one of a plain publisher, which cannot be told from another, waits for its place."""
-    app, started, go_on, runs = App("a"), asyncio.Event(), asyncio.Event(), []
-
-    @app.queue("q")
-    async def work(payload: dict[str, Any]) -> None:
-        runs.append(payload["n"])
-        started.set()
-        await go_on.wait()
-
+    app, started, go_on, runs = held_up_app()
     await stage.send("q", {"n": 1}, **SAME)
     await stage.send("q", {"n": 2})
     async with stage.worker(app, concurrency=1) as worker:
