@@ -1,9 +1,11 @@
 """Old Bull, the npm package `bull` 4, behind the flag `legacy`: best effort, and this much of it."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from oraculo.ports.store import RunQuery
@@ -13,7 +15,6 @@ from tests.bridges.node.stage import BullStage, bull_settings, journal, node_wor
 from tests.servers.fleet import Fleet
 from tests.waiting import until
 
-pytestmark = pytest.mark.long
 QUEUE = "images-queue"
 ENTRY = "orchestrator-queue"
 WORKER = "bull_worker.mjs"
@@ -31,6 +32,7 @@ def only(**payload: Any) -> dict[str, Any]:
     return {"destinos": [{"id": "passo", "fila": f"bullmq://{QUEUE}"}], "payload": payload, "timeout": 60}
 
 
+@pytest.mark.long
 async def test_a_job_and_its_value(settings: Settings, tmp_path: Path) -> None:
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE, script=WORKER)):
         aggregate = await oraculo.run(only(faz="eco", texto="coração"))
@@ -39,6 +41,7 @@ async def test_a_job_and_its_value(settings: Settings, tmp_path: Path) -> None:
     assert len(journal(tmp_path)) == 1
 
 
+@pytest.mark.long
 async def test_a_failure_after_bulls_own_attempts(settings: Settings, tmp_path: Path) -> None:
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE, script=WORKER)):
         step = {"type": "PASSO", "queue": f"bullmq://{QUEUE}?attempts=3", "retry": {"maxAttempts": 1}}
@@ -48,6 +51,7 @@ async def test_a_failure_after_bulls_own_attempts(settings: Settings, tmp_path: 
     assert len(journal(tmp_path)) == 3
 
 
+@pytest.mark.long
 async def test_progress(settings: Settings, tmp_path: Path) -> None:
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE, script=WORKER)):
         run_id = await oraculo.submit(only(faz="progride_e_pendura", progressos=[42]))
@@ -59,6 +63,7 @@ async def test_progress(settings: Settings, tmp_path: Path) -> None:
         assert await told() == {"percentual": 42.0, "mensagem": None}
 
 
+@pytest.mark.long
 async def test_what_ended_while_no_bridge_listened_is_found(settings: Settings, tmp_path: Path) -> None:
     async with BullStage(settings) as oraculo:
         run_id = await oraculo.submit(only(faz="eco"))
@@ -90,6 +95,7 @@ async def test_a_job_of_bull_starts_a_pipeline(settings: Settings, tmp_path: Pat
     assert lines[-1]["valor"]["resultados"]["ENHANCED_IMAGES"]["resultado"]["recebido"]["entrada"] == {"jobId": "6710"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("data", [{"jobId": "1"}, {"pipelineName": "nenhum"}])
 async def test_a_bad_job_of_bull_fails_at_once(data: object, settings: Settings, tmp_path: Path) -> None:
     app = client(settings, tmp_path, data, {"attempts": 5})
@@ -100,6 +106,7 @@ async def test_a_bad_job_of_bull_fails_at_once(data: object, settings: Settings,
     assert "pipeline" in lines[-1]["motivo"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fields", [{"data": "{"}, {"data": "[]", "opts": "7", "timestamp": "cedo"}, {"data": "[" * 9999}]
 )
@@ -113,6 +120,7 @@ async def test_a_job_that_was_not_written_by_bull_fails(fields: dict[str, str], 
     assert reason.startswith("data: must be an object")
 
 
+@pytest.mark.long
 async def test_a_job_of_bull_is_taken_over_without_a_second_run(settings: Settings, tmp_path: Path) -> None:
     app = client(settings, tmp_path, {"pipelineName": "enhanced-images-only"})
     async with BullStage(settings) as oraculo:
@@ -126,3 +134,28 @@ async def test_a_job_of_bull_is_taken_over_without_a_second_run(settings: Settin
         heads = (await oraculo.operations.runs(RunQuery())).heads
     assert lines[-1]["evento"] == "concluido", lines
     assert len(heads) == 1
+
+
+async def test_a_job_of_bull_that_is_being_taken_at_a_stop_is_given_back(settings: Settings) -> None:
+    """And not nobody's until its lock runs out."""
+    settings = msgspec.structs.replace(settings, bullmq=msgspec.structs.replace(settings.bullmq, lock=120.0))
+    asked, answered = asyncio.Event(), asyncio.Event()
+    async with BullStage(settings) as oraculo:
+        worker: Any = await until(lambda: oraculo.bridge._entry and oraculo.bridge._entry._worker, saying="the worker")
+        take = worker._take_script
+
+        async def take_late(**arguments: Any) -> Any:
+            asked.set()
+            taken = await take(**arguments)
+            if taken:
+                await answered.wait()
+            return taken
+
+        worker._take_script = take_late
+        await asyncio.wait_for(asked.wait(), 20)
+        await oraculo.redis.hset(oraculo.key(ENTRY, "1"), mapping={"data": '{"pipelineName": "enhanced-images-only"}'})
+        await oraculo.redis.lpush(oraculo.key(ENTRY, "wait"), "1")
+        await until(lambda: oraculo.redis.llen(oraculo.key(ENTRY, "active")), saying="the job is being taken")
+        asyncio.get_running_loop().call_later(0.2, answered.set)
+        await oraculo.bridge.stop()
+        assert await oraculo.redis.lrange(oraculo.key(ENTRY, "wait"), 0, -1) == ["1"]

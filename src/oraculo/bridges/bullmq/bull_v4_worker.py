@@ -1,6 +1,6 @@
 """A worker of old Bull, as far as the entry needs one: it takes jobs, renews their locks, and ends them.
 
-It has the few methods of BullMQ's worker that the entry uses. Best effort: no rate limits, no priorities; a job that is
+It and its jobs have the few methods that the entry uses. Best effort: no rate limits, no priorities; a job that is
 tried again is tried at once, whatever its backoff.
 """
 
@@ -103,20 +103,33 @@ class BullWorker:
         self._lock = max(1000, int(lock * 1000))
         self._tell = tell
         self._token = uuid.uuid4().hex
-        self._paused = False
+        self._is_stopping = False
+        self._is_taking = False
         self._take_script = client.register_script(_TAKE)
         self._renew_script = client.register_script(_RENEW)
         self._end_script = client.register_script(_END)
 
     async def run(self) -> None:
-        """Until Redis fails; what is in work goes on meanwhile."""
-        while not self._paused:
+        """Until Redis fails, or every job is given back; what is in work goes on meanwhile."""
+        while not self._is_stopping:
             if len(self.jobs) >= self._concurrency or not await self._take():
                 await asyncio.sleep(POLL)
+        if self.jobs:  # they need the connection, which is closed after this
+            await asyncio.wait(self.jobs)
+
+    async def give_back_all(self) -> None:
+        """Takes no more, and returns when those who had a job have let go of it, be it one that was being taken."""
+        self._is_stopping = True
+        while self._is_taking or self.jobs:  # noqa: ASYNC110 - for a moment, once in its life
+            await asyncio.sleep(0.01)
 
     async def _take(self) -> bool:
         arguments = [int(time.time() * 1000), self._token, self._lock]
-        taken = await self._take_script(keys=[self.base], args=arguments)
+        self._is_taking = True
+        try:
+            taken = await self._take_script(keys=[self.base], args=arguments)
+        finally:
+            self._is_taking = False
         if not taken:
             return False
         job_id, flat = taken
@@ -168,15 +181,6 @@ class BullWorker:
                 await self._renew_script(keys=[f"{self.base}{job_id}:lock"], args=[self._token, self._lock])
             except (RedisError, OSError) as error:
                 self._tell(error)
-
-    # -- as BullMQ's worker has it ----------------------------------------------------------------------------
-
-    async def pause(self, *, do_not_wait_active: bool = True) -> None:
-        self._paused = do_not_wait_active
-
-    async def close(self, *, force: bool = True) -> None:
-        for task in self.jobs if force else ():
-            task.cancel()
 
 
 def _decoded(text: str) -> object:

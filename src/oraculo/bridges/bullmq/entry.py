@@ -45,12 +45,32 @@ class NotSucceeded(Exception):
     """The run ended, and not well."""
 
 
-class _AnyJobs(Worker):  # type: ignore[misc]
-    """A job whose data Python cannot read would stall, and be taken again, for ever: its data are handed over as they
-    stand, so that it fails of them."""
+class _BullmqWorker(Worker):  # type: ignore[misc]
+    """BullMQ's own, and what the entry needs besides."""
 
     async def nextJobFromJobData(self, job_data: dict[str, Any] | None = None, *others: Any, **named: Any) -> Any:  # noqa: N802
+        """A job whose data Python cannot read would stall, and be taken again, for ever: its data are handed over as
+        they stand, so that it fails of them."""
         return await super().nextJobFromJobData(job_data and _readable(job_data), *others, **named)
+
+    async def give_back_all(self) -> None:
+        """Takes no more, and returns when those who had a job have let go of it."""
+        await self.pause(do_not_wait_active=True)
+        while self.jobs:  # noqa: ASYNC110 - bullmq tells nobody when the last one is gone
+            await asyncio.sleep(0.01)
+        await self._give_back_unbegun(list(self.processing))
+        await self.close(force=True)
+
+    async def _give_back_unbegun(self, fetching: "list[asyncio.Future[Any]]") -> None:
+        """What was being fetched when the worker was paused, maybe the very job that was given back just now. It would
+        be nobody's until its lock runs out."""
+        for ended in (await asyncio.wait(fetching))[0] if fetching else ():
+            if ended.cancelled() or ended.exception() or (job := ended.result()) is None:
+                continue
+            try:
+                await job.moveToDelayed(int(time.time() * 1000), job.token)
+            except Exception as error:  # noqa: BLE001 - the worker did that by itself, or its lock runs out
+                _log.debug("a job that was being fetched could not be given back", job=job.id, reason=str(error))
 
 
 def _readable(fields: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +89,7 @@ class Entry:
         self._runs = runs
         self._entropy = entropy
         self._stopping = asyncio.Event()
-        self._worker: Any = None
+        self._worker: _BullmqWorker | BullWorker | None = None
 
     async def run(self) -> None:
         """Until Redis cannot be reached at the start, or it is closed."""
@@ -80,7 +100,7 @@ class Entry:
         finally:
             await close_client(client)
 
-    def _make_worker(self, client: Any) -> Any:
+    def _make_worker(self, client: Any) -> _BullmqWorker | BullWorker:
         settings = self._settings
         if settings.legacy:
             base = f"{settings.prefix}:{settings.entry}:"
@@ -103,7 +123,7 @@ class Entry:
             "maxStalledCount": NEVER,
             "runRetryDelay": int(RECONNECT * 1000),
         }
-        worker = _AnyJobs(settings.entry, self._process, options)
+        worker = _BullmqWorker(settings.entry, self._process, options)
         worker.on("error", self._tell)
         return worker
 
@@ -114,25 +134,7 @@ class Entry:
         """Gives back the jobs that it holds, for another bridge to follow their runs."""
         self._stopping.set()
         if self._worker is not None:
-            await within(STOP_GRACE, self._give_back(self._worker))
-
-    async def _give_back(self, worker: Any) -> None:
-        await worker.pause(do_not_wait_active=True)
-        while worker.jobs:  # noqa: ASYNC110 - bullmq tells nobody when the last one is gone
-            await asyncio.sleep(0.01)
-        await self._give_back_unbegun(list(worker.processing))
-        await worker.close(force=True)
-
-    async def _give_back_unbegun(self, fetching: "list[asyncio.Future[Any]]") -> None:
-        """What was being fetched when the worker was paused, maybe the very job that was given back just now. It would
-        be nobody's until its lock runs out."""
-        for ended in (await asyncio.wait(fetching))[0] if fetching else ():
-            if ended.cancelled() or ended.exception() or (job := ended.result()) is None:
-                continue
-            try:
-                await job.moveToDelayed(int(time.time() * 1000), job.token)
-            except Exception as error:  # noqa: BLE001 - the worker did that by itself, or its lock runs out
-                _log.debug("a job that was being fetched could not be given back", job=job.id, reason=str(error))
+            await within(STOP_GRACE, self._worker.give_back_all())
 
     # -- one job ----------------------------------------------------------------------------------------------
 
