@@ -43,6 +43,24 @@ async def test_one_that_refuses_a_queue_does_not_keep_the_others_and_is_told_as_
     assert [state.consumers for state in await second.queues(["q"])] == [1]
 
 
+@pytest.mark.parametrize(("second_says", "may_come"), [("wrong password", False), (None, True)])
+async def test_a_start_that_all_refuse_is_refused_and_one_that_may_come_is_worth_a_retry(
+    second_says: str | None, may_come: bool
+) -> None:
+    async def refuse() -> None:
+        raise BrokerError("wrong password")
+
+    first, second = Named("first"), Named("second")
+    first.start = refuse  # type: ignore[method-assign]
+    if second_says is None:
+        second.away = "off"
+    else:
+        second.start = refuse  # type: ignore[method-assign]
+    with pytest.raises(BrokerError, match="no broker works: first: wrong password; second: ") as told:
+        await FailoverBroker([first, second]).start()
+    assert isinstance(told.value, BrokerUnavailable) is may_come
+
+
 async def test_what_is_too_large_for_one_is_not_refused_for_good_while_another_is_away(two: Two) -> None:
     async def too_large(messages: Sequence[Outgoing]) -> Sequence[str]:
         raise MessageTooLarge("9 bytes are too many", 9, 8)

@@ -69,20 +69,24 @@ class FailoverBroker:
     # -- the brokers ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Content with one of them; the others are tried again and again."""
+        """Content with one of them; the others are tried again and again. Raises BrokerUnavailable while one may still
+        come up, and BrokerError when all say no."""
         async with self._turn:
             if self._probes:
                 return
-            await asyncio.gather(*(self._start(branch) for branch in self._branches))
-            if not any(branch.is_up for branch in self._branches):
+            faults = await asyncio.gather(*(self._start(branch) for branch in self._branches))
+            if all(faults):
                 await asyncio.gather(*(branch.broker.close() for branch in self._branches))
-                raise self._none_works({})
+                none_works = self._none_works({})
+                raise BrokerError(str(none_works)) if all(map(_says_no, faults)) else none_works
             self._probes = [asyncio.create_task(self._keep_probing(branch)) for branch in self._branches]
 
-    async def _start(self, branch: Branch) -> None:
+    async def _start(self, branch: Branch) -> Exception | None:
         """One whose settings are wrong, so that it says no, is as bad as one that is away: the others serve."""
-        if await _succeeds(branch, branch.broker.start()):
-            branch.recover()
+        if fault := await _fault_of(branch, branch.broker.start()):
+            return fault
+        branch.recover()
+        return None
 
     async def _keep_probing(self, branch: Branch) -> None:
         pause = PROBE_PAUSE
@@ -295,14 +299,23 @@ async def _probe(broker: Broker) -> None:
 
 
 async def _succeeds(branch: Branch, call: Awaitable[object]) -> bool:
+    return await _fault_of(branch, call) is None
+
+
+async def _fault_of(branch: Branch, call: Awaitable[object]) -> Exception | None:
     """Whatever it raises is the trouble of that broker alone: a fault of an adapter ends neither start nor probes."""
     try:
         async with asyncio.timeout(PROBE_PATIENCE):
             await call
     except Exception as error:  # noqa: BLE001
         branch.fail("no answer to a probe" if isinstance(error, TimeoutError) else told(error))
-        return False
-    return True
+        return error
+    return None
+
+
+def _says_no(fault: Exception | None) -> bool:
+    """A matter of settings, that waiting does not mend."""
+    return isinstance(fault, BrokerError) and not isinstance(fault, BrokerUnavailable)
 
 
 def _by_preference(messages: Sequence[Outgoing]) -> dict[str | None, list[int]]:
