@@ -184,6 +184,12 @@ class TestAccess:
         async with started(url.replace("://", "://:@")) as broker:
             assert await broker.check()
 
+    async def test_a_password_for_a_server_that_has_none(self, url: str) -> None:
+        broker = RedisStreamsBroker(url.replace("://", "://:s3cr3t@"))
+        with pytest.raises(BrokerError, match=r"127\.0\.0\.1:\d+ has no password, and the URL has one$"):
+            await broker.start()
+        await broker.close()
+
     async def test_a_server_that_repeats_what_it_was_told_makes_no_password_known(self) -> None:
         with WithoutAuth() as server:
             broker = RedisStreamsBroker(f"redis://ana:s3cr3t@127.0.0.1:{server.port}/0")

@@ -223,7 +223,7 @@ async def _log_in(connection: Connection, address: Address, errors: Errors[Any])
             if error_code(reply) in _PASSING:
                 raise translated(reply, place, errors)
             if command[0] == "AUTH":  # only its first word, for what follows may repeat the password
-                raise errors.refused(f"{place} refused the user or the password: {error_code(reply)}")
+                raise errors.refused(_why_no_login(place, reply))
             raise errors.refused(f"{place} refused database {database}: {reply}")
     (pong,) = await connection.call([("PING",)])
     if isinstance(pong, ReplyError):
@@ -247,6 +247,12 @@ def database_of(address: Address) -> int:
         problem = f"{address} names the database '{address.path}'; it must be a number, as in /0"
         raise InvalidSettings(Fault(address.setting, problem))
     return int(address.path)
+
+
+def _why_no_login(place: str, reply: ReplyError) -> str:
+    if "without any password configured" in str(reply):
+        return f"{place} has no password, and the URL has one"
+    return f"{place} refused the user or the password: {error_code(reply)}"
 
 
 def error_code(error: ReplyError) -> str:
