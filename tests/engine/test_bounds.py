@@ -15,7 +15,7 @@ from oraculo.bootstrap import build
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
 from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_definition
-from oraculo.core.run import Changes, Run
+from oraculo.core.run import Changes, Run, RunStatus
 from oraculo.engine import inputs, operations, outbox
 from oraculo.engine.cache import IDLE, HotRuns, Plans
 from oraculo.engine.watchers import Lookout
@@ -261,6 +261,26 @@ async def test_a_run_that_others_may_have_ended_is_not_kept_for_long(
     steady.at += 1
     hot.drop_idle()
     assert {run_id for run_id in ("idle", "used", "new") if hot.get(run_id)} == kept
+
+
+async def test_a_run_that_has_ended_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nobody else may have changed it, and whatever was used longer ago."""
+    steady = FixedClock(1000.0)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", steady.now)
+    hot = HotRuns(300, lambda: True)
+    for run_id in ("open", "late", "later", "again"):
+        hot.keep(run := named_run(run_id, tasks=1))
+        run.head.status = RunStatus.RUNNING if run_id == "open" else RunStatus.TIMED_OUT
+        hot.get(run_id)
+    steady.at += IDLE + 1
+    hot.get("later")
+    if again := hot.get("again"):
+        again.head.status = RunStatus.RUNNING
+    hot.drop_idle()
+    assert {run_id for run_id in ("open", "late", "later", "again") if hot.get(run_id)} == {"open", "later", "again"}
+    steady.at += IDLE + 1
+    hot.drop_idle()
+    assert {run_id for run_id in ("open", "later", "again") if hot.get(run_id)} == {"open", "again"}
 
 
 def named_run(run_id: str, *, tasks: int) -> Run:

@@ -2,14 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from oraculo.engine import explanation, results
 from oraculo.engine.beside import WIDE
+from oraculo.ports.store import Snapshot
 from oraculo.testing.harness import Harness
+from tests.engine.workers import answer
+from tests.waiting import until
 
 Look = Callable[[Harness, str], Awaitable[object]]
 
@@ -93,3 +96,38 @@ async def test_a_small_run_is_looked_at_without_a_thread(
     await ask(oraculo, run_id)
     assert stretches.seen == parts
     assert {*threads} == {threading.current_thread()}
+
+
+LATE = {"tarefa": "t0", "tipo_evento": "resultado_execucao"}
+PROGRESS = {"tarefa": "t0", "tipo_evento": "progresso", "payload": {"percentual": 40}}
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "open"])
+@pytest.mark.parametrize("fields", [LATE, PROGRESS], ids=["answers", "progress"])
+async def test_a_run_is_not_read_as_a_whole_for_each_message_of_a_task_that_has_ended(
+    oraculo: Harness, ends: bool, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come one by one, and there may be thousands."""
+    run_id = await a_run(oraculo, 3)
+
+    async def take(fields: dict[str, Any]) -> None:
+        async def is_settled() -> bool:
+            [state] = await oraculo.broker.queues(["resultados"])
+            return not state.ready and not state.unacked
+
+        await oraculo.publish("resultados", answer(run_id, **fields))
+        await until(is_settled)
+
+    await take(LATE)
+    if ends:
+        await oraculo.operations.cancel(run_id)
+    loads, load = list[Sequence[str]](), oraculo.store.load
+
+    async def counted(run_ids: Sequence[str]) -> dict[str, Snapshot]:
+        loads.append(run_ids)
+        return await load(run_ids)
+
+    monkeypatch.setattr(oraculo.store, "load", counted)
+    for _ in range(5):
+        await take(fields)
+    assert len(loads) == ends  # one that ended is read again once

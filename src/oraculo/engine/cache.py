@@ -13,7 +13,7 @@ from oraculo.ports.store import Snapshot
 
 _BYTES_A_TASK = 1024
 _OWN_WEIGHT = 2  # of a run or a plan, whatever is in it: without tasks each takes about 2 kB
-IDLE = 30.0  # seconds after which a run that others may have ended is no longer kept
+IDLE = 30.0  # seconds after which a run that has ended, or may have, is no longer kept
 
 
 class Plans:
@@ -53,17 +53,18 @@ class Plans:
 class _Kept:
     run: Run
     weight: int
-    used_at: float  # by the loop's time: clocks may be set back
+    used_at: float = 0.0  # by the loop's time: clocks may be set back
 
 
 class HotRuns:
     """Runs as they were last committed by this engine, weighed in tasks; one kB of payload weighs as one task, a run
-    itself as two. Who decides the end of one drops it.
+    itself as two. Who decides the end of one drops it; it is kept again for a while when late answers come.
 
     `is_sole`: whether nobody else decides. Others end a run, and we do not hear of it."""
 
     def __init__(self, max_weight: int, is_sole: Callable[[], bool]) -> None:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # the least used first
+        self._ended: OrderedDict[str, _Kept] = OrderedDict()  # of these, and in the same order
         self._max_weight = max_weight
         self._weight = 0
         self._is_sole = is_sole
@@ -75,15 +76,22 @@ class HotRuns:
         kept = self._kept.get(run_id)
         if kept is None:
             return None
+        self._use(run_id, kept)
+        return kept.run
+
+    def _use(self, run_id: str, kept: _Kept) -> None:
         kept.used_at = asyncio.get_running_loop().time()
         self._kept.move_to_end(run_id)
-        return kept.run
+        self._ended.pop(run_id, None)
+        if not kept.run.is_open:
+            self._ended[run_id] = kept
 
     def keep(self, run: Run) -> None:
         self.drop(run.id)
         results = sum(len(task.result) for task in run.tasks if task.result)
         weight = len(run.tasks) + (len(run.payload) + len(run.definition) + results) // _BYTES_A_TASK + _OWN_WEIGHT
-        self._kept[run.id] = _Kept(run, weight, asyncio.get_running_loop().time())
+        self._kept[run.id] = kept = _Kept(run, weight)
+        self._use(run.id, kept)
         self._weight += weight
         while self._weight > self._max_weight and len(self._kept) > 1:
             self.drop(next(iter(self._kept)))
@@ -98,13 +106,13 @@ class HotRuns:
 
     def drop(self, run_id: str) -> None:
         kept = self._kept.pop(run_id, None)
+        self._ended.pop(run_id, None)
         if kept is not None:
             self._weight -= kept.weight
 
     def drop_idle(self) -> None:
-        """Those that others may have ended since they were last used here."""
-        if self._is_sole():
-            return
+        """Those that have ended, and that others may have ended, since they were last used here."""
         oldest = asyncio.get_running_loop().time() - IDLE
-        while self._kept and next(iter(self._kept.values())).used_at < oldest:
-            self.drop(next(iter(self._kept)))
+        kept = self._ended if self._is_sole() else self._kept
+        while kept and next(iter(kept.values())).used_at < oldest:
+            self.drop(next(iter(kept)))

@@ -71,7 +71,12 @@ class Decision:
     """What was decided for one run, on one version of it."""
 
     changes: Changes
+    was_open: bool
     verdicts: list[tuple[OfRun, Verdict, str]] = field(default_factory=list)
+
+    @property
+    def ends_it(self) -> bool:
+        return self.was_open and not self.changes.run.is_open
 
     @property
     def must_be_fresh(self) -> bool:
@@ -347,18 +352,29 @@ class Intake:
 
     async def _decide(self, by_run: dict[str, list[OfRun]], batch: Batch) -> list[Decision]:
         decisions: list[Decision] = []
-        cold: list[str] = []
+        doubtful: list[Decision] = []
         for run_id, items in by_run.items():
-            run = self._hot.get(run_id)
-            decision = None if run is None else self._decide_run(run, items)
-            if decision is None or decision.must_be_fresh:
-                self._hot.drop(run_id)
-                cold.append(run_id)
-            else:
-                decisions.append(decision)
-        if cold:
+            if run := self._hot.get(run_id):
+                decision = self._decide_run(run, items)
+                (doubtful if decision.must_be_fresh else decisions).append(decision)
+        if doubtful:
+            decisions += await self._fresh(doubtful)
+        decided = {decision.changes.run.id for decision in decisions}
+        if cold := [run_id for run_id in by_run if run_id not in decided]:
             decisions += await self._decide_cold(cold, by_run, batch)
         return decisions
+
+    async def _fresh(self, doubtful: Sequence[Decision]) -> list[Decision]:
+        """Those that were decided on what is stored now. The heads tell, and are read at once however wide the runs."""
+        fresh: list[Decision] = []
+        heads = await self._store.heads([decision.changes.run.id for decision in doubtful])
+        for decision in doubtful:
+            seen, stored = decision.changes.run.head, heads.get(decision.changes.run.id)
+            if stored and (stored.version, stored.created_at) == (seen.version, seen.created_at):
+                fresh.append(decision)
+            else:
+                self._hot.drop(seen.id)
+        return fresh
 
     async def _decide_cold(self, run_ids: list[str], by_run: dict[str, list[OfRun]], batch: Batch) -> list[Decision]:
         decisions: list[Decision] = []
@@ -375,7 +391,7 @@ class Intake:
 
     def _decide_run(self, run: Run, items: Iterable[OfRun]) -> Decision:
         now = self._clock.now()
-        decision = Decision(Changes(run))
+        decision = Decision(Changes(run), run.is_open)
         for item in items:
             verdict, why = self._apply(run, item, now, decision.changes)
             if verdict is _UNKNOWN and _is_told(item):
@@ -462,7 +478,7 @@ class Intake:
             self._aftermath.committed(decision.changes)
             for item, verdict, why in decision.verdicts:
                 self._conclude_item(run_id, item, verdict, why, batch)
-            if not decision.changes.run.is_open:
+            if decision.ends_it:  # but one that is told something after its end may be told more
                 self._hot.drop(run_id)
 
     def _conclude_item(self, run_id: str, item: OfRun, verdict: Verdict, why: str, batch: Batch) -> None:
