@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import msgspec
@@ -106,6 +107,23 @@ def is_withdrawn(one: Input) -> bool:
     return not isinstance(one, Arrived) and one.done is not None and one.done.cancelled()
 
 
+class _Held:
+    """What came for a run that rests, in its order."""
+
+    __slots__ = ("inputs", "notes", "timer")
+
+    def __init__(self, timer: asyncio.TimerHandle) -> None:
+        self.inputs: list[Input] = []
+        self.notes: list[Note] = []
+        self.timer = timer
+
+    def add(self, item: OfRun) -> None:
+        if isinstance(item, Note):
+            self.notes.append(item)
+        else:
+            self.inputs.append(item.arrived if isinstance(item, Answer | BadAnswer) else item)
+
+
 class Inbox:
     """Gathers inputs until the intake takes them. What fills it is bounded at its source: messages by the consumers'
     prefetch, wishes and submissions by the callers who wait for them, notes by the outbox's window."""
@@ -113,17 +131,21 @@ class Inbox:
     def __init__(self, linger: float) -> None:
         self._inputs: deque[Input] = deque()
         self._notes: deque[Note] = deque()
+        self._held: dict[str, _Held] = {}  # by the runs that rest
+        self._lets_rest = True
         self._linger = linger
         self._waiter: asyncio.Future[None] | None = None
         self._lingering: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return len(self._inputs) + len(self._notes)
+        held = sum(len(held.inputs) + len(held.notes) for held in self._held.values())
+        return len(self._inputs) + len(self._notes) + held
 
     @property
     def arrived(self) -> Iterator[Arrived]:
         """The messages among them."""
-        return (one for one in self._inputs if isinstance(one, Arrived))
+        held = (held.inputs for held in self._held.values())
+        return (one for one in chain(self._inputs, *held) if isinstance(one, Arrived))
 
     def put(self, inputs: Iterable[Input]) -> None:
         self._inputs.extend(inputs)
@@ -137,13 +159,52 @@ class Inbox:
 
     def forget_withdrawn(self) -> None:
         """Those whose callers gave up: while the store is away they would pile up, with their payloads."""
-        self._inputs = deque(one for one in self._inputs if not is_withdrawn(one))
+        self._keep_only(lambda one: not is_withdrawn(one))
 
     def forget_arrived(self, consumer: Consumer) -> None:
         """What a consumer brought that is lost: the broker delivers it again."""
-        self._inputs = deque(
-            one for one in self._inputs if not isinstance(one, Arrived) or one.consumer is not consumer
-        )
+        self._keep_only(lambda one: not isinstance(one, Arrived) or one.consumer is not consumer)
+
+    def _keep_only(self, is_kept: Callable[[Input], bool]) -> None:
+        self._inputs = deque(filter(is_kept, self._inputs))
+        for held in self._held.values():
+            held.inputs = list(filter(is_kept, held.inputs))
+
+    # -- runs that rest -------------------------------------------------------------------------------------------
+
+    def rest(self, run_id: str, seconds: float) -> None:
+        """What comes for this run is not to be decided before."""
+        if self._lets_rest and run_id not in self._held:
+            timer = asyncio.get_running_loop().call_later(seconds, self._end_rest, run_id)
+            self._held[run_id] = _Held(timer)
+
+    def resting(self, run_ids: Iterable[str]) -> list[str]:
+        return [run_id for run_id in run_ids if run_id in self._held] if self._held else []
+
+    def hold(self, run_id: str, items: Iterable[OfRun]) -> None:
+        """Until the run has rested, be it already."""
+        held = self._held.get(run_id) or self._held.setdefault(run_id, _Held(self._now(run_id)))
+        for item in items:
+            held.add(item)
+
+    def _now(self, run_id: str) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(0, self._end_rest, run_id)
+
+    def _end_rest(self, run_id: str) -> None:
+        held = self._held.pop(run_id)
+        held.timer.cancel()
+        if held.inputs:
+            self.put(held.inputs)
+        if held.notes:
+            self.note(held.notes)
+
+    def end_all_rests(self) -> None:
+        """And let no other begin: the engine stops."""
+        self._lets_rest = False
+        for run_id in list(self._held):
+            self._end_rest(run_id)
+
+    # -- what the intake takes ------------------------------------------------------------------------------------
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -6,7 +6,7 @@ the changed copy is thrown away and the stored one is loaded again: the store is
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -35,6 +35,7 @@ from oraculo.engine.inputs import (
     is_withdrawn,
 )
 from oraculo.engine.offload import Offload
+from oraculo.engine.pacing import Pace
 from oraculo.engine.requests import RunMaker
 from oraculo.errors import (
     InvalidInput,
@@ -94,6 +95,7 @@ class Batch:
     refused: list[tuple[Arrived, str]] = field(default_factory=list)
     large: list[Answer] = field(default_factory=list)  # which may rest in the object store instead
     unknown: list[Arrived] = field(default_factory=list)  # requests for pipelines that are not known here, or not yet
+    resting: dict[str, list[OfRun]] = field(default_factory=dict)  # of `by_run`, what is to wait
 
     @property
     def arrived(self) -> list[Arrived]:
@@ -102,6 +104,12 @@ class Batch:
 
     def of_run(self, run_id: str, item: OfRun) -> None:
         self.by_run.setdefault(run_id, []).append(item)
+
+    def let_rest(self, run_ids: Iterable[str]) -> None:
+        for run_id in run_ids:
+            self.resting[run_id] = self.by_run.pop(run_id)
+        if self.resting:
+            self.large = [answer for answer in self.large if answer.message.correlation_id in self.by_run]
 
 
 class Intake:
@@ -115,6 +123,7 @@ class Intake:
         hot: HotRuns,
         offload: Offload,
         aftermath: Aftermath,
+        pace: Pace,
         *,
         names: QueueNames,
         clock: Clock,
@@ -130,6 +139,7 @@ class Intake:
         self._hot = hot
         self._offload = offload
         self._aftermath = aftermath
+        self._pace = pace
         self._names = names
         self._clock = clock
         self._entropy = entropy
@@ -160,6 +170,7 @@ class Intake:
 
     def stop(self) -> None:
         self._stopping = True
+        self._inbox.end_all_rests()
         self._inbox.wake()
 
     async def renew_leases(self) -> None:
@@ -174,7 +185,8 @@ class Intake:
                 await consumer.extend(deliveries)
 
     async def drained(self) -> None:
-        """Returns when nothing is waiting or being decided."""
+        """Returns when nothing is waiting or being decided. From now on no run rests."""
+        self._inbox.end_all_rests()
         while len(self._inbox) or not self._idle.is_set():
             await self._idle.wait()
             await asyncio.sleep(0)
@@ -254,14 +266,16 @@ class Intake:
         started = self._clock.now()
         self._hot.drop_idle()
         batch = self._read(inputs, notes)
+        batch.let_rest(self._inbox.resting(batch.by_run))
         if batch.unknown:
             await self._refresh_pipelines()
             for arrived in batch.unknown:
                 self._read_arrived(arrived, batch, is_last_try=True)
         if batch.large:
             await self._offload.keep(batch.large)
-        submissions, by_run, created, conflicts, runs = batch.submissions, batch.by_run, 0, 0, 0
-        while submissions or by_run:
+        submissions, created, conflicts, runs = batch.submissions, 0, 0, 0
+        while submissions or batch.by_run:
+            by_run = batch.by_run
             try:
                 decisions = await self._decide(by_run, batch)
                 committed = await self._commit(submissions, decisions)
@@ -273,8 +287,13 @@ class Intake:
             created += self._conclude_creations(submissions, committed, batch)
             self._conclude(decisions, committed.conflicts, batch)
             runs += len(decisions) - len(committed.conflicts)
+            submissions = []
+            batch.by_run = {run_id: items for run_id, items in by_run.items() if run_id in committed.conflicts}
+            if conflicts:
+                batch.let_rest(self._lost_again(decisions, committed.conflicts))
             conflicts += len(committed.conflicts)
-            submissions, by_run = [], {run_id: by_run[run_id] for run_id in by_run if run_id in committed.conflicts}
+        for run_id, items in batch.resting.items():
+            self._inbox.hold(run_id, items)
         await self._settle_soon(batch)
         self._telemetry.emit(
             BatchCommitted(
@@ -285,6 +304,14 @@ class Intake:
                 seconds=self._clock.now() - started,
             )
         )
+
+    def _lost_again(self, decisions: Iterable[Decision], conflicts: Collection[str]) -> list[str]:
+        """Wide ones are not tried a third time in a row: it takes long, and the others would wait for it."""
+        lost = [decision.changes.run for decision in decisions if decision.changes.run.id in conflicts]
+        rests = {run.id: rest for run in lost if (rest := self._pace.rest_of_one_who_lost(run))}
+        for run_id, seconds in rests.items():
+            self._inbox.rest(run_id, seconds)
+        return list(rests)
 
     def _read(self, inputs: Sequence[Input], notes: Sequence[Note]) -> Batch:
         batch = Batch()
@@ -475,6 +502,8 @@ class Intake:
                 continue
             if decision.changes.dirty:
                 self._hot.grown(decision.changes)
+                if seconds := self._pace.rest(decision.changes.run):
+                    self._inbox.rest(run_id, seconds)
             self._aftermath.committed(decision.changes)
             for item, verdict, why in decision.verdicts:
                 self._conclude_item(run_id, item, verdict, why, batch)

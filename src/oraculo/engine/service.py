@@ -28,6 +28,7 @@ from oraculo.engine.links import LinkWatch
 from oraculo.engine.memories import Memories
 from oraculo.engine.offload import Offload
 from oraculo.engine.outbox import Outbox
+from oraculo.engine.pacing import Pace
 from oraculo.engine.peers import Peers
 from oraculo.engine.reading import OwnQueues
 from oraculo.engine.remembered import RememberedQueues
@@ -133,6 +134,7 @@ class Engine:
             HotRuns(engine.cached_tasks, self.is_sole),
             self._offload,
             self._consequences,
+            Pace(self._count_engines, entropy),
             names=self.names,
             clock=clock,
             entropy=entropy,
@@ -230,6 +232,9 @@ class Engine:
     def is_sole(self) -> bool:
         """Whether nobody else changes runs, as far as is known."""
         return self.role is Role.WHOLE and self.peers.is_alone
+
+    def _count_engines(self) -> int:
+        return 1 if self.is_sole() else max(2, len(self.peers.engines))
 
     async def _open_store(self) -> None:
         """A server that is still starting is waited for, and that is told."""

@@ -1,0 +1,174 @@
+"""A wide run that several engines decide: each leaves it to the others for a while, and none is held up by it."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from oraculo.core.events import RunDue, Sent
+from oraculo.core.run import Changes
+from oraculo.engine import pacing
+from oraculo.engine.inputs import Answer, Arrived, Inbox, Note, Wish
+from oraculo.engine.pacing import LONGEST, WIDE, Pace
+from oraculo.ports.broker import Consumer, Delivery
+from oraculo.ports.clock import SystemEntropy
+from oraculo.ports.store import Committed, Creation
+from oraculo.settings import EngineSettings, Settings
+from oraculo.stores.sqlite import SqliteStore
+from oraculo.testing.harness import Harness
+from tests.core.building import run_of
+from tests.engine.workers import Journal, answer, recording_app
+from tests.waiting import until
+
+TASKS = 8
+
+
+class Contested(SqliteStore):
+    """As if another engine were faster with one run, for a while."""
+
+    contested: str | None = None
+    is_lost = False
+    commits = 0
+
+    async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+        others = [change for change in changes if change.run.id != self.contested]
+        self.commits += len(others) < len(changes)
+        if not self.is_lost or len(others) == len(changes):
+            return await super().commit(creations, changes)
+        committed = await super().commit(creations, others)
+        return Committed(committed.created, committed.conflicts | {str(self.contested)})
+
+
+class OfTwo(Harness):
+    """An engine that knows of another, which does nothing."""
+
+    def __init__(self, store: Contested, *apps: Any) -> None:
+        super().__init__(*apps, store=store, settings=Settings(engine=EngineSettings(note_linger=0.005)))
+        self.contested = store
+
+    async def wide_run(self) -> str:
+        peers = self.engine.peers
+        peers.engines, peers._is_well = [peers.name, "other"], lambda: False  # keeps what it knows of the others
+        run_id = await self.submit({"destinos": [{"id": f"t{n}", "fila": "ninguem"} for n in range(TASKS)]})
+        self.contested.contested = run_id
+
+        async def all_are_sent() -> bool:
+            return all(task.sent_at for task in (await self.store.load([run_id]))[run_id].tasks)
+
+        await until(all_are_sent)
+        await until(lambda: not self.engine.inbox.resting([run_id]), saying="the end of its rest")
+        return run_id
+
+    async def answer(self, run_id: str, number: int) -> None:
+        await self.publish("resultados", answer(run_id, tarefa=f"t{number}", tipo_evento="resultado_execucao"))
+
+    async def succeeded(self, run_id: str) -> int:
+        return (await self.store.heads([run_id]))[run_id].succeeded
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Contested:
+    return Contested(str(tmp_path / "oraculo.db"))
+
+
+@pytest.fixture
+def all_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "WIDE", TASKS)
+    monkeypatch.setattr(pacing, "A_TASK", 0.1 / TASKS / 2)
+
+
+@pytest.mark.usefixtures("all_are_wide")
+async def test_a_wide_run_that_others_are_faster_with_holds_up_no_other_run(store: Contested) -> None:
+    async with OfTwo(store, recording_app(Journal(), ("executador_x",))) as oraculo:
+        run_id = await oraculo.wide_run()
+        store.is_lost = True
+        await oraculo.answer(run_id, 0)
+        await until(lambda: store.commits > 5, saying="that it is tried again and again")
+        assert (await oraculo.run({"destinos": ["executador_x"]}))["status"] == "concluida"
+        assert await oraculo.succeeded(run_id) == 0
+        store.is_lost = False
+
+        async def is_counted() -> bool:
+            return await oraculo.succeeded(run_id) == 1
+
+        await until(is_counted)
+        assert store.commits < 100
+
+
+@pytest.mark.usefixtures("all_are_wide")
+async def test_who_has_decided_a_wide_run_gathers_what_comes_for_it_and_leaves_it_to_others(
+    store: Contested, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with OfTwo(store) as oraculo:
+        run_id = await oraculo.wide_run()
+        monkeypatch.setattr(pacing, "A_TASK", 1.0 / TASKS / 2)
+        store.commits = 0
+        await oraculo.answer(run_id, 0)
+        await until(lambda: store.commits, saying="the first")
+        for number in range(1, TASKS):
+            await oraculo.answer(run_id, number)
+            await until(lambda: len(oraculo.engine.inbox) == number, saying="that it is held")  # noqa: B023
+        assert await oraculo.succeeded(run_id) == 1
+        aggregate = await oraculo.ended(run_id)
+    assert aggregate["resumo"]["concluidas"] == TASKS
+    assert store.commits == 2
+
+
+@pytest.mark.usefixtures("all_are_wide")
+async def test_what_is_held_when_the_engine_stops_is_decided(store: Contested, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with OfTwo(store) as oraculo:
+        run_id = await oraculo.wide_run()
+        monkeypatch.setattr(pacing, "A_TASK", 1000.0)
+        monkeypatch.setattr(pacing, "LONGEST", 1000.0)
+        store.commits = 0
+        for number in range(3):
+            await oraculo.answer(run_id, number)
+        await until(lambda: store.commits, saying="the first")
+        await oraculo.answer(run_id, 3)
+        await until(lambda: len(oraculo.engine.inbox), saying="that the last is held")
+    await store.start()
+    assert (await store.heads([run_id]))[run_id].succeeded == 4
+    await store.close()
+
+
+def destinations(count: int) -> dict[str, Any]:
+    return {"destinos": [{"id": f"t{n}", "fila": "a"} for n in range(count)]}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "engines", "seconds"),
+    [(WIDE, 1, 0.0), (WIDE - 1, 2, 0.0), (WIDE, 2, 0.02), (WIDE, 6, 0.06), (60_000, 2, LONGEST)],
+)
+def test_a_run_rests_the_longer_the_wider_it_is_and_the_more_decide_it(
+    tasks: int, engines: int, seconds: float
+) -> None:
+    pace, run = Pace(lambda: engines, SystemEntropy()), run_of(destinations(tasks))
+    assert pace.rest(run) == pytest.approx(seconds)
+    lost = {pace.rest_of_one_who_lost(run) for _ in range(5)}
+    assert all(seconds / 2 <= one <= seconds * 1.5 for one in lost)
+    assert len(lost) == (5 if seconds else 1)
+
+
+async def test_an_inbox_holds_what_comes_for_a_run_that_rests() -> None:
+    inbox, lost, other = Inbox(0.0), cast("Consumer", object()), cast("Consumer", object())
+    arrived = [Arrived(Delivery("resultados", b"", number), whose) for number, whose in enumerate([lost, other])]
+    wish = Wish("r", RunDue(), asyncio.get_running_loop().create_future())
+    note = Note("r", Sent(0, 1, False, "memory", 0.0))
+    inbox.rest("r", 1000.0)
+    assert inbox.resting(["q", "r"]) == ["r"]
+    inbox.hold("r", [note, *(Answer(cast("Any", None), one) for one in arrived), wish])
+    assert (len(inbox), list(inbox.arrived)) == (4, arrived)
+    inbox.forget_arrived(lost)
+    assert list(inbox.arrived) == arrived[1:]
+    inbox.end_all_rests()
+    assert await inbox.take(10) == ([arrived[1], wish], [note])
+    inbox.rest("r", 1000.0)
+    assert inbox.resting(["r"]) == []
+
+
+async def test_what_is_held_for_a_run_that_has_rested_comes_at_once() -> None:
+    inbox, wish = Inbox(0.0), Wish("r", RunDue(), asyncio.get_running_loop().create_future())
+    inbox.hold("r", [wish])
+    assert await asyncio.wait_for(inbox.take(10), 10) == ([wish], [])
