@@ -15,8 +15,9 @@ from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes, Run, Task
 from oraculo.core.transitions import RUN_TRANSITIONS, RunTrigger
 from oraculo.engine import outbox
+from oraculo.engine.batches import Batch, Decision
 from oraculo.engine.inputs import Arrived, Input, Note
-from oraculo.engine.intake import Batch, Decision, Intake
+from oraculo.engine.intake import Intake
 from oraculo.engine.links import LinkWatch
 from oraculo.engine.memories import _Memory
 from oraculo.engine.outbox import Outbox

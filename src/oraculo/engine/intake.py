@@ -8,7 +8,6 @@ the changed copy is thrown away and the stored one is loaded again: the store is
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -21,6 +20,7 @@ from oraculo.core.message import Message, correlation_id_of, decode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import Changes, Run
 from oraculo.core.slices import slices
+from oraculo.engine.batches import Batch, Decision
 from oraculo.engine.cache import HotRuns, Plans
 from oraculo.engine.inputs import (
     Answer,
@@ -65,51 +65,6 @@ class Aftermath(Protocol):
 
     def committed(self, changes: Changes) -> None: ...
     def noted(self, run_id: str, event: Event) -> None: ...
-
-
-@dataclass(slots=True)
-class Decision:
-    """What was decided for one run, on one version of it."""
-
-    changes: Changes
-    was_open: bool
-    verdicts: list[tuple[OfRun, Verdict, str]] = field(default_factory=list)
-
-    @property
-    def ends_it(self) -> bool:
-        return self.was_open and not self.changes.run.is_open
-
-    @property
-    def must_be_fresh(self) -> bool:
-        """Whether it turned something away without a commit that would have noticed a stale copy."""
-        if self.changes.dirty:
-            return False
-        return any(verdict is not Verdict.APPLIED and not isinstance(item, Note) for item, verdict, _ in self.verdicts)
-
-
-@dataclass(slots=True)
-class Batch:
-    submissions: list[Submission] = field(default_factory=list)
-    by_run: dict[str, list[OfRun]] = field(default_factory=dict)
-    handled: list[Arrived] = field(default_factory=list)
-    refused: list[tuple[Arrived, str]] = field(default_factory=list)
-    large: list[Answer] = field(default_factory=list)  # which may rest in the object store instead
-    unknown: list[Arrived] = field(default_factory=list)  # requests for pipelines that are not known here, or not yet
-    resting: dict[str, list[OfRun]] = field(default_factory=dict)  # of `by_run`, what is to wait
-
-    @property
-    def arrived(self) -> list[Arrived]:
-        """What is to be settled."""
-        return [*self.handled, *(arrived for arrived, _ in self.refused)]
-
-    def of_run(self, run_id: str, item: OfRun) -> None:
-        self.by_run.setdefault(run_id, []).append(item)
-
-    def let_rest(self, run_ids: Iterable[str]) -> None:
-        for run_id in run_ids:
-            self.resting[run_id] = self.by_run.pop(run_id)
-        if self.resting:
-            self.large = [answer for answer in self.large if answer.message.correlation_id in self.by_run]
 
 
 class Intake:
