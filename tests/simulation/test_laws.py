@@ -8,7 +8,7 @@ import sys
 import msgspec
 import pytest
 
-from oraculo.engine import rations
+from oraculo.engine import pacing, rations
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed
 from oraculo.testing.simulation.scenario import Scenario, random_scenario
@@ -37,6 +37,15 @@ def test_no_law_is_broken_when_only_brokers_are_lost() -> None:
 def test_no_law_is_broken_by_two_engines_that_do_not_hear_of_their_commits() -> None:
     """Then each often has a copy of a run that is stale."""
     for seed in range(SEEDS // 10):
+        outcome = run_seed(seed, COMMITS_LOST, with_two_engines(seed))
+        assert outcome.is_clean, f"seed {seed}: {outcome.violations}"
+
+
+def test_no_law_is_broken_by_two_engines_that_leave_every_run_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they do with wide ones."""
+    monkeypatch.setattr(pacing, "WIDE", 2)
+    monkeypatch.setattr(pacing, "A_TASK", 0.02)
+    for seed in range(SEEDS // 40):
         outcome = run_seed(seed, COMMITS_LOST, with_two_engines(seed))
         assert outcome.is_clean, f"seed {seed}: {outcome.violations}"
 
