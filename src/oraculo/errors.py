@@ -109,8 +109,10 @@ class BrokerUnavailable(BrokerError):
 
 
 class MessageTooLarge(BrokerError):
-    def __init__(self, told: str, size: int, limit: int) -> None:
-        self.excess = size - limit
+    """`limit`: None where the broker does not tell it; then nobody knows the `excess`."""
+
+    def __init__(self, told: str, size: int, limit: int | None) -> None:
+        self.excess = None if limit is None else size - limit
         super().__init__(f"{told}; raise that limit or, if it is a command, lower ORACULO_LIMITS_PAYLOAD_BYTES")
 
 

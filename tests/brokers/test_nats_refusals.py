@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from oraculo.brokers.nats import NatsBroker
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import NotTaken, Outgoing
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
@@ -118,8 +118,9 @@ async def test_a_key_keeps_no_message_out_of_a_stream_that_limits_their_size(url
         await broker.publish([Outgoing(queue, bytes(size), key=str(size)) for size in sizes])
         delivered = bodies(await take(await broker.consume(queue, prefetch=3), 3))
         assert sorted(map(len, delivered)) == [*sizes]
-        with pytest.raises(BrokerError, match="size"):
+        with pytest.raises(MessageTooLarge, match="size") as caught:
             await broker.publish([Outgoing(queue, bytes(1001), key="1001")])
+        assert caught.value.excess is None, "the limit is not told"
 
 
 async def test_a_redrive_into_a_full_stream_moves_what_it_takes(url: str, queue: str) -> None:

@@ -11,9 +11,11 @@ from urllib.parse import unquote
 import pytest
 from standardwebhooks import Webhook
 
+from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
+from oraculo.errors import BrokerError
 from oraculo.ports.broker import Outgoing
-from oraculo.ports.clock import SystemEntropy
+from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.telemetry import DeliveryAttempted
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.stores.sqlite import SqliteStore
@@ -181,6 +183,27 @@ async def test_a_reply_comes_soon_after_its_broker_is_back_however_long_that_was
             return await delivery_state(oraculo, run_id) == ("entregue", 2)
 
         await until(noted)
+
+
+class Refusing(MemoryBroker):
+    """Has no queue of replies, and never will."""
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if any(message.is_reply for message in messages):
+            raise BrokerError("there can be no such queue")
+        return await super().publish(messages)
+
+
+async def test_a_reply_that_is_refused_again_and_again_is_given_up() -> None:
+    """Else its run would be kept for ever, and its history grow with every attempt."""
+    async with Harness(settings=QUICK, broker=Refusing(SystemClock())) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"], "responder_em": "respostas", "timeout": 0.1})
+        await oraculo.ended(run_id)
+
+        async def is_given_up() -> bool:
+            return "given up after 3 attempts (there can be no such queue)" in await oraculo.operations.explain(run_id)
+
+        await until(is_given_up)
 
 
 async def test_a_reply_that_waits_for_its_broker_does_not_hurry_the_webhook(monkeypatch: pytest.MonkeyPatch) -> None:

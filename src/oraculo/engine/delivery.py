@@ -25,7 +25,7 @@ from oraculo.engine.replies import Replies
 from oraculo.engine.results import LargeResults
 from oraculo.engine.turns import Turns
 from oraculo.engine.webhooks import NotPosted, Post, Webhooks
-from oraculo.errors import BrokerUnavailable, MessageTooLarge, OraculoError
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, OraculoError
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeliveryAttempted, LoopFailed, Telemetry
@@ -211,10 +211,13 @@ class Courier:
             self._note(run_id, DeliveryFailed(errand.number, errand.edition, reason, retry_at))
 
     def _may_come_through(self, channel: Channel, attempt: int, error: Exception) -> bool:
-        """A reply queue is our own broker's: it comes back, so a reply is not given up unless it can never be taken."""
-        if channel is Channel.QUEUE:
-            return not isinstance(error, MessageTooLarge)
-        return attempt < self._retry.max_attempts
+        """A reply queue is our own broker's, which comes back: a reply is given up when it can never be taken, or was
+        refused as often as a webhook may be. A right may be given, or not: to try for ever would keep its run for ever.
+        """
+        if isinstance(error, MessageTooLarge):
+            return False
+        is_refused = isinstance(error, BrokerError) and not isinstance(error, BrokerUnavailable)
+        return attempt < self._retry.max_attempts or (channel is Channel.QUEUE and not is_refused)
 
     def _note(self, run_id: str, event: Event) -> None:
         self._inbox.note([Note(run_id, event)])

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from math import inf
 from typing import Any
 
 import msgspec
@@ -107,9 +108,10 @@ class LargeResults:
         await self.fill(made["resultados"], references)
         return msgspec.json.encode(made)
 
-    async def lessened(self, run_id: str, encoded: bytes, excess: int) -> bytes | None:
+    async def lessened(self, run_id: str, encoded: bytes, excess: int | None) -> bytes | None:
         """An aggregate for a broker that takes no message of that size: its largest results are left as references, of
-        them as few as are needed. None when that is not enough, or there is no object store. Raises ObjectsError."""
+        them as few as are needed, or all where nobody knows by how much it is too large. None when that is not enough,
+        or there is no object store. Raises ObjectsError."""
         if self._objects is None:
             return None
         if fault := await self._claim_fault():
@@ -201,13 +203,16 @@ class LargeResults:
             return found
 
 
-def _largest(results: Mapping[str, msgspec.Raw], excess: int) -> Sequence[str] | None:
-    """Those without which an aggregate is so many bytes shorter; None when it is not without them all."""
+def _largest(results: Mapping[str, msgspec.Raw], excess: int | None) -> Sequence[str] | None:
+    """Those without which an aggregate is so many bytes shorter; None when it is not without them all. All that make it
+    shorter, when it is not known how many bytes that must be."""
     chosen: list[str] = []
+    left = inf if excess is None else excess
     for name in sorted(results, key=lambda name: len(results[name]), reverse=True):
         gain = len(results[name]) - _LONGEST_REFERENCE
-        if excess <= 0 or gain <= 0:
+        if left <= 0 or gain <= 0:
             break
         chosen.append(name)
-        excess -= gain
-    return None if excess > 0 else chosen
+        left -= gain
+    is_enough = bool(chosen) if excess is None else left <= 0
+    return chosen if is_enough else None

@@ -123,7 +123,7 @@ class Sender:
             raise refusal
         else:
             size, told = len(request.body), str(refusal)
-            too_large = MessageTooLarge(f"{told}, it has {size} bytes", size, 0)  # the owner's limit is not told
+            too_large = MessageTooLarge(f"{told}, it has {size} bytes", size, None)  # the owner's limit is not told
             refusals.for_good[told] = too_large if error.is_over_size else refusal
 
 
