@@ -1,8 +1,14 @@
+import asyncio
 import json
+import tracemalloc
+from pathlib import Path
 
 import pytest
 
-from .service import Service, assert_problem
+from oraculo.settings import EngineSettings, Settings
+from tests.waiting import until
+
+from .service import Service, assert_problem, running
 
 FAN_OUT = {"destinos": ["escavador_youtube", "executador_relatorio"], "payload": {"fonte": "x"}}
 
@@ -141,3 +147,33 @@ async def test_a_trace_is_passed_on_when_it_is_one(service: Service) -> None:
     assert (await service.answer("escavador_x", {})).traceparent == trace
     await service.client.post("/orquestracoes", json={"destinos": ["escavador_x"]}, headers={"traceparent": "00-0-0-0"})
     assert (await service.answer("escavador_x", {})).traceparent != "00-0-0-0"
+
+
+async def test_who_waits_keeps_nothing_of_a_large_request(tmp_path: Path) -> None:
+    """Of many that wait, each may have sent megabytes, which are in the store by then."""
+    async with running(tmp_path, Settings(engine=EngineSettings(cached_tasks=0))) as service:
+        text = json.dumps({"destinos": ["escavador_x"], "payload": {"x": "a" * 1_000_000}}).encode()
+        tracemalloc.start()
+        try:
+            post = service.client.post
+            calls = [
+                asyncio.create_task(post("/orquestracoes", content=text, headers={"Prefer": "wait=60"}))
+                for _ in range(10)
+            ]
+
+            async def are_sent() -> bool:
+                return [state.ready for state in await service.broker.queues(["escavador_x"])] == [len(calls)]
+
+            await until(are_sent)
+            ours = [tracemalloc.Filter(True, f"*/oraculo/{place}.py") for place in ("api/bodies", "core/request")]
+
+            def is_little_kept() -> bool:
+                kept = tracemalloc.take_snapshot().filter_traces(ours).statistics("filename")
+                return sum(each.size for each in kept) < 3_000_000
+
+            await until(is_little_kept, saying="that every one has heard that it is committed, and lets go")
+        finally:
+            tracemalloc.stop()
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)

@@ -51,11 +51,10 @@ async def start_run(
     traceparent: Annotated[str | None, Header(description="W3C trace context; a broken one is ignored.")] = None,
 ) -> Response:
     expect_kind(request, JSON_KINDS)
-    body = await read_body(request, shared.settings.limits.request_bytes)
     wait = wait_of(request.headers.getlist("prefer"), shared.settings.api.max_wait)
     try:
         submitted = await shared.operations.submit(
-            body,
+            await read_body(request, shared.settings.limits.request_bytes),  # not kept here while it is waited for
             idempotency_key=idempotency_key,
             traceparent=valid_traceparent(traceparent),
             wait=wait or 0,

@@ -86,6 +86,7 @@ class Operations:
         submission.idempotency_key = idempotency_key
         with self._engine.watchers.watching(submission.changes.run.id) as watch:
             created = await self._create(submission)
+            del body, submission  # it is in the store: whoever waits need not keep it, and many may wait
             if created.outcome is Outcome.CREATED:
                 return await self._outcome(watch, wait)
         return await self._submitted_before(created.run_id, wait)
