@@ -103,6 +103,21 @@ async def test_a_deaf_consumer_is_made_again_and_the_queue_is_told_until_it_hear
         await asyncio.gather(taking, return_exceptions=True)
 
 
+async def test_a_queue_is_told_no_more_when_another_took_what_was_not_heard() -> None:
+    """It may be idle from then on, and the process would never be ready again."""
+    async with watched() as (broker, memory, _):
+        memory.is_deaf = True
+        taking = asyncio.create_task(keep_taking(broker, "q", []))
+        await broker.publish([Outgoing("q", b"unheard")])
+        await until(lambda: deaf(broker) == ["q"])
+        other = await MemoryBroker.consume(memory, "q", prefetch=1)
+        await other.ack(await other.take(1))
+        await other.close()
+        await until(lambda: deaf(broker) == [])
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+
+
 async def test_a_deaf_consumer_is_closed_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner hears of it at the first moment of the closing, and closes it too: the server would go on giving
     messages to one that is half closed."""

@@ -5,8 +5,8 @@ canary is published, a message that every such consumer knows and takes for itse
 who would not know it: there, messages that wait while the consumer has room and hears nothing are the evidence.
 
 A deaf consumer is closed and its `take` raises, so that whoever owns it subscribes again; until that one has heard
-something, `links()` tells of the queue. Where the canary went to somebody else nothing is proven either way, and after
-a few such rounds the consumer is made again without alarm: that costs little.
+something, or there is nothing to hear, `links()` tells of the queue. Where the canary went to somebody else nothing is
+proven either way, and after a few such rounds the consumer is made again without alarm: that costs little.
 """
 
 import asyncio
@@ -141,6 +141,7 @@ class VigilantBroker:
             expires_at = self._clock.now() + _KEPT
             await self._broker.publish([Outgoing(consumer.queue, CANARY, expires_at=expires_at)])
         elif not await self._waits_in(consumer.queue):
+            self._deaf.pop(consumer.queue, None)  # another has what was missed: it may be long until this one can hear
             return None
         if await consumer.hears_within(self._patience):
             return None

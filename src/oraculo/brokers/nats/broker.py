@@ -358,11 +358,13 @@ class NatsBroker:
 
     def _state(self, queue: str, counts: dict[str, int], consumer: dict[str, Any] | ApiError) -> QueueState:
         """A message is in its stream until it is acked, so whatever nobody holds is ready."""
-        unacked = 0
+        unacked = delayed = 0
         if not isinstance(consumer, ApiError):
-            unacked = consumer["num_ack_pending"] - self._given_back.count(queue, consumer)
-        stored = counts.get(queue, 0)
-        return QueueState(queue, max(stored - unacked, 0), unacked, counts.get(dlq_name(queue), 0))
+            given_back = self._given_back.count(queue, consumer)
+            unacked = consumer["num_ack_pending"] - given_back
+            delayed = min(self._given_back.delayed(queue), given_back)
+        ready = max(counts.get(queue, 0) - unacked, 0)
+        return QueueState(queue, ready, unacked, counts.get(dlq_name(queue), 0), delayed=min(delayed, ready))
 
     # -- publishing -----------------------------------------------------------------------------------------------
 

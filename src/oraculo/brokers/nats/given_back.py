@@ -48,3 +48,8 @@ class GivenBack:
         gone = [sequence for sequence, due in waiting.items() if sequence <= floor or (anybody and due <= now)]
         self.forget(queue, gone)
         return min(len(waiting), int(consumer["num_ack_pending"]))
+
+    def delayed(self, queue: str) -> int:
+        """Those of them that nobody is to have yet, however many pull."""
+        now = self._clock.now()
+        return sum(due > now for due in self._due.get(queue, {}).values())
