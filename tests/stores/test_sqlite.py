@@ -580,3 +580,12 @@ async def test_a_store_that_is_not_open_says_so(path: str) -> None:
         await store.load(["a"])
     with pytest.raises(StoreError, match="not open"):
         await store.commit([], [Changes(make_run("a"))])
+
+
+async def test_an_engine_that_died_before_the_clock_was_set_back_is_forgotten(path: str) -> None:
+    """All who use the file have one clock: it would count as alive until that is as far again."""
+    async with started(SqliteStore(path)) as store:
+        await store.attend("dead", NOW, 5)
+        assert await store.attend("alive", NOW - 600, 5) == ["alive"]
+        await store.attend("other", NOW - 599, 5)
+        assert await store.attend("alive", NOW - 598, 5) == ["alive", "other"]

@@ -10,6 +10,7 @@
 import sqlite3
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from operator import itemgetter
 from typing import Any
 
@@ -236,13 +237,16 @@ class SqliteStore:
     # -- engines ------------------------------------------------------------------------------------------------
 
     async def attend(self, engine: str, now: float, ttl: float) -> Sequence[str]:
+        """All who use the file have one clock: what was noted later than now was noted before it was set back, and an
+        engine that lives is noted again in a moment."""
         await self._write_all(
-            ("forget_engines", {"before": now - ttl, "name": engine}), ("note_engine", {"name": engine, "now": now})
+            ("forget_engines", {"before": now - ttl, "after": now + ttl, "name": engine}),
+            ("note_engine", {"name": engine, "now": now}),
         )
         return await self.engines(now - ttl)
 
     async def depart(self, engine: str) -> None:
-        await self._write("forget_engines", {"before": -1.0, "name": engine})
+        await self._write("forget_engines", {"before": -inf, "after": inf, "name": engine})
 
     async def engines(self, since: float) -> Sequence[str]:
         return [name for (name,) in await self._read("engines", {"since": since})]

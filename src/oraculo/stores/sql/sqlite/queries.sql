@@ -260,7 +260,7 @@ INSERT INTO engines (name, seen_at) VALUES (:name, :now)
 ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at;
 
 -- name: forget_engines
-DELETE FROM engines WHERE seen_at < :before OR name = :name;
+DELETE FROM engines WHERE seen_at < :before OR seen_at > :after OR name = :name;
 
 -- name: engines
 SELECT name FROM engines WHERE seen_at >= :since ORDER BY name;
