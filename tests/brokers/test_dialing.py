@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -54,3 +55,29 @@ def test_an_attempt_leaves_nothing_behind(
 
     run(check())
     assert not [str(warning.message) for warning in recwarn]
+
+
+def test_names_that_nobody_tells_of_keep_no_other_from_being_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold their threads long after they were given up: the event loop has few."""
+    answered, real = threading.Event(), socket.getaddrinfo
+
+    def resolve(host: Any, *args: Any, **wanted: Any) -> Any:
+        if host == "silent.test" and not wanted.get("flags"):
+            answered.wait(10)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return real(host, *args, **wanted)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+    async def check() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            silent = [asyncio.wait_for(dialed("silent.test", port), 0.1) for _ in range(40)]
+            assert {type(each) for each in await asyncio.gather(*silent, return_exceptions=True)} == {TimeoutError}
+            for host in ("localhost", "127.0.0.1"):
+                (await asyncio.wait_for(dialed(host, port), 2)).close()
+
+    try:
+        run(check())
+    finally:
+        answered.set()

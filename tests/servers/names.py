@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from oraculo.clients import dialing
+
 NAME = "several.test"
 
 
@@ -28,4 +30,11 @@ def give_addresses(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int])
             return await resolve(host, port, **wanted)
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address) for address in addresses]
 
-    monkeypatch.setattr(loop, "getaddrinfo", resolved)
+    monkeypatch.setattr(loop, "getaddrinfo", resolved)  # for clients that ask the event loop
+
+    look_up = dialing.looked_up
+
+    async def looked_up(host: str, port: int) -> Any:
+        return await (resolved(host, port) if host == NAME else look_up(host, port))
+
+    monkeypatch.setattr(dialing, "looked_up", looked_up)
