@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from bullmq import Queue
 
+from oraculo.bridges.bullmq import events
 from oraculo.core.message import Message, decode_message, encode_message
 from oraculo.ports.broker import Outgoing
 from oraculo.settings import Settings
@@ -53,6 +54,15 @@ async def test_a_job_gets_the_payload_exactly_and_its_value_comes_back(settings:
     expected = {"recebido": payload, "nome": "passo"}
     assert aggregate["resultados"]["passo"] == {"status": "ok", "resultado": expected}
     assert [line["dados"] for line in journal(tmp_path)] == [payload]
+
+
+async def test_the_first_job_of_all_is_heard_at_once(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing was to be heard before, and the reader rests."""
+    monkeypatch.setattr(events, "BLOCK", 25.0)
+    async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
+        await oraculo.ended(await oraculo.submit(only(faz="eco")), wait=10)
 
 
 @pytest.mark.parametrize("value", [None, 0, False, "", "texto", [], [1, "dois"], {"a": {"b": 1}}])

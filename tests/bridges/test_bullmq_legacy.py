@@ -159,3 +159,34 @@ async def test_a_job_of_bull_that_is_being_taken_at_a_stop_is_given_back(setting
         asyncio.get_running_loop().call_later(0.2, answered.set)
         await oraculo.bridge.stop()
         assert await oraculo.redis.lrange(oraculo.key(ENTRY, "wait"), 0, -1) == ["1"]
+
+
+async def looked_again(oraculo: BullStage) -> None:
+    """By the entry, for jobs."""
+    worker: Any = oraculo.bridge._entry and oraculo.bridge._entry._worker
+    take, looks = worker._take_script, list[object]()
+
+    async def counted(**arguments: Any) -> Any:
+        taken = await take(**arguments)
+        looks.append(taken)
+        return taken
+
+    worker._take_script = counted
+    await until(lambda: len(looks) > 1, within=20, saying="two looks")
+    worker._take_script = take
+
+
+async def test_a_paused_queue_of_bull_is_left_alone_and_loses_nothing(settings: Settings) -> None:
+    """Bull puts the list of paused jobs in the place of the waiting ones when the queue is resumed."""
+    data = {"data": '{"pipelineName": "enhanced-images-only"}'}
+    async with BullStage(settings) as oraculo:
+        await oraculo.redis.hset(oraculo.key(ENTRY, "1"), mapping=data)
+        await oraculo.redis.lpush(oraculo.key(ENTRY, "wait"), "1")
+        await until(lambda: oraculo.job_ids(QUEUE), within=20, saying="the step's job")
+        await oraculo.redis.set(oraculo.key(ENTRY, "meta-paused"), "1")
+        await oraculo.redis.hset(oraculo.key(ENTRY, "2"), mapping=data)
+        await oraculo.redis.zadd(oraculo.key(ENTRY, "delayed"), {"2": 4096})
+        await looked_again(oraculo)
+        await oraculo.bridge.stop()
+        assert await oraculo.redis.lrange(oraculo.key(ENTRY, "paused"), 0, -1) == ["1"], "given back"
+        assert await oraculo.redis.zrange(oraculo.key(ENTRY, "delayed"), 0, -1) == ["2"], "not begun"

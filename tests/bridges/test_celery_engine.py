@@ -177,6 +177,20 @@ async def test_a_handler_that_outlives_its_deadline_is_ended(oraculo: Stage, tmp
     assert (await oraculo.run({"destinos": ["executador_relatorio"], "payload": {}}))["status"] == "concluida"
 
 
+async def test_the_workers_own_limit_holds_where_the_deadline_is_later(fleet: Fleet, tmp_path: Path) -> None:
+    settings = settings_for(fleet.url("rabbitmq"))
+    engine = Engine(settings, tmp_path / "worker.log", "-c", "1", "--time-limit", "1")
+    try:
+        await engine.is_ready()
+        async with Stage(settings) as stage:
+            payload = {"path": str(tmp_path / "never"), "mark": str(tmp_path / "mark")}
+            aggregate = await stage.run({"destinos": ["executador_espera"], "payload": payload, "timeout": 20})
+    finally:
+        engine.kill()
+    assert aggregate["status"] == "erro", aggregate
+    assert "TimeLimitExceeded" in aggregate["falhas"]["executador_espera"]["motivo"]
+
+
 async def test_a_revoked_task_is_told(oraculo: Stage, settings: Settings, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     payload = {"path": str(tmp_path / "never"), "mark": str(mark)}

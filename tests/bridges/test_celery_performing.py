@@ -106,6 +106,19 @@ def test_a_time_limit_while_the_answer_is_published_does_not_lose_it() -> None:
     assert publisher.answers == [{"status": "ok", "resultado": 5}]
 
 
+@pytest.mark.parametrize("error", [BaseException("odd"), GeneratorExit("odd")], ids=["base", "exit"])
+def test_whatever_a_handler_raises_is_told(error: BaseException) -> None:
+    """Celery acks the command of a task that has failed, so nobody else would answer it."""
+
+    def fail(_: Any) -> None:
+        raise error
+
+    publisher = Publisher()
+    with pytest.raises(HandlerFailed):
+        performer(publisher, handle=fail).perform(COMMAND)
+    assert publisher.answers == [{"status": "erro", "erros": [f"{type(error).__name__}: odd"]}]
+
+
 @pytest.mark.parametrize("where", ["resolved", "shortened"])
 def test_a_time_limit_around_the_handler_is_told(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def interrupted(*_: object) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import kombu
 import pytest
 
-from oraculo.bridges.celery import connections
+from oraculo.bridges.celery import connections, events
 from oraculo.core.bridge import CELERY, QUEUES
 from tests.bridges.celery_stage import ROOT, Bridged, CeleryWorker, are_kept, replies_of
 from tests.end_to_end.cluster import Cluster
@@ -272,6 +272,23 @@ async def test_a_queue_that_nobody_made_waits_for_its_worker(fleet: Fleet, start
         await until(lambda: _waiting(url, "loja-tarde") == 1, saying="the task to be sent")
         start(url, queue="loja-tarde")
         assert (await stage.ended(run))["status"] == "concluida"
+
+
+@pytest.mark.parametrize("broker", ["rabbitmq", "redis"])
+async def test_a_worker_that_starts_after_the_bridge_is_soon_asked_for_its_events(
+    fleet: Fleet, start: Start, broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "ASK_EVERY", 3600.0)
+    url = fleet.url(broker)
+    async with Bridged(url, "loja-nova") as stage:
+        await stage.is_heard()  # and has asked those that are there: none
+        await start(url, queue="loja-nova").is_ready()
+
+        async def is_told() -> bool:
+            aggregate = await stage.task("celery://loja.nenhuma", wait=2)
+            return bool(aggregate["falhas"]["t"]["status"] == "erro")
+
+        await until(is_told, within=30, saying="that no worker knows the task")
 
 
 def _waiting(url: str, queue: str) -> int:

@@ -157,13 +157,15 @@ class PlainCommands(bootsteps.ConsumerStep):  # type: ignore[misc, unused-ignore
         message.body = msgspec.json.encode([[text], {}, embed]).decode()
 
     def _time_limits(self, command: Message) -> tuple[float | None, float | None]:
-        """The command's deadline, or the worker's own limits where those are shorter."""
+        """The command's deadline, or the worker's own limits where those are shorter. Celery looks at the hard limit
+        only after the soft one has passed, so one that comes later than it is left out."""
         hard, soft = self._limits
         deadline = None if command.prazo is None else from_iso(command.prazo)
         if deadline is None:
             return hard, soft
         left = max(0.0, deadline - self._clock.now()) + DEADLINE_GRACE
-        return min(hard or left + LAST_GRACE, left + LAST_GRACE), min(soft or left, left)
+        hard, soft = min(hard or left + LAST_GRACE, left + LAST_GRACE), min(soft or left, left)
+        return hard, soft if soft < hard else None
 
     def _quarantine(self, queue: str, message: Any, reason: str) -> None:
         _log.warning("dead-lettered", queue=queue, reason=reason)

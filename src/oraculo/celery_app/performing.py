@@ -112,8 +112,8 @@ class Performer:
             return self._out_of_time(command, context, error)
         except (ObjectsError, InvalidSettings) as error:  # of this worker: another may be better off
             return self._failed(command, str(error))
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            if _is_termination(error):
+        except BaseException as error:  # as in our own worker
+            if isinstance(error, KeyboardInterrupt) or _is_termination(error):
                 raise
             return self._failed(command, describe(error), retry=not isinstance(error, DoNotRetry))
 

@@ -17,9 +17,11 @@ from redis.exceptions import RedisError
 POLL = 0.2
 
 # Jobs whose delay is over come first to the waiting ones. Taking and locking are one step: a job in `active` without a
-# lock is one whose worker was lost, and is given to the next.
+# lock is one whose worker was lost, and is given to the next. While the queue is paused `wait` is left alone: what is
+# in it would be lost when Bull puts the list of paused ones in its place.
 _TAKE = """
 local base, now = KEYS[1], tonumber(ARGV[1])
+if redis.call('EXISTS', base .. 'meta-paused') == 1 then return false end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', base .. 'delayed', 0, (now + 1) * 4096, 'LIMIT', 0, 100)) do
   redis.call('ZREM', base .. 'delayed', id)
   redis.call('LPUSH', base .. 'wait', id)
@@ -48,7 +50,10 @@ if redis.call('GET', base .. id .. ':lock') ~= ARGV[2] then return -2 end
 if redis.call('LREM', base .. 'active', -1, id) < 1 then return -3 end
 redis.call('DEL', base .. id .. ':lock')
 if ARGV[8] == '1' then redis.call('HINCRBY', base .. id, 'attemptsMade', 1) end
-if target == 'wait' then return redis.call('RPUSH', base .. 'wait', id) end
+if target == 'wait' then
+  local list = redis.call('EXISTS', base .. 'meta-paused') == 1 and 'paused' or 'wait'
+  return redis.call('RPUSH', base .. list, id)
+end
 if ARGV[7] == '1' then
   redis.call('DEL', base .. id, base .. id .. ':logs')
 else

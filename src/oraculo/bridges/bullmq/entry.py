@@ -19,6 +19,7 @@ from bullmq.custom_errors import DelayedError, UnrecoverableError
 from redis.exceptions import RedisError
 
 from oraculo.bridges.bullmq.bull_v4_worker import BullWorker
+from oraculo.bridges.bullmq.pausing import mind_pauses_of
 from oraculo.bridges.bullmq.runs import Followed, Lost, Overtaken, RequestRefused, Runs
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client, within
 from oraculo.core import naming
@@ -35,6 +36,7 @@ TRIES = 60  # of a call of BullMQ's worker, while the connection is lost: the en
 STOP_GRACE = 5.0
 NEVER = 1_000_000_000  # stalls after which a job is given up: its run goes on, whoever follows it
 MOST_FAULTS = 5
+MOST_BACKOFF = 1_000_000_000  # milliseconds
 SUCCESSES = ("concluida", "parcial")
 
 _UNREADABLE = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -48,10 +50,25 @@ class NotSucceeded(Exception):
 class _BullmqWorker(Worker):  # type: ignore[misc]
     """BullMQ's own, and what the entry needs besides."""
 
+    def mind_pauses(self) -> None:
+        mind_pauses_of(f"{self.qualifiedName}:", self.redisConnection.commands, self.client)
+
     async def nextJobFromJobData(self, job_data: dict[str, Any] | None = None, *others: Any, **named: Any) -> Any:  # noqa: N802
         """A job whose data Python cannot read would stall, and be taken again, for ever: its data are handed over as
         they stand, so that it fails of them."""
+        if job_data and "rjk" in job_data:
+            await self._keep_data_of_repeats(job_data)
         return await super().nextJobFromJobData(job_data and _readable(job_data), *others, **named)
+
+    async def _keep_data_of_repeats(self, fields: dict[str, Any]) -> None:
+        """Of jobs that were added with `repeat`, which is older than BullMQ's schedulers, only the first has the data:
+        bullmq for Python would make the next ones without, and BullMQ 5 for Node notes them here too."""
+        template = f"{self.qualifiedName}:repeat:{fields['rjk']}"
+        try:
+            if await self.client.exists(template):
+                await self.client.hsetnx(template, "data", fields.get("data", "{}"))
+        except RedisError as error:
+            _log.warning("the next of a repeated job may have no data", job=fields["rjk"], reason=str(error))
 
     async def give_back_all(self) -> None:
         """Takes no more, and returns when those who had a job have let go of it."""
@@ -71,6 +88,13 @@ class _BullmqWorker(Worker):  # type: ignore[misc]
                 await job.moveToDelayed(int(time.time() * 1000), job.token)
             except Exception as error:  # noqa: BLE001 - the worker did that by itself, or its lock runs out
                 _log.debug("a job that was being fetched could not be given back", job=job.id, reason=str(error))
+
+
+def _pause_of_strange_backoff(_attempts: int, _type: object, _error: object, job: Any) -> int:
+    """For a strategy that only the application's own workers know: without one the job could not be ended at all."""
+    backoff = job.opts.get("backoff")
+    delay = backoff.get("delay") if isinstance(backoff, dict) else None
+    return int(delay) if isinstance(delay, int | float) and 0 < delay < MOST_BACKOFF else 0
 
 
 def _readable(fields: dict[str, Any]) -> dict[str, Any]:
@@ -122,8 +146,10 @@ class Entry:
             "stalledInterval": max(500, lock // 2),
             "maxStalledCount": NEVER,
             "runRetryDelay": int(RECONNECT * 1000),
+            "settings": {"backoffStrategy": _pause_of_strange_backoff},
         }
         worker = _BullmqWorker(settings.entry, self._process, options)
+        worker.mind_pauses()
         worker.on("error", self._tell)
         return worker
 

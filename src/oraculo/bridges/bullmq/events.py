@@ -5,6 +5,7 @@ Nothing is acked: what a bridge had read and not told when it died is found by t
 """
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
@@ -57,6 +58,7 @@ class EventReader:
         self._portion = Portion()
         self._client: Any = None
         self._connection_id: int | None = None
+        self._woken = asyncio.Event()
 
     async def run(self) -> None:
         """Until Redis fails."""
@@ -67,19 +69,27 @@ class EventReader:
                 if queues:
                     await self._read(queues)
                 else:
-                    await asyncio.sleep(BLOCK)
+                    await self._rest()
         finally:
             self._grouped.clear()
             await close_client(self._client)
 
     async def heed(self, queues: set[str]) -> None:
         """Jobs were added to these: if one was never read, the reading that waits now must not be waited for."""
-        if self._client is None or queues <= self._grouped or self._connection_id is None:
+        if self._client is None or queues <= self._grouped:
+            return
+        self._woken.set()
+        if self._connection_id is None:
             return
         try:
             await self._server.client.client_unblock(self._connection_id)
         except ResponseError as error:  # some providers do not permit it: then it takes a second
             _log.debug("the reading of events was not woken", reason=str(error))
+
+    async def _rest(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), BLOCK)
+        self._woken.clear()
 
     async def _read(self, queues: set[str]) -> None:
         async with self._client.client() as one:  # one connection, whose number is known

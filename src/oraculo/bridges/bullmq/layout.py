@@ -7,6 +7,7 @@ from bullmq import Job, Queue
 from bullmq.scripts import Scripts
 from redis.exceptions import ResponseError
 
+from oraculo.bridges.bullmq.pausing import mind_pauses_when_adding
 from oraculo.bridges.bullmq.records import NewJob
 
 WAITING = ("waiting", "delayed", "prioritized", "paused")
@@ -77,7 +78,10 @@ class BullmqLayout:
     def _new_queue(self, name: str) -> Any:
         queue = Queue(name, {"connection": self._client, "prefix": self._prefix})
         connection = queue.backend.connection
-        self._commands = connection.commands = self._commands or connection.commands
+        if self._commands is None:
+            self._commands = connection.commands
+            mind_pauses_when_adding(self._commands, self._client)
+        connection.commands = self._commands
         queue.scripts = queue.backend.scripts = _VerbatimScripts(self._prefix, name, connection)
         return queue
 

@@ -19,6 +19,8 @@ from oraculo.bridges.celery.reports import Report, failure
 from oraculo.bridges.celery.tasks import ReturnAddress
 
 ASK_EVERY = 15.0  # seconds; workers that started meanwhile did not hear us
+ASK_SOON = 2.0  # after one has told that it starts, which it does before it can be asked
+ASKED_SOON = 3  # times
 MOST_REMEMBERED = 10_000
 _IDLE = 0.5
 _UNKNOWN_TASK = "NotRegistered"
@@ -61,29 +63,26 @@ class TaskEvents:
         self._sent = sent
         self._on_end = on_end
         self._on_retry = on_retry
+        self._ask_at = 0.0
+        self._asks_soon = 0
 
     def listen(self, listener: Listener, connection: kombu.Connection) -> None:
         exchange = get_exchange(connection, name=self._app.conf.event_exchange)
-        queue = kombu.Queue(
-            f"celeryev.oraculo.{kombu.uuid()}",
-            exchange,
-            routing_key="task.#",
-            durable=False,
-            auto_delete=True,
-            expires=60,
-            message_ttl=30,
-        )
-        asked = float("-inf")
-        with kombu.Consumer(connection.channel(), [queue], callbacks=[self._arrived], accept=["json"], no_ack=True):
+        queues = [_queue(exchange, key) for key in ("task.#", "worker.online")]  # kombu's Redis has one key for each
+        self._ask_at = time.monotonic()
+        with kombu.Consumer(connection.channel(), queues, callbacks=[self._arrived], accept=["json"], no_ack=True):
             listener.is_ready()
             while not listener.stopping:
-                if time.monotonic() - asked > ASK_EVERY:
+                if time.monotonic() >= self._ask_at:
                     self._app.control.enable_events(connection=connection)
-                    asked = time.monotonic()
+                    self._ask_at = time.monotonic() + (ASK_SOON if self._asks_soon else ASK_EVERY)
+                    self._asks_soon = max(0, self._asks_soon - 1)
                 listener.drain(connection, _IDLE)
 
     def _arrived(self, body: Any, _message: kombu.Message) -> None:
         for event in _events_in(body):
+            if event.get("type") == "worker-online":
+                self._ask_at, self._asks_soon = min(self._ask_at, time.monotonic() + ASK_SOON), ASKED_SOON
             command = self._sent.get(event.get("uuid"))
             if command is not None:
                 self._tell(event, command)
@@ -97,6 +96,18 @@ class TaskEvents:
                 self._on_end(failure(command, _UNKNOWN_TASK, f"the worker {worker} has no such task"))
             case "task-retried":
                 self._on_retry(command, f"Celery runs it again after {event.get('exception')}")
+
+
+def _queue(exchange: kombu.Exchange, routing_key: str) -> kombu.Queue:
+    return kombu.Queue(
+        f"celeryev.oraculo.{kombu.uuid()}",
+        exchange,
+        routing_key=routing_key,
+        durable=False,
+        auto_delete=True,
+        expires=60,
+        message_ttl=30,
+    )
 
 
 def _events_in(body: Any) -> Iterator[Mapping[str, Any]]:
