@@ -15,7 +15,7 @@ from oraculo.bootstrap import build
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
 from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_definition
-from oraculo.core.run import Changes, Run, RunStatus
+from oraculo.core.run import Changes, Run, RunHead, RunStatus
 from oraculo.engine import inputs, operations, outbox
 from oraculo.engine.cache import IDLE, HotRuns, Plans
 from oraculo.engine.watchers import Lookout
@@ -135,6 +135,28 @@ async def test_whoever_waits_is_let_go_when_the_engine_stops() -> None:
         assert await asyncio.wait_for(following, 5) >= 1
         with pytest.raises(StoreUnavailable, match="stopping"):
             await oraculo.submit({"destinos": ["escavador_a"]})
+
+
+async def test_whoever_follows_a_run_that_is_gone_is_let_go() -> None:
+    """As after the whole of a store was deleted."""
+
+    class Emptied(SqliteStore):
+        is_empty = False
+
+        async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
+            return {} if self.is_empty else await super().heads(run_ids)
+
+    store = Emptied(MEMORY)
+    async with Harness(store=store, settings=Settings(engine=EngineSettings(poll=0.05))) as oraculo:
+        run = await oraculo.operations.run(await oraculo.submit({"destinos": ["escavador_ninguem"]}))
+
+        async def follow() -> int:
+            return sum([1 async for _ in oraculo.operations.follow(run)])
+
+        following = asyncio.create_task(follow())
+        await until(lambda: run.id in oraculo.engine.watchers)
+        store.is_empty = True
+        assert await asyncio.wait_for(following, 5) >= 1
 
 
 async def test_nobody_looks_out_for_runs_that_nobody_waits_for() -> None:

@@ -338,3 +338,38 @@ async def test_only_the_engine_that_comes_first_tidies_a_shard(tmp_path: Path, m
         await store.close()
     assert set(asked["one"]).isdisjoint(asked["two"])
     assert set(asked["one"]) | set(asked["two"]) == set(SHARDS)
+
+
+async def test_engines_that_are_often_started_anew_come_to_every_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janitor, "EVERY", 0.0)
+    asked: list[str] = []
+
+    class Alone:
+        def rank(self, _shard: str) -> int:
+            return 0
+
+    class Hours:
+        def __init__(self, hours: int) -> None:
+            self.hours = hours
+
+        def now(self) -> float:
+            return 1_700_000_000.0 + 3600.0 * self.hours
+
+    class Asked(FolderObjects):
+        async def folders(self, shard: str) -> Any:
+            asked.append(shard)
+            return []
+
+    store = SqliteStore(":memory:")
+    await store.start()
+    for hour in range(5):
+        before = len(asked)
+        cleaner = Janitor(Asked(tmp_path), store, Alone(), Hours(hour))  # type: ignore[arg-type]
+        running = asyncio.create_task(cleaner.run())
+        await until(lambda before=before: len(asked) >= before + 60)  # type: ignore[misc]
+        running.cancel()
+        del asked[before + 60 :]
+    await store.close()
+    assert set(asked) == set(SHARDS)

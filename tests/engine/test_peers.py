@@ -237,6 +237,26 @@ async def test_a_front_creates_runs_and_hears_of_their_end(group: Group) -> None
         assert engine.engine.peers.is_alone
 
 
+async def test_health_asks_all_at_once(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that says nothing takes its time, and whoever asks has little."""
+    asked, all_are_asked = list[str](), asyncio.Event()
+    front = group.member(role=Role.FRONT)
+    async with acquainted(front):
+        parts = [(front.broker, "check"), (front.store, "check"), (front.store, "engines")]
+
+        async def answer_together(*_: object) -> list[str]:
+            asked.append("")
+            if len(asked) == len(parts):
+                all_are_asked.set()
+            await all_are_asked.wait()
+            return ["an engine"]
+
+        for part, call in parts:
+            monkeypatch.setattr(part, call, answer_together)
+        assert set((await front.operations.health()).parts.values()) == {None}
+        monkeypatch.undo()
+
+
 async def test_a_front_says_that_no_engine_is_alive(group: Group) -> None:
     front = group.member(role=Role.FRONT)
     async with acquainted(front):

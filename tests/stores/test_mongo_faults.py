@@ -11,6 +11,7 @@ from pymongo.errors import (
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
 )
 
 from oraculo.core.events import Progressed, Sent
@@ -126,6 +127,20 @@ async def test_runs_of_one_id_or_key_that_were_created_before_the_drop_was_notic
 
 
 # -- a server in trouble --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        AutoReconnect("operation cancelled"),
+        AutoReconnect("host:27017: connection pool paused"),
+        WaitQueueTimeoutError("Timed out while checking out a connection from connection pool. maxPoolSize: 100"),
+    ],
+)
+def test_a_server_that_stands_still_is_told_as_that(fault: PyMongoError) -> None:
+    with pytest.raises(StoreUnavailable) as trouble, translated("place"):
+        raise fault
+    assert str(trouble.value) == f"MongoDB at place: it does not answer ({fault})"
 
 
 def test_a_driver_that_takes_a_lone_server_for_a_set_is_worth_another_try() -> None:

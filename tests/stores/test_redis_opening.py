@@ -126,6 +126,18 @@ async def test_many_may_open_an_empty_store_at_once(url: str, namespace: str, pl
         await each.close()
 
 
+async def test_what_was_flushed_is_laid_out_again_by_the_engines(url: str, namespace: str, plain: Any) -> None:
+    async with opened(url) as store:
+        plain.delete(f"{namespace}:layout")
+        assert await store.look() is not None, "it counts as empty"
+        await store.attend("one", 1.0, 5.0)
+        assert plain.get(f"{namespace}:layout") == b"%d" % len(server.MIGRATIONS)
+        assert await store.look() is None
+        plain.set(f"{namespace}:layout", 99)
+        await store.attend("one", 2.0, 5.0)
+        assert plain.get(f"{namespace}:layout") == b"99", "another's number stays"
+
+
 async def test_an_older_layout_is_migrated_only_when_asked(
     url: str, namespace: str, plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

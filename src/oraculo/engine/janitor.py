@@ -6,7 +6,7 @@ that was written in the last hour is left alone: its run may be about to be crea
 
 import asyncio
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import cycle, islice
 
 from oraculo.core.reference import CLAIM, SHARDS, run_folder
 from oraculo.core.slices import pages
@@ -17,7 +17,8 @@ from oraculo.ports.objects import Objects
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 
-EVERY = 60.0  # seconds between two shards: all of them in a little over four hours
+_MINUTE = 60.0
+EVERY = _MINUTE  # seconds between two shards: all of them in a little over four hours
 MIN_AGE = 3600.0
 _TOGETHER = 50
 _CLAIM_PATIENCE = 5.0
@@ -53,7 +54,9 @@ class Janitor:
         self._store = store
         self._peers = peers
         self._clock = clock
-        self._shards = cycle(SHARDS)  # kept here: a shard that fails does not keep it from the next
+        # It begins where it would be had it never stopped: engines that live for an hour come to every shard, too. Kept
+        # here: a shard that fails does not keep it from the next.
+        self._shards = islice(cycle(SHARDS), int(clock.now() // _MINUTE) % len(SHARDS), None)
 
     async def run(self) -> None:
         while True:

@@ -391,23 +391,28 @@ class Engine:
             raise StoreError("no engine is alive: runs are accepted, and wait until one is started")
 
     async def health(self) -> Health:
-        broker = await broker_health(self.broker)
+        """All at once: whoever asks waits for the slowest, and not for one after the other."""
+        broker, store, behind = await asyncio.gather(
+            broker_health(self.broker), fault_of(self.store.check), self._health_behind()
+        )
         own = {"engine": self._intake.trouble if self.accepting else "not taking work: it is starting or stopping"}
         if self.role is Role.WHOLE:
             own["consumers"] = reading_trouble(self.own_queues)
-        own[f"store {self.store.name}"] = await fault_of(self.store.check)
+        own[f"store {self.store.name}"] = store
         is_ready = broker.is_ready and not any(own.values())
-        return Health(broker.parts | own | await self._health_behind(), is_ready)
+        return Health(broker.parts | own | behind, is_ready)
 
     async def _health_behind(self) -> dict[str, str | None]:
         """Of what an engine can do without: runs are accepted, and go on or wait."""
-        parts: dict[str, str | None] = {}
+        objects, engines = await asyncio.gather(self._objects_trouble(), self._engines_trouble())
+        bridges = {f"ponte {bridge.name}": bridge.trouble for bridge in self.bridges}  # steps of others go on
+        return objects | bridges | engines
+
+    async def _objects_trouble(self) -> dict[str, str | None]:
         if self.objects is not None:  # without it, large results stay in the store
             trouble = self._offload.trouble or (self._earlier and self._earlier.trouble)
-            parts[f"objects {self.objects.name}"] = trouble or await fault_of(self.objects.check)
-        elif self.results.trouble is not None:
-            parts["objects"] = self.results.trouble
-        parts |= {f"ponte {bridge.name}": bridge.trouble for bridge in self.bridges}  # steps of others go on
-        if self.role is Role.FRONT:
-            parts["engines"] = await fault_of(self._expect_engines)
-        return parts
+            return {f"objects {self.objects.name}": trouble or await fault_of(self.objects.check)}
+        return {} if self.results.trouble is None else {"objects": self.results.trouble}
+
+    async def _engines_trouble(self) -> dict[str, str | None]:
+        return {"engines": await fault_of(self._expect_engines)} if self.role is Role.FRONT else {}

@@ -143,7 +143,11 @@ class Lookout:
                 await self._look_at(some)
 
     async def _look_at(self, run_ids: Sequence[str]) -> None:
-        for run_id, head in (await self._store.heads(run_ids)).items():
+        heads = await self._store.heads(run_ids)
+        for run_id in run_ids:
+            if (head := heads.get(run_id)) is None:  # gone, or not there yet: whoever follows it looks for himself
+                self._watchers.changed(run_id)
+                continue
             self._watchers.looked_at(run_id, head.entries)
             if head.status is not RunStatus.RUNNING and self._watchers.awaits_end(run_id):
                 await self._tell_end(run_id)

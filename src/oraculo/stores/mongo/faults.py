@@ -44,6 +44,8 @@ _WORTH_A_RETRY = _REFUSALS | frozenset(
 _LABELS = ("RetryableWriteError", "TransientTransactionError", "SystemOverloadedError")
 # What pymongo adds for programmers: the whole answer, the topology, the driver's own limits.
 _NOT_FOR_PEOPLE = re.compile(r", full error: .*|, Timeout: .*| \(configured timeouts: [^)]*\)", re.DOTALL)
+# What pymongo says of its own connections while the server stands still.
+_STANDS_STILL = re.compile("operation cancelled|connection pool paused|[Tt]imed out while checking out a connection")
 # In the path, or behind hosts before which there is no login. An option of a URL with a login may have one.
 _STRAY_AT = re.compile(r"[^/]*://([^/?@]*[/?].*@|[^/?]*/[^?]*@)", re.DOTALL)
 # UnicodeError and the BSON encoder's own are ValueErrors.
@@ -103,6 +105,8 @@ def _in_words(error: Exception) -> str:
     told = _NOT_FOR_PEOPLE.sub("", str(error))
     if isinstance(error, BulkWriteError):
         return "; ".join(dict.fromkeys(str(fault.get("errmsg")) for fault in _faults(error)))[:500] or told
+    if isinstance(error, ConnectionFailure | WaitQueueTimeoutError) and _STANDS_STILL.search(told):
+        return f"it does not answer ({told})"
     if isinstance(error, ServerSelectionTimeoutError):
         return f"it cannot be reached: {told}"
     if isinstance(error, PyMongoError) and error.timeout:

@@ -137,6 +137,10 @@ class Server:
 
     # -- the layout -----------------------------------------------------------------------------------------------
 
+    @property
+    def newest_layout(self) -> int:
+        return len(MIGRATIONS)
+
     async def is_laid_out(self) -> bool:
         return await self._layout_number() is not None
 

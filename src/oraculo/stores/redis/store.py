@@ -296,7 +296,8 @@ class RedisStore:
         server = self._opened()
         with server.translating():
             encoded = engine.encode()
-        return sorted(name.decode() for name in await server.run("attend", encoded, repr(now), repr(now - ttl)))
+        names = await server.run("attend", encoded, repr(now), repr(now - ttl), server.newest_layout)
+        return sorted(name.decode() for name in names)
 
     async def depart(self, engine: str) -> None:
         server = self._opened()
