@@ -65,7 +65,7 @@ class MoodyStore(SqliteStore):
 
 
 async def test_a_request_that_was_refused_for_want_of_a_store_is_never_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "_PATIENCE", 0.3)
+    monkeypatch.setattr(inputs, "_PATIENCE", 0.5)  # the engine tries after 0.3 s, and again after 0.7
     store = MoodyStore(MEMORY)
     async with Harness(recording_app(Journal(), ("escavador_a",)), store=store) as oraculo:
         store.away = True

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.run import Changes
-from oraculo.engine import intake
+from oraculo.engine import intake, reading
 from oraculo.errors import BrokerUnavailable, StoreRefuses, StoreUnavailable
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Consumer, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation
 from oraculo.ports.telemetry import Record
@@ -47,6 +48,47 @@ async def test_deadlines_that_passed_while_it_was_down_ring_at_the_start(tmp_pat
     async with Harness(store=store_at(tmp_path)) as before:
         run_id = await before.submit({"destinos": ["escavador_a"], "timeout": 0.05})
     async with Harness(store=store_at(tmp_path)) as after:
+        assert (await after.ended(run_id))["status"] == "timeout"
+
+
+class DistantBroker(MemoryBroker):
+    async def consume(self, queue: str, *, prefetch: int) -> Consumer:
+        await asyncio.sleep(0.3)
+        return await super().consume(queue, prefetch=prefetch)
+
+
+async def test_answers_that_came_while_it_was_down_are_heard_before_deadlines_that_passed(tmp_path: Path) -> None:
+    async with Harness(store=store_at(tmp_path)) as before:
+        run_id = await before.submit({"destinos": ["escavador_a", "escavador_b"], "timeout": 0.2})
+        deadline = (await before.operations.run(run_id)).head.deadline
+    await until(lambda: SystemClock().now() > deadline, saying="its deadline")
+    broker = DistantBroker(SystemClock())
+    await broker.start()
+    await broker.declare(["resultados"])
+    answers = [answer(run_id, tarefa=task) for task in ("escavador_a", "escavador_b")]
+    await broker.publish([Outgoing("resultados", msgspec.json.encode(each)) for each in answers])
+    async with Harness(store=store_at(tmp_path), broker=broker) as after:
+        assert (await after.ended(run_id))["status"] == "concluida"
+
+
+async def test_answers_that_do_not_get_fewer_keep_no_deadline_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "HEARD_WITHIN", 0.5)
+
+    class Unread(MemoryBroker):
+        async def consume(self, queue: str, *, prefetch: int) -> Consumer:
+            raise BrokerUnavailable("not now")
+
+    async with Harness(store=store_at(tmp_path)) as before:
+        run_id = await before.submit({"destinos": ["escavador_a"], "timeout": 0.1})
+        deadline = (await before.operations.run(run_id)).head.deadline
+    await until(lambda: SystemClock().now() > deadline, saying="its deadline")
+    broker = Unread(SystemClock())
+    await broker.start()
+    await broker.declare(["resultados"])
+    await broker.publish([Outgoing("resultados", msgspec.json.encode(answer(run_id)))])
+    async with Harness(store=store_at(tmp_path), broker=broker) as after:
         assert (await after.ended(run_id))["status"] == "timeout"
 
 

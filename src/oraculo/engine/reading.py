@@ -3,12 +3,17 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import inf
 
 from oraculo.core.unread import UnreadQueues
 from oraculo.engine.inputs import Arrived, Inbox
-from oraculo.errors import BrokerUnavailable, OraculoError
+from oraculo.errors import BrokerError, BrokerUnavailable, OraculoError
 from oraculo.ports.broker import Broker, Consumer
 from oraculo.settings.sections import EngineSettings
+
+HEARD_WITHIN = 5.0  # seconds in which what waits in a queue must get less to be waited for
+HEARD_AT_LAST = 60.0
+_GLANCE = 0.1
 
 
 class OwnQueues:
@@ -37,6 +42,21 @@ class OwnQueues:
             await self._drop(queue)
             raise
         await self._drop(queue)
+
+    async def heard_out(self, queue: str) -> None:
+        """Returns when nothing waits in it any more, or it does not get less. Twice nothing: what is on its way to us
+        is in no count."""
+        loop, fewest, looks = asyncio.get_running_loop(), inf, 2
+        last = loop.time() + HEARD_AT_LAST
+        with suppress(TimeoutError, BrokerError):
+            async with asyncio.timeout(HEARD_WITHIN) as limit:
+                while looks:
+                    waiting = sum(state.ready - state.delayed for state in await self._broker.queues([queue]))
+                    if waiting < fewest:
+                        fewest = waiting
+                        limit.reschedule(min(loop.time() + HEARD_WITHIN, last))
+                    looks = 2 if waiting > 0 else looks - 1
+                    await asyncio.sleep(_GLANCE)
 
     async def _subscribe(self, queue: str) -> Consumer:
         try:

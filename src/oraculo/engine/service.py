@@ -198,7 +198,7 @@ class Engine:
         return of_all | {
             "engines": self.peers.run,
             "sweep": self._sweep,
-            "timers": self._timers.run,
+            "timers": self._ring_timers,
             "leases": self._renew_leases,
             "retention": self._retention.run,
         }
@@ -305,6 +305,13 @@ class Engine:
                 self.telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
 
+    async def _ring_timers(self) -> None:
+        """Deadlines that passed while no engine ran ring after the answers that came meanwhile: these may have come in
+        time."""
+        if self._connected and await self.store.due(self.clock.now(), 1):
+            await self.own_queues.heard_out(self.names.answers)
+        await self._timers.run()
+
     async def _renew_leases(self) -> None:
         while True:
             await asyncio.sleep(self.settings.engine_lease / 3)
@@ -392,10 +399,10 @@ class Engine:
 
     async def health(self) -> Health:
         """All at once: whoever asks waits for the slowest, and not for one after the other."""
+        own = {"engine": self._intake.trouble if self.accepting else "not taking work: it is starting or stopping"}
         broker, store, behind = await asyncio.gather(
             broker_health(self.broker), fault_of(self.store.check), self._health_behind()
         )
-        own = {"engine": self._intake.trouble if self.accepting else "not taking work: it is starting or stopping"}
         if self.role is Role.WHOLE:
             own["consumers"] = reading_trouble(self.own_queues)
         own[f"store {self.store.name}"] = store
