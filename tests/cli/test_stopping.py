@@ -80,6 +80,17 @@ def test_a_live_stream_ends_as_a_stream_should(process: Process) -> None:
     assert "Traceback" not in "".join(process.errors)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_that_waits_for_its_store_is_stopped_in_order(tmp_path: Path, number: int) -> None:
+    process = Process("serve", cwd=tmp_path, env={"ORACULO_STORE_URL": "postgresql://a:b@127.0.0.1:9/x"})
+    try:
+        process.says("waits for it")
+        assert process.stop(number) == 0  # for PID 1 a signal that nobody asked for does not even exist
+        process.says("oraculo: stopping")
+    finally:
+        process.end()
+
+
 @pytest.mark.parametrize("handler", STUCK.values(), ids=STUCK.keys())
 def test_a_handler_that_never_ends_does_not_keep_the_process(tmp_path: Path, handler: str) -> None:
     (tmp_path / "presos.py").write_text(HEADER + handler)

@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -100,11 +101,29 @@ def serve(
 
 async def _serve(system: System, server: "_Server", listener: socket.socket) -> None:
     # Started before uvicorn, which would tell a fault as a traceback; a second start does nothing, nor a second stop.
+    # So is uvicorn's own watch for signals: a start may wait for the store, and who is PID 1 has to ask for SIGTERM.
+    stop = asyncio.Event()
+    server.wake = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
+    with server.capture_signals():
+        try:
+            if await _is_started(system, stop):
+                await server.serve(sockets=[listener])
+        finally:
+            await system.engine.stop()
+
+
+async def _is_started(system: System, stop: asyncio.Event) -> bool:
+    """False when it is told to stop before."""
+    starting = asyncio.create_task(system.engine.start())
+    stopping = asyncio.create_task(stop.wait())
     try:
-        await system.engine.start()
-        await server.serve(sockets=[listener])
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        return starting.done()
     finally:
-        await system.engine.stop()
+        starting.cancel()
+        stopping.cancel()
 
 
 def _address(listener: socket.socket) -> str:
@@ -119,6 +138,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._ready = ready
         self._quiesce = quiesce
+        self.wake: Callable[[], object] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -135,6 +155,7 @@ class _Server(uvicorn.Server):
             _end_at_once(sig)
         self.should_exit = True
         _say_stopping()
+        self.wake()
 
 
 # -- an engine alone -------------------------------------------------------------------------------------------------
@@ -152,16 +173,10 @@ async def _run_engine(system: System) -> None:
     loop = asyncio.get_running_loop()
     with _first_signal(lambda: loop.call_soon_threadsafe(stop.set)):
         try:
-            starting = asyncio.create_task(system.engine.start())
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                starting.result()
+            if await _is_started(system, stop):
                 output.note(f"oraculo: engine {system.engine.peers.name} is running")
-            await stopping
+            await stop.wait()
         finally:
-            starting.cancel()
-            stopping.cancel()
             await system.engine.stop()
 
 
