@@ -315,3 +315,24 @@ def _read_all(terminal: int) -> str:
     finally:
         os.close(terminal)
     return b"".join(chunks).decode()
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_it_serves_without_an_output(tmp_path: Path, closed: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *ORACULO, "serve", "--port", str(port)]
+    process = subprocess.Popen(shell, cwd=tmp_path, env=environment(**QUICK))
+    try:
+        until(lambda: is_alive(port), saying="the server")
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+
+
+def is_alive(port: int) -> bool:
+    try:
+        return httpx2.get(f"http://127.0.0.1:{port}/health").is_success
+    except httpx2.TransportError:
+        return False

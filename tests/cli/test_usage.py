@@ -34,6 +34,13 @@ def complaint(result: Any) -> str:
     return str(lines[0])
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_the_encoding_of_the_output_lacks_is_shown_by_its_code(tmp_path: Path, encoding: str) -> None:
+    ended = run("doctor", "--url", NOWHERE, cwd=tmp_path, env={"PYTHONIOENCODING": encoding})
+    assert ended.stderr == ""
+    assert "whsec_\\u2026" in ended.stdout
+
+
 def test_version_as_text_and_as_json() -> None:
     assert invoke("version").stdout == f"oraculo {__version__}\n"
     assert invoke("--version").stdout == f"oraculo {__version__}\n"

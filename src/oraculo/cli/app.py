@@ -123,6 +123,7 @@ def version(as_json: AsJson = False) -> None:
 
 def main() -> None:
     status = 1
+    output.mend_streams()
     try:
         app(prog_name="oraculo")
         status = 0

@@ -1,6 +1,7 @@
 """How the command line speaks: tables for people, JSON for programs, one line on stderr for what went wrong."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -33,6 +34,20 @@ STATUS_STYLES = {
 }
 
 Row = Sequence[object]
+
+
+def mend_streams() -> None:
+    """One that was closed (`>&-`) leads nowhere: else a socket or a file would get its number, and what is told there.
+    What the encoding of the output lacks is shown by its code."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def complain(message: str) -> int:
