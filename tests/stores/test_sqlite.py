@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import resource
 import shutil
 import sqlite3
 import tempfile
@@ -505,6 +506,20 @@ async def test_a_full_disk_loses_nothing_and_is_worth_a_retry(path: str) -> None
         await store._writer.run(lambda connection: connection.execute("PRAGMA max_page_count = 100000").fetchall())
         await change(store, changed(run, Sent(0, 1)))
         await assert_stored(store, run)
+
+
+async def test_a_quota_that_is_used_up_is_no_fault_of_what_is_committed(path: str) -> None:
+    big = make_run("big", payload=b'{"x":"' + b"x" * 500_000 + b'"}')
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with opened(path) as store:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))  # as a quota, it is EFBIG and not ENOSPC
+        try:
+            with pytest.raises(StoreRefuses, match="disk I/O error"):
+                await store.commit([creation(big)], [])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        await create(store, big)
+        await assert_stored(store, big)
 
 
 async def refuses(store: SqliteStore) -> bool:

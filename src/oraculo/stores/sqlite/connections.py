@@ -119,6 +119,7 @@ _REFUSALS = frozenset(
         sqlite3.SQLITE_FULL,
         sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_IOERR_WRITE,  # what a quota, or a limit on the size of files, is to SQLite
     }
 )
 _WORTH_A_RETRY = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM})
@@ -134,13 +135,14 @@ def translated(path: str) -> Iterator[None]:
 
 
 def ours(error: Exception, path: str) -> StoreError:
-    told = _kind_of(primary_code(error))(f"SQLite file {path}: {error}")
+    told = _kind_of(error)(f"SQLite file {path}: {error}")
     told.__cause__ = error
     return told
 
 
-def _kind_of(code: int) -> type[StoreError]:
-    if code in _REFUSALS:
+def _kind_of(error: Exception) -> type[StoreError]:
+    code = primary_code(error)
+    if code in _REFUSALS or getattr(error, "sqlite_errorcode", 0) in _REFUSALS:
         return StoreRefuses
     return StoreUnavailable if code in _WORTH_A_RETRY else StoreError
 
