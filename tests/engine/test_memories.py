@@ -17,6 +17,7 @@ from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
 from tests.engine import broker_stage as stage
 from tests.engine.broker_stage import QUICK, Durable, Told, sent_by
+from tests.engine.workers import failing_app
 from tests.waiting import until
 
 QUEUE = "executador_a"
@@ -121,6 +122,19 @@ async def test_an_engine_that_dies_before_all_is_taken_back_leaves_it_to_the_nex
     async with Harness(settings=QUICK, broker=broker, store=SqliteStore(path)):
         await until(lambda: is_marked(broker))
         await until(lambda: waiting(broker))
+
+
+async def test_of_a_new_broker_nothing_is_missed() -> None:
+    """Dead letters of its first moments would come twice: of these it is not known exactly when they were sent."""
+    broker, told, app = Lasting("rabbitmq"), Told(), failing_app("executador_falho", failures=None, for_good=True)
+    async with Harness(app, settings=QUICK, broker=broker, telemetry=told) as oraculo:
+        assert (await oraculo.run({"destinos": ["executador_falho"], "timeout": 30}))["status"] == "erro"
+        await until(lambda: is_marked(broker))
+        await until(lambda: oraculo.operations.dead_letters("executador_falho"))
+        several = broker.looks + 5
+        await until(lambda: broker.looks > several)
+        assert not oraculo.engine._links._losses
+    assert not told.of(CommandsTakenBack)
 
 
 async def test_nothing_is_sent_again_by_a_restart_alone(tmp_path: Path) -> None:

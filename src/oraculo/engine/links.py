@@ -13,6 +13,7 @@ from oraculo.core.events import BrokerLost
 from oraculo.core.machine import Verdict
 from oraculo.engine.inputs import Inbox, Wish
 from oraculo.engine.peers import Peers
+from oraculo.errors import StoreUnavailable
 from oraculo.ports.broker import Broker, Link
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
@@ -135,6 +136,14 @@ class LinkWatch:
         """Whether all that it had taken when it lost its memory counts as not sent: of losses that it told of too."""
         told = sum(link.losses for link in self._broker.links() if link.name == name)
         return name not in self._losses and told == self._losses_of(name)
+
+    async def gave_nothing_to(self, name: str) -> bool:
+        """Whether it is known that this broker has nothing of ours to lose."""
+        try:
+            held = [await self._store.held_by(name, 1, dead_letters=letters) for letters in (False, True)]
+        except StoreUnavailable:
+            return False
+        return not any(held)
 
     def _new_loss(self, at: float | None) -> _Loss:
         """By a clock that was never set back: by one that was, what was sent before would seem to come later."""

@@ -95,8 +95,15 @@ class _Memory:
         if self._sights >= self._patience():
             await self._broker.declare([self._mark])  # where that is refused, not all is sent again at each start
             self._is_begun = self._is_lost = True
-            if self._losses is None or self._losses == self._broker.links()[0].losses:
+            if await self._may_have_lost():
                 self._links.note_loss(self.name, self._missed_at)
+
+    async def _may_have_lost(self) -> bool:
+        """Something that it does not tell of by itself. One that is new has lost nothing; what is sent to it from now
+        on is not to be sent twice."""
+        if self._losses is None:
+            return not await self._links.gave_nothing_to(self.name)
+        return self._losses == self._broker.links()[0].losses
 
     def _patience(self) -> int:
         """What another engine has begun it may end, unless it died. Else this one takes it up: at once when it never
