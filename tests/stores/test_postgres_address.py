@@ -17,6 +17,8 @@ from tests.servers.proxy import Proxy
 from tests.stores import postgres_stage as stage
 from tests.stores.postgres_stage import ask, opened, with_option
 
+CURRENT_LIMIT = "SELECT current_setting('transaction_timeout', true)"
+
 url = stage.url  # a fixture
 
 
@@ -172,6 +174,16 @@ async def test_hosts_and_ports_may_stand_in_the_query(fleet: Fleet, url: str) ->
 async def test_what_is_confirmed_is_on_the_disk_whatever_the_role_is_set_to(url: str, given: str, used: str) -> None:
     async with opened(with_option(url, synchronous_commit=given)) as store:
         assert await store._writer.run(lambda connection: connection.fetchval("SHOW synchronous_commit")) == used
+
+
+async def test_a_limit_on_whole_transactions_ends_no_commit(url: str) -> None:
+    """`statement_timeout` is ours to set, and so is what a commit of many statements may take."""
+    async with opened(url) as store:
+        known = await store._writer.run(lambda connection: connection.fetchval(CURRENT_LIMIT))
+    if known is None:
+        pytest.skip("PostgreSQL before 17 has no such limit")
+    async with opened(with_option(url, transaction_timeout="50ms")) as store:
+        assert await store._writer.run(lambda connection: connection.fetchval(CURRENT_LIMIT)) == "0"
 
 
 # -- in words -------------------------------------------------------------------------------------------------------

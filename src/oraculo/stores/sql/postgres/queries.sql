@@ -8,6 +8,8 @@ SET jit = off;
 SET default_transaction_isolation = 'read committed';
 -- What was confirmed must be on the disk, though role or database say otherwise.
 SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';
+-- Since PostgreSQL 17. Each statement has its limit; how many a commit of a wide run takes is not the role's to know.
+SELECT set_config('transaction_timeout', '0', false) WHERE current_setting('transaction_timeout', true) IS NOT NULL;
 
 -- For the engine's own reads, which all have an index: a plan that was made while the tables were small must do when
 -- they are large.
