@@ -59,7 +59,7 @@ class DistantBroker(MemoryBroker):
 
 async def test_answers_that_came_while_it_was_down_are_heard_before_deadlines_that_passed(tmp_path: Path) -> None:
     async with Harness(store=store_at(tmp_path)) as before:
-        run_id = await before.submit({"destinos": ["escavador_a", "escavador_b"], "timeout": 0.2})
+        run_id = await before.submit({"destinos": ["escavador_a", "escavador_b"], "timeout": 1.0})
         deadline = (await before.operations.run(run_id)).head.deadline
     await until(lambda: SystemClock().now() > deadline, saying="its deadline")
     broker = DistantBroker(SystemClock())

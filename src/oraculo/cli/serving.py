@@ -86,6 +86,7 @@ def serve(
     collect_garbage_less_often()
     configure_logging(settings.log)
     system = build(settings, role)
+    system.engine.is_beside_apis = only_health
     config = uvicorn.Config(
         make_app(system, workers=apps, only_health=only_health),
         log_config=None,
@@ -165,7 +166,9 @@ def run_engine(settings: Settings) -> None:
     """Until a signal. Raises OraculoError when it cannot start."""
     collect_garbage_less_often()
     configure_logging(settings.log)
-    _run(_run_engine(build(settings)), uvicorn.Config(_no_app))
+    system = build(settings)
+    system.engine.is_beside_apis = True
+    _run(_run_engine(system), uvicorn.Config(_no_app))
 
 
 async def _run_engine(system: System) -> None:

@@ -46,8 +46,18 @@ class Batch:
     def of_run(self, run_id: str, item: OfRun) -> None:
         self.by_run.setdefault(run_id, []).append(item)
 
-    def let_rest(self, run_ids: Iterable[str]) -> None:
+    def leave_out(self, run_ids: Iterable[str]) -> None:
+        """All but the notes, which are few and say what is not to be done again."""
         for run_id in run_ids:
-            self.resting[run_id] = self.by_run.pop(run_id)
+            items = self.by_run.pop(run_id)
+            notes = list[OfRun](item for item in items if isinstance(item, Note))
+            others = list[OfRun](item for item in items if not isinstance(item, Note))
+            self.by_run |= {run_id: notes} if notes else {}
+            self.resting |= {run_id: others} if others else {}
         if self.resting:
-            self.large = [answer for answer in self.large if answer.message.correlation_id in self.by_run]
+            self.large = [answer for answer in self.large if answer.message.correlation_id not in self.resting]
+
+    def give_up(self, run_ids: Iterable[str]) -> None:
+        """For now."""
+        for run_id in run_ids:
+            self.resting.setdefault(run_id, []).extend(self.by_run.pop(run_id))

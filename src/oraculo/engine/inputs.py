@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -107,21 +107,12 @@ def is_withdrawn(one: Input) -> bool:
     return not isinstance(one, Arrived) and one.done is not None and one.done.cancelled()
 
 
-class _Held:
+class _Held(NamedTuple):
     """What came for a run that rests, in its order."""
 
-    __slots__ = ("inputs", "notes", "timer")
-
-    def __init__(self, timer: asyncio.TimerHandle) -> None:
-        self.inputs: list[Input] = []
-        self.notes: list[Note] = []
-        self.timer = timer
-
-    def add(self, item: OfRun) -> None:
-        if isinstance(item, Note):
-            self.notes.append(item)
-        else:
-            self.inputs.append(item.arrived if isinstance(item, Answer | BadAnswer) else item)
+    timer: asyncio.TimerHandle
+    inputs: list[Input]
+    notes: list[Note]
 
 
 class Inbox:
@@ -168,7 +159,7 @@ class Inbox:
     def _keep_only(self, is_kept: Callable[[Input], bool]) -> None:
         self._inputs = deque(filter(is_kept, self._inputs))
         for held in self._held.values():
-            held.inputs = list(filter(is_kept, held.inputs))
+            held.inputs[:] = filter(is_kept, held.inputs)
 
     # -- runs that rest -------------------------------------------------------------------------------------------
 
@@ -176,27 +167,31 @@ class Inbox:
         """What comes for this run is not to be decided before."""
         if self._lets_rest and run_id not in self._held:
             timer = asyncio.get_running_loop().call_later(seconds, self._end_rest, run_id)
-            self._held[run_id] = _Held(timer)
+            self._held[run_id] = _Held(timer, [], [])
 
     def resting(self, run_ids: Iterable[str]) -> list[str]:
         return [run_id for run_id in run_ids if run_id in self._held] if self._held else []
 
     def hold(self, run_id: str, items: Iterable[OfRun]) -> None:
-        """Until the run has rested, be it already."""
-        held = self._held.get(run_id) or self._held.setdefault(run_id, _Held(self._now(run_id)))
-        for item in items:
-            held.add(item)
+        """Until the run has rested. If it has by now, it is not to be kept waiting: not even by a turn of the loop, in
+        which the next batch might leave it out again."""
+        inputs, notes = _as_they_came(items)
+        if held := self._held.get(run_id):
+            held.inputs.extend(inputs)
+            held.notes.extend(notes)
+        else:
+            self._put_all(inputs, notes)
 
-    def _now(self, run_id: str) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(0, self._end_rest, run_id)
+    def _put_all(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
+        if inputs:
+            self.put(inputs)
+        if notes:
+            self.note(notes)
 
     def _end_rest(self, run_id: str) -> None:
         held = self._held.pop(run_id)
         held.timer.cancel()
-        if held.inputs:
-            self.put(held.inputs)
-        if held.notes:
-            self.note(held.notes)
+        self._put_all(held.inputs, held.notes)
 
     def end_all_rests(self) -> None:
         """And let no other begin: the engine stops."""
@@ -230,3 +225,14 @@ class Inbox:
             if self._lingering is not None:
                 self._lingering.cancel()
                 self._lingering = None
+
+
+def _as_they_came(items: Iterable[OfRun]) -> tuple[list[Input], list[Note]]:
+    inputs: list[Input] = []
+    notes: list[Note] = []
+    for item in items:
+        if isinstance(item, Note):
+            notes.append(item)
+        else:
+            inputs.append(item.arrived if isinstance(item, Answer | BadAnswer) else item)
+    return inputs, notes

@@ -221,7 +221,7 @@ class Intake:
         started = self._clock.now()
         self._hot.drop_idle()
         batch = self._read(inputs, notes)
-        batch.let_rest(self._inbox.resting(batch.by_run))
+        batch.leave_out(self._inbox.resting(batch.by_run))
         if batch.unknown:
             await self._refresh_pipelines()
             for arrived in batch.unknown:
@@ -245,7 +245,7 @@ class Intake:
             submissions = []
             batch.by_run = {run_id: items for run_id, items in by_run.items() if run_id in committed.conflicts}
             if conflicts:
-                batch.let_rest(self._lost_again(decisions, committed.conflicts))
+                batch.give_up(self._lost_again(decisions, committed.conflicts))
             conflicts += len(committed.conflicts)
         for run_id, items in batch.resting.items():
             self._inbox.hold(run_id, items)
@@ -347,16 +347,12 @@ class Intake:
         return decisions
 
     async def _fresh(self, doubtful: Sequence[Decision]) -> list[Decision]:
-        """Those that were decided on what is stored now. The heads tell, and are read at once however wide the runs."""
-        fresh: list[Decision] = []
-        heads = await self._store.heads([decision.changes.run.id for decision in doubtful])
+        """Those that were decided on what is stored now: that is told at once, however wide the runs are."""
+        unchanged = await self._store.unchanged([decision.changes.run.head for decision in doubtful])
         for decision in doubtful:
-            seen, stored = decision.changes.run.head, heads.get(decision.changes.run.id)
-            if stored and (stored.version, stored.created_at) == (seen.version, seen.created_at):
-                fresh.append(decision)
-            else:
-                self._hot.drop(seen.id)
-        return fresh
+            if decision.changes.run.id not in unchanged:
+                self._hot.drop(decision.changes.run.id)
+        return [decision for decision in doubtful if decision.changes.run.id in unchanged]
 
     async def _decide_cold(self, run_ids: list[str], by_run: dict[str, list[OfRun]], batch: Batch) -> list[Decision]:
         decisions: list[Decision] = []
@@ -457,7 +453,7 @@ class Intake:
                 continue
             if decision.changes.dirty:
                 self._hot.grown(decision.changes)
-                if seconds := self._pace.rest(decision.changes.run):
+                if seconds := self._pace.rest_after(decision.changes):
                     self._inbox.rest(run_id, seconds)
             self._aftermath.committed(decision.changes)
             for item, verdict, why in decision.verdicts:

@@ -13,7 +13,7 @@ from oraculo.core.events import BrokerLost
 from oraculo.core.machine import Verdict
 from oraculo.engine.inputs import Inbox, Wish
 from oraculo.engine.peers import Peers
-from oraculo.errors import StoreUnavailable
+from oraculo.errors import StoreError
 from oraculo.ports.broker import Broker, Link
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
@@ -141,7 +141,7 @@ class LinkWatch:
         """Whether it is known that this broker has nothing of ours to lose."""
         try:
             held = [await self._store.held_by(name, 1, dead_letters=letters) for letters in (False, True)]
-        except StoreUnavailable:
+        except StoreError:
             return False
         return not any(held)
 

@@ -134,7 +134,7 @@ class Engine:
             HotRuns(engine.cached_tasks, self.is_sole),
             self._offload,
             self._consequences,
-            Pace(self._count_engines, entropy),
+            Pace(self._count_deciders, entropy),
             names=self.names,
             clock=clock,
             entropy=entropy,
@@ -157,6 +157,7 @@ class Engine:
         self._duties: list[asyncio.Task[None]] = []
         self._deciding: asyncio.Task[None] | None = None
         self.accepting = False
+        self.is_beside_apis = False  # which decide, too, and are not counted among the engines
 
     # -- start ------------------------------------------------------------------------------------------------
 
@@ -233,8 +234,9 @@ class Engine:
         """Whether nobody else changes runs, as far as is known."""
         return self.role is Role.WHOLE and self.peers.is_alone
 
-    def _count_engines(self) -> int:
-        return 1 if self.is_sole() else max(2, len(self.peers.engines))
+    def _count_deciders(self) -> int:
+        """Of an API that runs apart nobody knows but those who started this engine for it."""
+        return 1 if self.is_sole() and not self.is_beside_apis else max(2, len(self.peers.engines))
 
     async def _open_store(self) -> None:
         """A server that is still starting is waited for, and that is told."""

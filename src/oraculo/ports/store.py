@@ -114,6 +114,10 @@ class Store(Protocol):
         """The heads of the runs that exist, by id: cheap, whatever their width."""
         ...
 
+    async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
+        """Of these runs, by id, those that nobody has changed since the copy was read or written. As cheap as heads."""
+        ...
+
     async def due(self, now: float, limit: int) -> Sequence[Due]:
         """Timers at or before `now`, the oldest first. They stay until a commit moves or clears them."""
         ...

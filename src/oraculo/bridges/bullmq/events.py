@@ -88,7 +88,8 @@ class EventReader:
 
     async def _rest(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), BLOCK)
+            async with asyncio.timeout(BLOCK):
+                await self._woken.wait()
         self._woken.clear()
 
     async def _read(self, queues: set[str]) -> None:

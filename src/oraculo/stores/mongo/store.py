@@ -10,6 +10,7 @@ from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
+from oraculo.stores.copies import unchanged_among
 from oraculo.stores.mongo import layout, listing, reading
 from oraculo.stores.mongo.changes import ChangeWriter
 from oraculo.stores.mongo.creations import Creations
@@ -156,6 +157,9 @@ class MongoStore:
         server = self._opened
         with server.limit():
             return await reading.heads(server, run_ids)
+
+    async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
+        return unchanged_among(copies, await self.heads([copy.id for copy in copies]))
 
     async def due(self, now: float, limit: int) -> Sequence[Due]:
         server = self._opened

@@ -17,6 +17,7 @@ from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.core.slices import slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
+from oraculo.stores.copies import unchanged_among
 from oraculo.stores.postgres.address import Address, Connection, version_of
 from oraculo.stores.postgres.commits import PostgresJob, queue_to
 from oraculo.stores.postgres.faults import translated
@@ -125,6 +126,9 @@ class PostgresStore:
     async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         heads = map(head_of, await self._ask(self._reader, "load_heads", list(run_ids)))
         return {head.id: head for head in heads}
+
+    async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
+        return unchanged_among(copies, await self.heads([copy.id for copy in copies]))
 
     async def due(self, now: float, limit: int) -> Sequence[Due]:
         return [Due(run_id, task) for run_id, task in await self._ask(self._reader, "due", now, limit)]

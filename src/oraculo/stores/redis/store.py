@@ -25,6 +25,7 @@ from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.core.slices import pages, slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
+from oraculo.stores.copies import unchanged_among
 from oraculo.stores.redis.belief import Belief
 from oraculo.stores.redis.layout import DEFAULT_NAMESPACE, SLOT, Layout, broker_of, member, run_and_task, slot_name
 from oraculo.stores.redis.listing import list_runs
@@ -182,6 +183,11 @@ class RedisStore:
     async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         replies = await self._of_each(run_ids, "HGET", "head")
         return {run_id: head_of(reply) for run_id, reply in replies.items() if reply is not None}
+
+    async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
+        connection = await self._opened().connected()
+        believed = [copy for copy in copies if self._belief.holds(copy, connection)]
+        return unchanged_among(believed, await self.heads([copy.id for copy in believed]))
 
     async def _of_each(self, run_ids: Sequence[str], command: str, *arguments: str) -> dict[str, Any]:
         server, different = self._opened(), list(dict.fromkeys(run_ids))

@@ -19,6 +19,7 @@ from oraculo.core.run import Changes, RunHead, RunStatus
 from oraculo.core.slices import slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
+from oraculo.stores.copies import unchanged_among
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
 from oraculo.stores.sqlite.connections import MEMORY, make_parent, migrate, translated
 from oraculo.stores.sqlite.file_lock import FileLock
@@ -157,6 +158,9 @@ class SqliteStore:
     async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         heads = map(head_of, await self._read("load_heads", {"ids": as_json(run_ids)}))
         return {head.id: head for head in heads}
+
+    async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
+        return unchanged_among(copies, await self.heads([copy.id for copy in copies]))
 
     async def due(self, now: float, limit: int) -> Sequence[Due]:
         rows = await self._read("due", {"now": now, "limit": limit})

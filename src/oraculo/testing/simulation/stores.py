@@ -71,6 +71,10 @@ class HostStore:
         found: dict[str, RunHead] = await self._read(self._disk.heads(run_ids))
         return found
 
+    async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
+        found: frozenset[str] = await self._read(self._disk.unchanged(copies))
+        return found
+
     async def due(self, now: float, limit: int) -> Sequence[Due]:
         found: Sequence[Due] = await self._read(self._disk.due(now, limit))
         return found
