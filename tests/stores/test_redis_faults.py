@@ -197,6 +197,8 @@ async def test_a_copy_from_before_a_server_lost_commits_overwrites_nothing_that_
             assert after.head.version == run.head.version
             await first.check()
             await load(first, "a")  # for somebody who looks at it
+            assert await first.unchanged([run.head]) == frozenset()
+            assert await second.unchanged([after.head]) == {"a"}
             committed = await first.commit([], [changed(run, Sent(2, 1))])
             assert committed.conflicts == {"a"}
             await assert_stored(first, after)

@@ -9,6 +9,8 @@ module needs no pytest.
 
 import asyncio
 
+import msgspec
+
 from oraculo.core.events import (
     Answered,
     BrokerLost,
@@ -265,6 +267,18 @@ class StoreSuite(StoreCommits):
             await change(store, succeeded(runs[0]))
             heads = await store.heads(["b", "a", "nobody"])
             assert heads == {"a": runs[0].head, "b": runs[1].head}
+
+    async def test_a_copy_is_current_until_somebody_else_commits(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run("a"), make_run("b")]
+            await create(store, *runs)
+            copies = [run.head for run in runs]
+            assert await store.unchanged([*copies, make_run("nobody").head]) == {"a", "b"}
+            await change(store, succeeded(revived(await load(store, "a"))))
+            assert await store.unchanged(copies) == {"b"}
+            assert await store.unchanged([(await load(store, "a")).head]) == {"a"}
+            again = msgspec.structs.replace(copies[1], created_at=copies[1].created_at - 1)
+            assert await store.unchanged([again]) == frozenset(), "another run, to which the id was given before"
 
     async def test_the_census_counts_every_status(self) -> None:
         async with self.opened() as store:
