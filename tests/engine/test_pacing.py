@@ -217,3 +217,11 @@ async def test_what_is_held_for_a_run_that_has_rested_comes_at_once() -> None:
     inbox.hold("r", [wish])
     assert inbox.resting(["r"]) == []
     assert await inbox.take(10) == ([wish], [])
+
+
+async def test_an_api_that_runs_apart_counts_as_one_who_decides() -> None:
+    """It is none of the engines, and has to cancel a run that one of these decides all the time."""
+    async with Harness() as oraculo:
+        assert oraculo.engine._count_deciders() == 1
+        oraculo.engine.is_beside_apis = True
+        assert oraculo.engine._count_deciders() == 2
