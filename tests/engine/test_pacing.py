@@ -10,15 +10,16 @@ import pytest
 from oraculo.core.events import Answered, RunDue, Sent
 from oraculo.core.run import Changes
 from oraculo.engine import pacing
-from oraculo.engine.inputs import Answer, Arrived, Inbox, Note, Wish
-from oraculo.engine.pacing import LONGEST, MUCH, WIDE, Pace
+from oraculo.engine.batches import Batch
+from oraculo.engine.inputs import Answer, Arrived, BadAnswer, Inbox, Note, Rest, Wish
+from oraculo.engine.pacing import LITTLE, LONGEST, MUCH, WIDE, Pace
 from oraculo.ports.broker import Consumer, Delivery
 from oraculo.ports.clock import SystemEntropy
 from oraculo.ports.store import Committed, Creation
 from oraculo.settings import EngineSettings, Settings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
-from tests.core.building import run_of
+from tests.core.building import START, run_of
 from tests.engine.workers import Journal, answer, recording_app
 from tests.waiting import until
 
@@ -48,10 +49,10 @@ class OfTwo(Harness):
         super().__init__(*apps, store=store, settings=Settings(engine=EngineSettings(note_linger=0.005)))
         self.contested = store
 
-    async def wide_run(self) -> str:
+    async def wide_run(self, steps: Sequence[dict[str, Any]] | None = None) -> str:
         peers = self.engine.peers
         peers.engines, peers._is_well = [peers.name, "other"], lambda: False  # keeps what it knows of the others
-        run_id = await self.submit({"destinos": [{"id": f"t{n}", "fila": "ninguem"} for n in range(TASKS)]})
+        run_id = await self.submit({"destinos": steps or destinations(TASKS)["destinos"]})
         self.contested.contested = run_id
 
         async def all_are_sent() -> bool:
@@ -63,6 +64,14 @@ class OfTwo(Harness):
 
     async def answer(self, run_id: str, number: int) -> None:
         await self.publish("resultados", answer(run_id, tarefa=f"t{number}", tipo_evento="resultado_execucao"))
+
+    async def note_failure(self, run_id: str, number: int) -> None:
+        self.engine.inbox.note([Note(run_id, Answered(number, 1, b"{}", failed=True, retryable=False))])
+
+        async def is_noted() -> bool:
+            return (await self.store.heads([run_id]))[run_id].failed == 1
+
+        await until(is_noted)
 
     async def succeeded(self, run_id: str) -> int:
         return (await self.store.heads([run_id]))[run_id].succeeded
@@ -137,14 +146,20 @@ async def test_what_the_engine_itself_did_is_noted_though_the_run_rests(
         await oraculo.answer(run_id, 0)
         await until(lambda: oraculo.engine.inbox.resting([run_id]), saying="its rest")
         await oraculo.answer(run_id, 1)
-        oraculo.engine.inbox.note([Note(run_id, Answered(2, 1, b"{}", failed=True, retryable=False))])
-
-        async def is_noted() -> bool:
-            return (await oraculo.store.heads([run_id]))[run_id].failed == 1
-
-        await until(is_noted)
+        await oraculo.note_failure(run_id, 2)
         assert await oraculo.succeeded(run_id) == 1
         assert oraculo.engine.inbox.resting([run_id])
+
+
+async def test_no_rest_begins_with_what_the_engine_itself_did(store: Contested, long_rests: Callable[[], None]) -> None:
+    """Notes of sending come all the time while a run is sent, and what comes from outside would wait for their end."""
+    async with OfTwo(store) as oraculo:
+        run_id = await oraculo.wide_run()
+        long_rests()
+        await oraculo.note_failure(run_id, 2)
+        assert not oraculo.engine.inbox.resting([run_id])
+        await oraculo.answer(run_id, 0)
+        await until(lambda: oraculo.engine.inbox.resting([run_id]), saying="its rest")
 
 
 async def test_what_is_held_when_the_engine_stops_is_decided(store: Contested, long_rests: Callable[[], None]) -> None:
@@ -163,7 +178,7 @@ async def test_what_is_held_when_the_engine_stops_is_decided(store: Contested, l
 
 
 def destinations(count: int) -> dict[str, Any]:
-    return {"destinos": [{"id": f"t{n}", "fila": "a"} for n in range(count)]}
+    return {"destinos": [{"id": f"t{n}", "fila": "ninguem"} for n in range(count)]}
 
 
 @pytest.mark.parametrize(
@@ -172,10 +187,13 @@ def destinations(count: int) -> dict[str, Any]:
         (WIDE, 1, 1, 0.0),
         (WIDE - 1, 1, 2, 0.0),
         (WIDE, 1, 2, 0.02),
-        (WIDE, MUCH - 1, 2, 0.02),
-        (WIDE, MUCH, 2, 0.0),
+        (WIDE, LITTLE - 1, 2, 0.02),
+        (WIDE, LITTLE, 2, 0.0),
+        (6_000, 599, 2, 0.24),
+        (6_000, 600, 2, 0.0),
+        (60_000, MUCH - 1, 2, LONGEST),
+        (60_000, MUCH, 2, 0.0),
         (WIDE, 1, 6, 0.06),
-        (60_000, 1, 2, LONGEST),
     ],
 )
 def test_a_run_of_which_little_was_decided_rests_the_longer_the_wider_it_is_and_the_more_decide_it(
@@ -184,39 +202,90 @@ def test_a_run_of_which_little_was_decided_rests_the_longer_the_wider_it_is_and_
     pace, changes = Pace(lambda: deciders, SystemEntropy()), Changes(run_of(destinations(tasks)))
     for task in changes.run.tasks[:changed]:
         changes.touch(task)
-    assert pace.rest_after(changes) == pytest.approx(seconds)
+    rest = pace.rest_after(changes, START)
+    assert (rest.seconds if rest else 0.0) == pytest.approx(seconds)
+
+
+def test_no_run_rests_beyond_its_deadline() -> None:
+    pace, changes = Pace(lambda: 2, SystemEntropy()), Changes(run_of(destinations(WIDE)))
+    changes.run.head.due_at = START + 0.005
+    rest = pace.rest_after(changes, START)
+    assert rest is not None
+    assert rest.seconds == pytest.approx(0.005, abs=1e-5)
+    assert pace.rest_after(changes, START + 1) is None
 
 
 def test_those_who_lost_to_others_do_not_go_on_in_step() -> None:
     pace, run = Pace(lambda: 2, SystemEntropy()), run_of(destinations(WIDE))
-    lost = {pace.rest_of_one_who_lost(run) for _ in range(5)}
+    lost = {rest.seconds for _ in range(5) if (rest := pace.rest_of_one_who_lost(run))}
     assert len(lost) == 5
     assert all(0.01 <= one <= 0.03 for one in lost)
+
+
+def wish(run_id: str = "r") -> Wish:
+    return Wish(run_id, RunDue(), asyncio.get_running_loop().create_future())
 
 
 async def test_an_inbox_holds_what_comes_for_a_run_that_rests() -> None:
     inbox, lost, other = Inbox(0.0), cast("Consumer", object()), cast("Consumer", object())
     arrived = [Arrived(Delivery("resultados", b"", number), whose) for number, whose in enumerate([lost, other])]
-    wish = Wish("r", RunDue(), asyncio.get_running_loop().create_future())
-    note = Note("r", Sent(0, 1, False, "memory", 0.0))
-    inbox.rest("r", 1000.0)
-    assert inbox.resting(["q", "r"]) == ["r"]
-    inbox.hold("r", [note, *(Answer(cast("Any", None), one) for one in arrived), wish])
+    cancel, note = wish(), Note("r", Sent(0, 1, False, "memory", 0.0))
+    inbox.rest("r", Rest(1000.0))
+    assert list(inbox.resting(["q", "r"])) == ["r"]
+    inbox.hold("r", [note, *(Answer(cast("Any", None), one) for one in arrived), cancel])
     assert (len(inbox), list(inbox.arrived)) == (4, arrived)
     inbox.forget_arrived(lost)
     assert list(inbox.arrived) == arrived[1:]
+    inbox.put([newer := wish("s")])
     inbox.end_all_rests()
-    assert await inbox.take(10) == ([arrived[1], wish], [note])
-    inbox.rest("r", 1000.0)
-    assert inbox.resting(["r"]) == []
+    assert await inbox.take(10) == ([arrived[1], cancel, newer], [note]), "what waited longest comes first"
+    inbox.rest("r", Rest(1000.0))
+    assert not inbox.resting(["r"])
+
+
+async def test_a_rest_ends_when_enough_has_gathered() -> None:
+    """More would fill the room for the messages of other runs."""
+    inbox, wishes = Inbox(0.0), [wish() for _ in range(3)]
+    inbox.rest("r", Rest(1000.0, enough=3))
+    inbox.hold("r", wishes[:2])
+    assert inbox.resting(["r"])
+    inbox.hold("r", wishes[2:])
+    assert not inbox.resting(["r"])
+    assert await inbox.take(10) == (wishes, [])
 
 
 async def test_what_is_held_for_a_run_that_has_rested_comes_at_once() -> None:
     """Not after a turn of the event loop: the next batch would find that it rests, and so would all others."""
-    inbox, wish = Inbox(0.0), Wish("r", RunDue(), asyncio.get_running_loop().create_future())
-    inbox.hold("r", [wish])
-    assert inbox.resting(["r"]) == []
-    assert await inbox.take(10) == ([wish], [])
+    inbox, one = Inbox(0.0), wish()
+    inbox.hold("r", [one])
+    assert not inbox.resting(["r"])
+    assert await inbox.take(10) == ([one], [])
+
+
+def test_notes_pass_a_rest_but_not_that_of_one_who_lost() -> None:
+    """To whom each would be another race that it loses."""
+    note = Note("r", Sent(0, 1, False, "memory", 0.0))
+    for holds_notes in (False, True):
+        batch = Batch()
+        batch.of_run("r", note)
+        batch.of_run("r", bad := BadAnswer(cast("Arrived", None), "odd"))
+        batch.leave_out({"r": Rest(1.0, holds_notes=holds_notes)})
+        left_out, left = ([note, bad], {}) if holds_notes else ([bad], {"r": [note]})
+        assert (batch.resting, batch.by_run) == ({"r": left_out}, left)
+
+
+async def test_timers_of_a_run_that_rests_hold_up_no_others(store: Contested, long_rests: Callable[[], None]) -> None:
+    async with OfTwo(store) as oraculo:
+        oraculo.engine.peers.rank = lambda _: 0  # type: ignore[method-assign]
+        steps = [{"id": f"t{n}", "fila": "ninguem", "timeout": 0.3} for n in range(TASKS)]
+        wide = await oraculo.wide_run(steps)
+        long_rests()
+        await oraculo.answer(wide, 0)
+        await until(lambda: oraculo.engine.inbox.resting([wide]), saying="its rest")
+        other = await oraculo.submit({"destinos": ["ninguem"], "timeout": 0.5})
+        assert (await oraculo.ended(other))["status"] == "timeout"
+        assert await oraculo.succeeded(wide) == 1
+        assert oraculo.engine.inbox.resting([wide])
 
 
 async def test_an_api_that_runs_apart_counts_as_one_who_decides() -> None:

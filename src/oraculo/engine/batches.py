@@ -1,11 +1,11 @@
 """What the intake takes at once, and what it decides for each run in it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes
-from oraculo.engine.inputs import Answer, Arrived, Note, OfRun, Submission
+from oraculo.engine.inputs import Answer, Arrived, Note, OfRun, Rest, Submission
 
 
 @dataclass(slots=True)
@@ -15,6 +15,11 @@ class Decision:
     changes: Changes
     was_open: bool
     verdicts: list[tuple[OfRun, Verdict, str]] = field(default_factory=list)
+
+    @property
+    def is_of_notes(self) -> bool:
+        """And of nothing that came from outside."""
+        return all(isinstance(item, Note) for item, _, _ in self.verdicts)
 
     @property
     def ends_it(self) -> bool:
@@ -46,13 +51,13 @@ class Batch:
     def of_run(self, run_id: str, item: OfRun) -> None:
         self.by_run.setdefault(run_id, []).append(item)
 
-    def leave_out(self, run_ids: Iterable[str]) -> None:
-        """All but the notes, which are few and say what is not to be done again."""
-        for run_id in run_ids:
+    def leave_out(self, resting: Mapping[str, Rest]) -> None:
+        """But for the notes, where the rest does not hold them: they are few, and say what is not to be done again."""
+        for run_id, rest in resting.items():
             items = self.by_run.pop(run_id)
-            notes = list[OfRun](item for item in items if isinstance(item, Note))
-            others = list[OfRun](item for item in items if not isinstance(item, Note))
-            self.by_run |= {run_id: notes} if notes else {}
+            notes = [] if rest.holds_notes else [item for item in items if isinstance(item, Note)]
+            others = [item for item in items if rest.holds_notes or not isinstance(item, Note)]
+            self.by_run |= {run_id: list[OfRun](notes)} if notes else {}
             self.resting |= {run_id: others} if others else {}
         if self.resting:
             self.large = [answer for answer in self.large if answer.message.correlation_id not in self.resting]

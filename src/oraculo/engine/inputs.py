@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -107,9 +108,18 @@ def is_withdrawn(one: Input) -> bool:
     return not isinstance(one, Arrived) and one.done is not None and one.done.cancelled()
 
 
+class Rest(NamedTuple):
+    """Of a run: what comes for it waits so many seconds, or until there is so much of it."""
+
+    seconds: float
+    enough: float = inf
+    holds_notes: bool = False
+
+
 class _Held(NamedTuple):
     """What came for a run that rests, in its order."""
 
+    rest: Rest
     timer: asyncio.TimerHandle
     inputs: list[Input]
     notes: list[Note]
@@ -163,35 +173,36 @@ class Inbox:
 
     # -- runs that rest -------------------------------------------------------------------------------------------
 
-    def rest(self, run_id: str, seconds: float) -> None:
-        """What comes for this run is not to be decided before."""
+    def rest(self, run_id: str, rest: Rest) -> None:
         if self._lets_rest and run_id not in self._held:
-            timer = asyncio.get_running_loop().call_later(seconds, self._end_rest, run_id)
-            self._held[run_id] = _Held(timer, [], [])
+            timer = asyncio.get_running_loop().call_later(rest.seconds, self._end_rest, run_id)
+            self._held[run_id] = _Held(rest, timer, [], [])
 
-    def resting(self, run_ids: Iterable[str]) -> list[str]:
-        return [run_id for run_id in run_ids if run_id in self._held] if self._held else []
+    def resting(self, run_ids: Iterable[str]) -> dict[str, Rest]:
+        return {run_id: self._held[run_id].rest for run_id in run_ids if run_id in self._held} if self._held else {}
 
     def hold(self, run_id: str, items: Iterable[OfRun]) -> None:
         """Until the run has rested. If it has by now, it is not to be kept waiting: not even by a turn of the loop, in
         which the next batch might leave it out again."""
         inputs, notes = _as_they_came(items)
-        if held := self._held.get(run_id):
-            held.inputs.extend(inputs)
-            held.notes.extend(notes)
-        else:
-            self._put_all(inputs, notes)
-
-    def _put_all(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
-        if inputs:
+        held = self._held.get(run_id)
+        if held is None:
             self.put(inputs)
-        if notes:
             self.note(notes)
+            return
+        held.inputs.extend(inputs)
+        held.notes.extend(notes)
+        if len(held.inputs) >= held.rest.enough:
+            self._end_rest(run_id)
 
     def _end_rest(self, run_id: str) -> None:
+        """What was held comes first: it would else be overtaken, by what makes the run rest again."""
         held = self._held.pop(run_id)
         held.timer.cancel()
-        self._put_all(held.inputs, held.notes)
+        self._inputs.extendleft(reversed(held.inputs))
+        self._notes.extendleft(reversed(held.notes))
+        if held.inputs or held.notes:
+            self.wake()
 
     def end_all_rests(self) -> None:
         """And let no other begin: the engine stops."""

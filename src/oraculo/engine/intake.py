@@ -264,8 +264,8 @@ class Intake:
         """Wide ones are not tried a third time in a row: it takes long, and the others would wait for it."""
         lost = [decision.changes.run for decision in decisions if decision.changes.run.id in conflicts]
         rests = {run.id: rest for run in lost if (rest := self._pace.rest_of_one_who_lost(run))}
-        for run_id, seconds in rests.items():
-            self._inbox.rest(run_id, seconds)
+        for run_id, rest in rests.items():
+            self._inbox.rest(run_id, rest)
         return list(rests)
 
     def _read(self, inputs: Sequence[Input], notes: Sequence[Note]) -> Batch:
@@ -453,13 +453,17 @@ class Intake:
                 continue
             if decision.changes.dirty:
                 self._hot.grown(decision.changes)
-                if seconds := self._pace.rest_after(decision.changes):
-                    self._inbox.rest(run_id, seconds)
+                self._let_rest(decision)
             self._aftermath.committed(decision.changes)
             for item, verdict, why in decision.verdicts:
                 self._conclude_item(run_id, item, verdict, why, batch)
             if decision.ends_it:  # but one that is told something after its end may be told more
                 self._hot.drop(run_id)
+
+    def _let_rest(self, decision: Decision) -> None:
+        rest = None if decision.is_of_notes else self._pace.rest_after(decision.changes, self._clock.now())
+        if rest is not None:
+            self._inbox.rest(decision.changes.run.id, rest)
 
     def _conclude_item(self, run_id: str, item: OfRun, verdict: Verdict, why: str, batch: Batch) -> None:
         if isinstance(item, Note):

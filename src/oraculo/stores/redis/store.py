@@ -187,7 +187,9 @@ class RedisStore:
     async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
         connection = await self._opened().connected()
         believed = [copy for copy in copies if self._belief.holds(copy, connection)]
-        return unchanged_among(believed, await self.heads([copy.id for copy in believed]))
+        stored = await self.heads([copy.id for copy in believed])
+        is_same = self._server.connections == connection  # a read is repeated over the next one
+        return unchanged_among(believed, stored) if is_same else frozenset()
 
     async def _of_each(self, run_ids: Sequence[str], command: str, *arguments: str) -> dict[str, Any]:
         server, different = self._opened(), list(dict.fromkeys(run_ids))
