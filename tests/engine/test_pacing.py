@@ -292,5 +292,5 @@ async def test_an_api_that_runs_apart_counts_as_one_who_decides() -> None:
     """It is none of the engines, and has to cancel a run that one of these decides all the time."""
     async with Harness() as oraculo:
         assert oraculo.engine._count_deciders() == 1
-        oraculo.engine.is_beside_apis = True
+        oraculo.engine.peers.has_apis_beside = True
         assert oraculo.engine._count_deciders() == 2

@@ -501,6 +501,22 @@ async def test_commands_of_others_are_left_while_the_broker_takes_nothing(group:
         assert looks > 1, "alone, it looks all the same"
 
 
+async def test_commands_that_an_api_is_still_sending_are_not_sent_again_by_the_engine_beside_it(group: Group) -> None:
+    """Which is the only one, and does not know it."""
+    slow = Slow(group.server)
+    engine, front = group.member(poll=30.0), group.member(role=Role.FRONT, broker=slow)
+    async with acquainted(engine, front):
+        engine.engine.peers.has_apis_beside = True
+        await front.submit({"destinos": ["nobody"]})
+        for _ in range(3):
+            await engine.engine._outbox.sweep()
+        slow.gate.set()
+        await front.engine._outbox.flushed()
+        [state] = await group.server.queues(["nobody"])
+        assert state.ready == 1
+        engine.engine.peers.has_apis_beside = False
+
+
 async def test_an_engine_in_trouble_does_not_say_that_it_lives(group: Group) -> None:
     one, other = group.member(), group.member()
     async with acquainted(one, other):

@@ -86,7 +86,7 @@ def serve(
     collect_garbage_less_often()
     configure_logging(settings.log)
     system = build(settings, role)
-    system.engine.is_beside_apis = only_health
+    system.engine.peers.has_apis_beside = only_health
     config = uvicorn.Config(
         make_app(system, workers=apps, only_health=only_health),
         log_config=None,
@@ -167,7 +167,7 @@ def run_engine(settings: Settings) -> None:
     collect_garbage_less_often()
     configure_logging(settings.log)
     system = build(settings)
-    system.engine.is_beside_apis = True
+    system.engine.peers.has_apis_beside = True
     _run(_run_engine(system), uvicorn.Config(_no_app))
 
 

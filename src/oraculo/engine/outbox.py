@@ -269,8 +269,8 @@ class Outbox:
         """Finds commands that were committed and are not noted as sent: a crash's, another engine's, the spilled.
 
         What is seen for the first time may be another process's, on its way now. Alone, it is sent when the next sweep
-        still finds it; with other engines, which may have much to send, when the one that committed it would be missed
-        by now, and those that come first had their time. `at_once` skips that courtesy: at start, and for what this
+        still finds it; with others, which may have much to send, when the one that committed it would be missed by now,
+        and those that come first had their time. `at_once` skips that courtesy: at start, and for what this
         engine had no room for, when there is no other.
         """
         if self.trouble is not None and not self._peers.is_alone:
@@ -309,7 +309,7 @@ class Outbox:
         since = self._seen_unsent.get(one)
         if since is None:
             return False
-        if self._peers.is_alone:
+        if self._peers.is_alone and not self._peers.has_apis_beside:
             return True
         longer = now - since - self._peers.ttl
         return longer >= 0 and longer >= self._peers.rank(one.run_id) * _COURTESY  # the rank takes a while to tell

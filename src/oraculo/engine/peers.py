@@ -32,6 +32,7 @@ class Peers:
     ) -> None:
         self.name = name
         self.engines: Sequence[str] = (name,)
+        self.has_apis_beside = False  # which decide and send, too, and are not counted among the engines
         self._store = store
         self._clock = clock
         self._telemetry = telemetry

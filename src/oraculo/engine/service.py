@@ -157,7 +157,6 @@ class Engine:
         self._duties: list[asyncio.Task[None]] = []
         self._deciding: asyncio.Task[None] | None = None
         self.accepting = False
-        self.is_beside_apis = False  # which decide, too, and are not counted among the engines
 
     # -- start ------------------------------------------------------------------------------------------------
 
@@ -236,7 +235,7 @@ class Engine:
 
     def _count_deciders(self) -> int:
         """Of an API that runs apart nobody knows but those who started this engine for it."""
-        return 1 if self.is_sole() and not self.is_beside_apis else max(2, len(self.peers.engines))
+        return 1 if self.is_sole() and not self.peers.has_apis_beside else max(2, len(self.peers.engines))
 
     async def _open_store(self) -> None:
         """A server that is still starting is waited for, and that is told."""
