@@ -52,11 +52,11 @@ class Batch:
         self.by_run.setdefault(run_id, []).append(item)
 
     def leave_out(self, resting: Mapping[str, Rest]) -> None:
-        """But for the notes, where the rest does not hold them: they are few, and say what is not to be done again."""
+        """But for the notes, unless a race was lost: they are few, and say what is not to be done again."""
         for run_id, rest in resting.items():
             items = self.by_run.pop(run_id)
-            notes = [] if rest.holds_notes else [item for item in items if isinstance(item, Note)]
-            others = [item for item in items if rest.holds_notes or not isinstance(item, Note)]
+            notes = [] if rest.after_loss else [item for item in items if isinstance(item, Note)]
+            others = [item for item in items if rest.after_loss or not isinstance(item, Note)]
             self.by_run |= {run_id: list[OfRun](notes)} if notes else {}
             self.resting |= {run_id: others} if others else {}
         if self.resting:

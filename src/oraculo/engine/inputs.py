@@ -109,11 +109,12 @@ def is_withdrawn(one: Input) -> bool:
 
 
 class Rest(NamedTuple):
-    """Of a run: what comes for it waits so many seconds, or until there is so much of it."""
+    """Of a run: what comes for it waits so many seconds, or until there is so much of it, or somebody waits for a part
+    of it: an operator, a timer. After a lost race, all waits."""
 
     seconds: float
     enough: float = inf
-    holds_notes: bool = False
+    after_loss: bool = False
 
 
 class _Held(NamedTuple):
@@ -174,7 +175,10 @@ class Inbox:
     # -- runs that rest -------------------------------------------------------------------------------------------
 
     def rest(self, run_id: str, rest: Rest) -> None:
-        if self._lets_rest and run_id not in self._held:
+        held = self._held.get(run_id)
+        if held is not None:
+            self._held[run_id] = held._replace(rest=rest if rest.after_loss else held.rest)
+        elif self._lets_rest:
             timer = asyncio.get_running_loop().call_later(rest.seconds, self._end_rest, run_id)
             self._held[run_id] = _Held(rest, timer, [], [])
 
@@ -192,7 +196,8 @@ class Inbox:
             return
         held.inputs.extend(inputs)
         held.notes.extend(notes)
-        if len(held.inputs) >= held.rest.enough:
+        somebody_waits = any(not isinstance(one, Arrived) for one in inputs) and not held.rest.after_loss
+        if somebody_waits or len(held.inputs) >= held.rest.enough:
             self._end_rest(run_id)
 
     def _end_rest(self, run_id: str) -> None:

@@ -7,14 +7,13 @@ what comes for it gathers. Who decides much at once takes as long for it as the 
 """
 
 from collections.abc import Callable
-from math import inf
 
 from oraculo.core.run import Changes, Run
 from oraculo.engine.inputs import Rest
 from oraculo.ports.clock import Entropy
 
 WIDE = 500  # tasks: below, a run is read in a few milliseconds
-LITTLE, MUCH = 250, 1000  # tasks that are changed together; of a run between them, a tenth is much
+LITTLE, MUCH = 250, 500  # tasks that are changed together; of a run between them, a tenth is much
 A_TASK = 20e-6  # seconds, for each task and each process: a few times as long as it takes to read one
 LONGEST = 1.0
 
@@ -27,16 +26,17 @@ class Pace:
         self._entropy = entropy
 
     def rest_after(self, changes: Changes, now: float) -> Rest | None:
-        """What the one that has just decided this leaves to the others. Not beyond the run's deadline: an answer that
-        waits here came in time."""
+        """What the one that has just decided this leaves to the others. Not when the run's deadline is near: an answer
+        that waits here came in time."""
         run, much = changes.run, min(max(LITTLE, len(changes.run.tasks) // 10), MUCH)
-        seconds = min(self._seconds(run), inf if run.head.due_at is None else run.head.due_at - now)
-        return Rest(seconds, enough=much) if seconds > 0 and len(changes.tasks) < much else None
+        seconds = self._seconds(run)
+        is_near = run.head.due_at is not None and run.head.due_at - now < 2 * seconds
+        return Rest(seconds, enough=much) if seconds and not is_near and len(changes.tasks) < much else None
 
     def rest_of_one_who_lost(self, run: Run) -> Rest | None:
         """To others, twice in a row: they are at it as often as it is, and must not go on in step."""
         seconds = self._seconds(run) * (0.5 + self._entropy.jitter())
-        return Rest(seconds, holds_notes=True) if seconds else None
+        return Rest(seconds, after_loss=True) if seconds else None
 
     def _seconds(self, run: Run) -> float:
         deciders = self._deciders()

@@ -76,11 +76,9 @@ class Timers:
             now = asyncio.get_running_loop().time()
             self._set_apart = {one: self._set_apart[one] for one in found if one in self._set_apart}  # still there
             due = self._leave_to_others([one for one in found if self._set_apart.get(one, now) <= now], now)
-            resting = self._inbox.resting({one.run_id for one in due})  # all others would wait with them
-            due = [one for one in due if one.run_id not in resting]
             if not due or not await self._ring(due):
                 break
-        if self._left or resting:
+        if self._left:
             few = len(self._left) <= _PAGE
             self._expect_at(self._clock.now() + (_GLANCE if few else max(_GLANCE, self._poll)))
             return
