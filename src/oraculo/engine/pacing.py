@@ -3,7 +3,7 @@
 Whoever commits first makes the others read the run again, and to read a wide one takes long. An engine that has it in
 memory and commits every few milliseconds would leave the others no moment to be first, and with the run all that they
 have to decide would wait. So whoever has decided a little of a wide run leaves it to the others for a while, in which
-what comes for it gathers. Who decides much at once takes as long for it as the others take to read.
+what comes for it gathers. Who has much to decide goes on: that is over the sooner.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,6 @@ class Pace:
         return Rest(seconds, after_loss=True) if seconds else None
 
     def _seconds(self, run: Run) -> float:
-        deciders = self._deciders()
-        if deciders == 1 or len(run.tasks) < WIDE:
+        if len(run.tasks) < WIDE or (deciders := self._deciders()) == 1:
             return 0.0
         return min(len(run.tasks) * deciders * A_TASK, LONGEST)
