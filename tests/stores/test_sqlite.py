@@ -2,20 +2,16 @@
 
 import asyncio
 import os
-import re
-import resource
-import shutil
 import sqlite3
-import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from oraculo.core.events import Sent
-from oraculo.core.run import Changes, RunStatus
+from oraculo.core.run import RunStatus
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.store import Outcome, RunQuery, Store
 from oraculo.stores.sql import migrations, named_queries, parse_queries
@@ -32,10 +28,14 @@ from oraculo.testing.store_runs import (
     make_run,
     succeeded,
 )
+from tests.stores import sqlite_stage as stage
 from tests.stores.in_order_suite import InOrderSuite
 from tests.stores.killed_writer import survives_kills
+from tests.stores.sqlite_stage import look, opened
 from tests.stores.started import started
 from tests.waiting import until
+
+path = stage.path  # a fixture
 
 
 class OnFile(InOrderSuite):
@@ -69,23 +69,6 @@ class TestInline(OnFile):
 def by_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every commit goes to the writer's thread, however small."""
     monkeypatch.setattr(lanes, "AT_ONCE_ROWS", -1)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "oraculo.db")
-
-
-def opened(path: str, *, inline: bool = False) -> AbstractAsyncContextManager[SqliteStore]:
-    return started(SqliteStore(path, inline=inline))
-
-
-def look(path: str, sql: str) -> list[tuple[object, ...]]:
-    connection = sqlite3.connect(path)
-    try:
-        return connection.execute(sql).fetchall()
-    finally:
-        connection.close()
 
 
 def exists(path: str) -> bool:
@@ -429,172 +412,6 @@ async def test_a_new_file_is_not_waited_for_without_end(path: str, monkeypatch: 
 async def test_a_process_that_is_killed_leaves_every_run_whole(path: str) -> None:
     await survives_kills(SqliteStore, path, kills=3)
     assert look(path, "PRAGMA integrity_check") == [("ok",)]
-
-
-# -- what can go wrong with a file ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def without_privileges() -> Iterator[None]:
-    """Root may write anywhere: for as long as this lasts, be nobody."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """Unlike tmp_path, one that nobody may enter."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
-        folder.chmod(0o755)
-
-
-def make_read_only(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.chmod(0o444)
-    folder.chmod(0o555)
-
-
-async def test_a_read_only_file_says_so(open_folder: Path) -> None:
-    path = str(open_folder / "oraculo.db")
-    async with opened(path, inline=True):
-        pass
-    make_read_only(open_folder)
-    with without_privileges(), pytest.raises(StoreError, match=r"oraculo\.db: .*readonly"):
-        await SqliteStore(path, inline=True).start()
-
-
-async def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    store = SqliteStore(str(tmp_path / "file" / "folder" / "x.db"))
-    with pytest.raises(StoreError, match=r"folder .*file/folder .*cannot be made"):
-        await store.start()
-    (tmp_path / "file").unlink()
-    await store.start()  # once it is mended
-    await store.close()
-
-
-async def test_a_path_that_is_a_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=f"{tmp_path}: unable to open"):
-        await SqliteStore(str(tmp_path)).start()
-
-
-async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "letter.txt"
-    path.write_bytes(b"this is no database, but it is long enough to look into\n" * 100)
-    with pytest.raises(StoreError, match="not a database") as refusal:
-        await SqliteStore(str(path)).start()
-    assert not isinstance(refusal.value, StoreUnavailable)
-
-
-async def test_a_full_disk_loses_nothing_and_is_worth_a_retry(path: str) -> None:
-    async with opened(path) as store:
-        await create(store, run := make_run("a"))
-        await store._writer.run(lambda connection: connection.execute("PRAGMA max_page_count = 1").fetchall())
-        big = make_run("big", payload=b'{"x":"' + b"x" * 500_000 + b'"}')
-        with pytest.raises(StoreRefuses, match="full"):
-            await store.commit([creation(big)], [])
-        await assert_stored(store, run)
-        await store._writer.run(lambda connection: connection.execute("PRAGMA max_page_count = 100000").fetchall())
-        await change(store, changed(run, Sent(0, 1)))
-        await assert_stored(store, run)
-
-
-async def test_a_quota_that_is_used_up_is_no_fault_of_what_is_committed(path: str) -> None:
-    big = make_run("big", payload=b'{"x":"' + b"x" * 500_000 + b'"}')
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    async with opened(path) as store:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, before[1]))  # as a quota, it is EFBIG and not ENOSPC
-        try:
-            with pytest.raises(StoreRefuses, match="disk I/O error"):
-                await store.commit([creation(big)], [])
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        await create(store, big)
-        await assert_stored(store, big)
-
-
-async def refuses(store: SqliteStore) -> bool:
-    try:
-        await store.check()
-    except StoreRefuses:
-        return True
-    return False
-
-
-async def assert_refused(store: SqliteStore, name: str) -> None:
-    await until(lambda: refuses(store), within=1.0)
-    words = f"{re.escape(name)} was deleted, replaced or made unreachable while it was open: put it back"
-    for ask in (store.check, lambda: store.load(["first"])):
-        with pytest.raises(StoreRefuses, match=words):
-            await ask()
-    runs = [make_run(f"run-{n}") for n in range(3)]
-    commits = (store.commit([creation(run)], []) for run in runs)
-    for refusal in await asyncio.gather(*commits, return_exceptions=True):
-        with pytest.raises(StoreRefuses, match=words):
-            raise refusal  # type: ignore[misc]
-    assert [run.head.version for run in runs] == [0] * 3
-
-
-@pytest.mark.parametrize("suffix", ["", "-wal"])
-@pytest.mark.parametrize("at_once_rows", [lanes.AT_ONCE_ROWS, -1], ids=["at once", "threaded"])
-async def test_nothing_is_written_to_a_file_that_was_taken_away_until_it_is_put_back(
-    path: str, suffix: str, at_once_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lanes, "AT_ONCE_ROWS", at_once_rows)
-    async with opened(path) as store:
-        await create(store, run := make_run("first"))
-        await assert_stored(store, run)
-        os.rename(f"{path}{suffix}", f"{path}.aside")
-        await assert_refused(store, f"{path}{suffix}")
-        os.rename(f"{path}.aside", f"{path}{suffix}")
-        assert await store.check()
-        await create(store, *(make_run(f"run-{n}") for n in range(3)))
-    assert look(path, "SELECT count(*) FROM runs") == [(4,)]
-
-
-async def test_nothing_is_written_to_a_file_that_another_took_the_place_of(path: str) -> None:
-    async with opened(path) as store:
-        await create(store, run := make_run("first"))
-        await assert_stored(store, run)
-        os.link(path, f"{path}.aside")
-        shutil.copy(path, f"{path}.backup")
-        os.replace(f"{path}.backup", path)
-        await assert_refused(store, path)
-        os.replace(f"{path}.aside", path)
-        assert await store.check()
-
-
-async def test_a_file_is_known_again_by_another_name_and_from_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "link.db").symlink_to(tmp_path / "elsewhere" / "oraculo.db")
-    monkeypatch.chdir(tmp_path)
-    async with opened("link.db") as store:
-        monkeypatch.chdir("elsewhere")
-        await create(store, run := make_run("first"))
-        await assert_stored(store, run)
-        os.rename("oraculo.db-wal", "aside")
-        await assert_refused(store, f"{tmp_path}/elsewhere/oraculo.db-wal")
-        os.rename("aside", "oraculo.db-wal")
-        assert await store.check()
-
-
-async def test_a_store_that_is_not_open_says_so(path: str) -> None:
-    store = SqliteStore(path)
-    with pytest.raises(StoreError, match="not open"):
-        await store.load(["a"])
-    with pytest.raises(StoreError, match="not open"):
-        await store.commit([], [Changes(make_run("a"))])
 
 
 async def test_an_engine_that_died_before_the_clock_was_set_back_is_forgotten(path: str) -> None:
