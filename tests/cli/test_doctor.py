@@ -1,6 +1,7 @@
 """What `oraculo doctor` finds without a server."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from oraculo import __version__
 from oraculo.cli.app import app
 from oraculo.cli.welcome import Welcome
+from oraculo.ports.clock import SystemClock
 from oraculo.settings import load_settings
 from oraculo.settings.urls import redacted
 from tests.servers.fleet import Fleet
@@ -91,6 +93,17 @@ def test_what_may_be_lost_is_a_warning() -> None:
     for part in ("broker", "store"):
         assert checks[part]["estado"] == "aviso"
         assert "no append-only file" in checks[part]["detalhe"]
+
+
+def test_a_clock_that_differs_from_the_stores_is_a_warning(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"{fleet.url('redis')}?namespace=doctor-{uuid4().hex[:8]}"
+    assert CliRunner().invoke(app, ["migrate"], env={"ORACULO_STORE_URL": url}).exit_code == 0
+    _, checks = doctor(ORACULO_STORE_URL=url)
+    assert checks["store"]["estado"] == "ok"
+    monkeypatch.setattr(SystemClock, "now", lambda _: time.time() + 90)
+    _, checks = doctor(ORACULO_STORE_URL=url)
+    assert checks["store"]["estado"] == "aviso"
+    assert "clock is 90 s ahead" in checks["store"]["detalhe"]
 
 
 def test_the_systems_behind_the_bridges_are_reached(fleet: Fleet) -> None:

@@ -63,11 +63,19 @@ def test_doctor_needs_what_the_docs_list(plain: Any, fleet: Fleet) -> None:
     assert checks["store"]["estado"] == "ok", checks["store"]
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "+info"])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("+info", "+time")])
 def test_doctor_finds_each_right_that_is_missing(plain: Any, fleet: Fleet, rule: str) -> None:
     with user_with(plain, fleet, *(one for one in RULES if one != rule)) as url:
         _, checks = doctor(ORACULO_STORE_URL=url)
     assert checks["store"]["estado"] == "erro", checks["store"]
+
+
+async def test_without_the_right_to_ask_for_its_time_it_has_no_clock(plain: Any, fleet: Fleet) -> None:
+    with user_with(plain, fleet, *(one for one in RULES if one != "+time")) as url:
+        store = RedisStore(url)
+        await store.start()
+        assert await store.clock() is None
+        await store.close()
 
 
 def test_doctor_says_what_it_cannot_see_without_info(plain: Any, fleet: Fleet) -> None:

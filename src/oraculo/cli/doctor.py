@@ -234,16 +234,19 @@ async def _not_usable(found: Check, failed: "Failed", prove: Callable[[], Awaita
 
 async def _look_and_prove(store: "Store") -> str:
     """An empty one is not laid out by looking at it."""
+    from oraculo.engine.store_clock import read_clock
+    from oraculo.ports.clock import SystemClock
     from oraculo.ports.store import LaidOutAtStart
 
-    state, version = "empty: it is laid out at the first start", None
+    state, version, clock_fault = "empty: it is laid out at the first start", None, None
     if isinstance(store, LaidOutAtStart):
         version = await store.look()
     if version is None:
         await store.start()
         state, version = "schema up to date, can be written", await store.check()
+        clock_fault = (await read_clock(store, SystemClock())).fault
     told, mark, warning = version.partition(_WARNED_OF)
-    return f"{told}, {state}{mark}{warning}"
+    return f"{told}, {state}{mark}{warning}{_WARNED_OF + clock_fault if clock_fault else ''}"
 
 
 async def _bridges(settings: "Settings") -> list[Check]:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 
+from oraculo.engine.store_clock import read_clock
 from oraculo.errors import OraculoError, StoreError
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
-from oraculo.ports.telemetry import EnginesChanged, Telemetry
+from oraculo.ports.telemetry import EnginesChanged, LoopFailed, Telemetry
 
 TTL = 5.0  # seconds, or so many polls, after which an engine that was not seen counts as gone
 _LOOK_AGAIN = 1.0
@@ -40,6 +41,7 @@ class Peers:
         self._is_well = is_well
         self.ttl = max(TTL, TTL * poll)
         self.departures = 0  # how often others were found to have gone
+        self.clock_fault: str | None = None
 
     @property
     def is_alone(self) -> bool:
@@ -71,12 +73,24 @@ class Peers:
             waited += _LOOK_AGAIN
             await self.attend()
 
+    async def living(self) -> Sequence[str]:
+        """For an API, which is none of them."""
+        return await self._store.engines(await self._now() - self.ttl)
+
     async def attend(self) -> None:
-        seen = await self._store.attend(self.name, self._clock.now(), self.ttl)
+        seen = await self._store.attend(self.name, await self._now(), self.ttl)
         if list(seen) != list(self.engines):
             self.departures += not set(self.engines) <= set(seen)
             self.engines = seen
             self._telemetry.emit(EnginesChanged(self.name, tuple(seen)))
+
+    async def _now(self) -> float:
+        """By the store's clock: an engine whose own differs by seconds would count the others as gone."""
+        now, fault = await read_clock(self._store, self._clock)
+        if fault is not None and self.clock_fault is None:
+            self._telemetry.emit(LoopFailed("clock", fault))
+        self.clock_fault = fault
+        return now
 
     async def run(self) -> None:
         while True:

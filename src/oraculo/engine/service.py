@@ -227,7 +227,7 @@ class Engine:
         return await fault_of(self._expect_engines)
 
     async def living_engines(self) -> Sequence[str]:
-        return await self.store.engines(self.clock.now() - self.peers.ttl)
+        return await self.peers.living()
 
     def is_sole(self) -> bool:
         """Whether nobody else changes runs, as far as is known."""
@@ -414,7 +414,8 @@ class Engine:
         """Of what an engine can do without: runs are accepted, and go on or wait."""
         objects, engines = await asyncio.gather(self._objects_trouble(), self._engines_trouble())
         bridges = {f"ponte {bridge.name}": bridge.trouble for bridge in self.bridges}  # steps of others go on
-        return objects | bridges | engines
+        clock = {"clock": self.peers.clock_fault} if self.peers.clock_fault else {}
+        return objects | bridges | engines | clock
 
     async def _objects_trouble(self) -> dict[str, str | None]:
         if self.objects is not None:  # without it, large results stay in the store

@@ -190,6 +190,10 @@ class Store(Protocol):
         """The names, sorted, of the engines that were noted since then; for whoever is none of them."""
         ...
 
+    async def clock(self) -> float | None:
+        """What its own clock says, in seconds since 1970. None: it has none but this machine's, or hides it."""
+        ...
+
     async def installation(self) -> str:
         """A text that is this store's alone, and stays: by it two installations are told apart that share something."""
         ...

@@ -8,6 +8,7 @@ module needs no pytest.
 """
 
 import asyncio
+import time
 
 import msgspec
 
@@ -396,6 +397,14 @@ class StoreSuite(StoreCommits):
             reopened = await self.reopen(store)
             assert await reopened.installation() == names[0]
             await reopened.close()
+
+    async def test_its_own_clock_goes_on_by_seconds_since_1970(self) -> None:
+        async with self.opened() as store:
+            if (first := await store.clock()) is not None:
+                second = await store.clock()
+                assert second is not None
+                assert first <= second < first + 60
+                assert abs(time.time() - first) < 60, "the server of a test goes by this machine's clock"
 
     async def test_an_engine_that_departs_is_forgotten_at_once(self) -> None:
         async with self.opened() as store:

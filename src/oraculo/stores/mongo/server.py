@@ -88,6 +88,10 @@ class Server:
             )
         return str(told["version"])
 
+    async def clock(self) -> float:
+        told = await self._database.command("hello", codec_options=OPTIONS)
+        return int(told["localTime"]) / 1000
+
     async def touch(self, name: str) -> bool:
         """Notes the time in a document of `meta`. False when it is not there. The server stops waiting for the others
         of its set before we stop waiting for it, and so can say that it is they who are missing."""

@@ -250,6 +250,10 @@ class MongoStore:
         with self._opened.limit():
             return [one["_id"] async for one in self._opened.engines.find({"visto_em": {"$gte": since}}).sort("_id")]
 
+    async def clock(self) -> float | None:
+        with self._opened.limit():
+            return await self._opened.clock()
+
     async def installation(self) -> str:
         meta, wanted = self._opened.meta, {"_id": "instalacao"}
         with self._opened.limit():

@@ -163,6 +163,10 @@ class PostgresStore:
     async def engines(self, since: float) -> Sequence[str]:
         return [name for (name,) in await self._ask(self._reader, "engines", since)]
 
+    async def clock(self) -> float | None:
+        [(now,)] = await self._ask(self._reader, "clock")
+        return float(now)
+
     async def installation(self) -> str:
         [(installation,)] = await self._ask(self._reader, "installation")
         return str(installation)

@@ -255,6 +255,9 @@ class SqliteStore:
     async def engines(self, since: float) -> Sequence[str]:
         return [name for (name,) in await self._read("engines", {"since": since})]
 
+    async def clock(self) -> float | None:
+        return None
+
     async def installation(self) -> str:
         [(installation,)] = await self._read("installation", {})
         return str(installation)

@@ -144,6 +144,9 @@ class HostStore:
         found: Sequence[str] = await self._read(self._disk.engines(since))
         return found
 
+    async def clock(self) -> float | None:
+        return None  # the engines' clocks are the world's
+
     async def installation(self) -> str:
         found: str = await self._read(self._disk.installation())
         return found

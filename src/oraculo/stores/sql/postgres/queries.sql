@@ -233,6 +233,9 @@ DELETE FROM oraculo_engines WHERE name = $1;
 -- name: engines
 SELECT name FROM oraculo_engines WHERE seen_at >= $1 ORDER BY name;
 
+-- name: clock
+SELECT extract(EPOCH FROM clock_timestamp())::double precision;
+
 -- name: installation
 SELECT id FROM oraculo_installation;
 
