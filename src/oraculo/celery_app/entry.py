@@ -64,8 +64,8 @@ class Entry:
 
 
 def register_entry(app: Celery, entry: Entry) -> None:
-    """Clients send these names as they are, without a module before them. An argument that is missing is refused when
-    the request is read, and not by Celery, which would keep nothing of it."""
+    """Clients send these names as they are, without a module before them. An argument that is missing, or one too many,
+    is refused when the request is read, and not by Celery, which would keep nothing of it."""
 
     @app.task(bind=True, name="iniciar_coleta", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
     def iniciar_coleta(
@@ -73,12 +73,13 @@ def register_entry(app: Celery, entry: Entry) -> None:
         correlation_id: str | None = None,
         fonte: str | None = None,
         parametros: Mapping[str, Any] | None = None,
+        *surplus: Any,
         **options: Any,
     ) -> dict[str, Any]:
         source = naming.source_of(fonte) if isinstance(fonte, str) else fonte  # what it should be, the request says
         payload = {"fonte": source, "parametros": parametros or {}}
         request = {"destinos": [_with_kind(naming.COLLECTOR_PREFIX, fonte)], "payload": payload, **options}
-        return entry.start(self, request, correlation_id)
+        return entry.start(self, request | _refused(surplus), correlation_id)
 
     @app.task(bind=True, name="iniciar_execucao", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
     def iniciar_execucao(
@@ -86,10 +87,11 @@ def register_entry(app: Celery, entry: Entry) -> None:
         correlation_id: str | None = None,
         destino: str | None = None,
         payload: Mapping[str, Any] | None = None,
+        *surplus: Any,
         **options: Any,
     ) -> dict[str, Any]:
         request = {"destinos": [_with_kind(naming.PROCESSOR_PREFIX, destino)], "payload": payload or {}, **options}
-        return entry.start(self, request, correlation_id)
+        return entry.start(self, request | _refused(surplus), correlation_id)
 
     @app.task(bind=True, name="iniciar_pipeline", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
     def iniciar_pipeline(
@@ -97,9 +99,16 @@ def register_entry(app: Celery, entry: Entry) -> None:
         pipeline: str | None = None,
         payload: Mapping[str, Any] | None = None,
         correlation_id: str | None = None,
+        *surplus: Any,
         **options: Any,
     ) -> dict[str, Any]:
-        return entry.start(self, {"pipeline": pipeline, "payload": payload or {}, **options}, correlation_id)
+        request = {"pipeline": pipeline, "payload": payload or {}, **options}
+        return entry.start(self, request | _refused(surplus), correlation_id)
+
+
+def _refused(surplus: tuple[Any, ...]) -> dict[str, Any]:
+    """As a field that no request has."""
+    return {"argumentos_a_mais": surplus} if surplus else {}
 
 
 def _encoded(value: object) -> bytes:
