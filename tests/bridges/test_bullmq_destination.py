@@ -93,6 +93,13 @@ async def test_a_failure_comes_after_bullmqs_own_attempts(settings: Settings, tm
     assert len(journal(tmp_path)) == 3
 
 
+@pytest.mark.parametrize("thrown", ["um texto", {"codigo": 7}])
+async def test_whoever_throws_no_error_gave_no_reason(thrown: object, settings: Settings, tmp_path: Path) -> None:
+    async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
+        aggregate = await oraculo.run(only(f"{TO}?attempts=1", faz="joga", valor=thrown))
+    assert aggregate["falhas"]["passo"]["motivo"].startswith("the job failed and did not say why")
+
+
 async def _put(oraculo: BullStage, *, retry: int, attempts: int) -> None:
     step = {"type": "PASSO", "queue": f"{TO}?attempts={attempts}", "retry": {"maxAttempts": retry, "backoff": 0.01}}
     await oraculo.operations.put_pipeline("p", json.dumps({"name": "p", "steps": [step]}).encode())

@@ -15,6 +15,9 @@ const actions = {
   falha: (job) => {
     throw new Error(job.data.motivo ?? "não deu");
   },
+  joga: (job) => {
+    throw job.data.valor; // no Error
+  },
   irrecuperavel: () => {
     throw new UnrecoverableError("nunca vai dar");
   },

@@ -131,4 +131,4 @@ class BullEvents:
             return self._reporter.progressed(job_id, record, told.get("progress"))
         if kind == "completed":
             return self._reporter.completed(job_id, record, told.get("val"))
-        return self._reporter.failed(job_id, record, str(told.get("val") or "the job failed and did not say why"))
+        return self._reporter.failed(job_id, record, str(told.get("val") or ""))

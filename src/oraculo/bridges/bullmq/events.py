@@ -180,9 +180,8 @@ class EventReader:
         if event.kind == "stalled":
             return self._reporter.progressed(event.job_id, record, STALLED)
         if event.kind == "failed":
-            reason = event.fields.get("failedReason") or "the job failed and did not say why"
             hopeless = looks[event.job_id].is_hopeless
-            return self._reporter.failed(event.job_id, record, reason, retry=not hopeless)
+            return self._reporter.failed(event.job_id, record, event.fields.get("failedReason"), retry=not hopeless)
         reason = f"removed: somebody took the job out of {event.queue} before it ended"
         return self._reporter.failed(event.job_id, record, reason, retry=False)
 

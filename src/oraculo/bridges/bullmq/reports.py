@@ -19,6 +19,8 @@ from oraculo.subscription import Backoff
 _PERCENT_FIELDS = ("percent", "percentage", "percentual", "progress", "progresso", "value")
 _TEXT_FIELDS = ("message", "mensagem", "text", "note", "status", "stage", "step")
 
+_NO_REASONS = (None, "", "null", "undefined")  # as different versions write that an error had no message
+
 _log = structlog.get_logger("oraculo.bullmq")
 _raw = msgspec.json.Decoder(msgspec.Raw)
 
@@ -57,7 +59,9 @@ class Reporter:
             return self.failed(job_id, record, f"the value that the job returned: {error}", retry=False)
         return Report(job_id, record, self._writer.success(record.kind, record.command, returned))
 
-    def failed(self, job_id: str, record: Record, reason: str, *, retry: bool = True) -> Report:
+    def failed(self, job_id: str, record: Record, reason: str | None, *, retry: bool = True) -> Report:
+        if reason in _NO_REASONS:
+            reason = "the job failed and did not say why (who throws something else than an Error does not)"
         return Report(job_id, record, self._writer.failure(record.kind, record.command, [reason], retry=retry))
 
     def progressed(self, job_id: str, record: Record, data: object) -> Report:

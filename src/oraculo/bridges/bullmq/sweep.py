@@ -108,8 +108,7 @@ class Sweep:
         if look.ended == "completed":
             return self._reporter.completed(job_id, record, look.value)
         if look.ended == "failed":
-            reason = look.reason or "the job failed and did not say why"
-            return self._reporter.failed(job_id, record, reason, retry=not look.is_hopeless)
+            return self._reporter.failed(job_id, record, look.reason, retry=not look.is_hopeless)
         return None
 
     # -- jobs that are gone -----------------------------------------------------------------------------------
@@ -172,4 +171,4 @@ class Sweep:
     def _told(self, job_id: str, record: Record, fields: dict[str, str]) -> Report:
         if fields["event"] == "completed":
             return self._reporter.completed(job_id, record, fields.get("returnvalue"))
-        return self._reporter.failed(job_id, record, fields.get("failedReason", ""))
+        return self._reporter.failed(job_id, record, fields.get("failedReason"))
