@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from oraculo.core.run import Run
 from oraculo.errors import ObjectsUnavailable
 
 from .service import SETTINGS, Service, assert_problem, running
@@ -44,6 +45,30 @@ async def test_a_small_result_is_there_too_and_while_the_run_is_open(service: Se
             break
     assert reply.text == '{"dados":1}'
     assert (await service.client.get("/orquestracoes/r")).json()["status"] == "em_execucao"
+
+
+async def test_one_result_after_the_other_reads_the_run_at_most_once(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or all results of a wide run would take its width squared."""
+    names = [f"t{n}" for n in range(5)]
+    await service.start_run(destinos=[{"id": name, "fila": f"fila_{name}"} for name in names], correlation_id="r")
+    for name in names:
+        await service.answer(f"fila_{name}", {"de": name})
+    await service.ended("r")
+    service.engine.plans._plans.clear()  # as after a restart
+    reads, read = 0, service.operations.run
+
+    async def counted(run_id: str) -> Run:
+        nonlocal reads
+        reads += 1
+        return await read(run_id)
+
+    monkeypatch.setattr(service.operations, "run", counted)
+    for name in names:
+        assert (await service.client.get(f"/orquestracoes/r/resultados/{name}")).json() == {"de": name}
+    assert_problem(await service.client.get("/orquestracoes/r/resultados/t5"), 404, None, "not one of its tasks")
+    assert reads == 1
 
 
 async def test_ids_with_slashes_are_told_from_the_word_between_them(service: Service) -> None:

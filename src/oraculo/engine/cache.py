@@ -26,12 +26,16 @@ class Plans:
         self._weight = 0
         self._turn = Lock()
 
-    def plan(self, definition_hash: str, encoded: bytes, definition: Definition | None = None) -> Plan:
+    def known(self, definition_hash: str) -> Plan | None:
         with self._turn:
-            found = self._plans.get(definition_hash)
-            if found is not None:
-                self._plans.move_to_end(definition_hash)
-                return found[0]
+            if (found := self._plans.get(definition_hash)) is None:
+                return None
+            self._plans.move_to_end(definition_hash)
+            return found[0]
+
+    def plan(self, definition_hash: str, encoded: bytes, definition: Definition | None = None) -> Plan:
+        if (known := self.known(definition_hash)) is not None:
+            return known
         plan = Plan(definition or decode_definition(encoded))  # a large one takes a while: nobody waits for it
         with self._turn:
             self._keep(definition_hash, plan, _OWN_WEIGHT + len(plan) + len(encoded) // _BYTES_A_TASK)

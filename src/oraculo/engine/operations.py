@@ -14,7 +14,7 @@ from oraculo.core.events import Cancelled, Event, Repeated
 from oraculo.core.history import HistoryEntry
 from oraculo.core.machine import Verdict
 from oraculo.core.pipeline import Definition, text_fault
-from oraculo.core.run import Run, RunStatus
+from oraculo.core.run import Run, RunStatus, Task
 from oraculo.engine.beside import beside
 from oraculo.engine.catalogue import Origin
 from oraculo.engine.explanation import Explanation
@@ -182,7 +182,18 @@ class Operations:
 
     async def result(self, run_id: str, task_id: str) -> bytes:
         """One task's result as it came, whatever its size. Raises NotFound or ObjectsUnavailable."""
-        return await self._engine.results.one(await self.run(run_id), task_id)
+        return await self._engine.results.one(run_id, task_id, await self._task(run_id, task_id))
+
+    async def _task(self, run_id: str, task_id: str) -> Task | None:
+        """None: the run has none of that name. Whoever wants all results of a wide run asks for one after the other, so
+        the others are read only where it is not known which number it has."""
+        head = (await self._engine.store.heads([run_id])).get(run_id)
+        plan = None if head is None else self._engine.plans.known(head.definition_hash)
+        if plan is None:
+            run = await self.run(run_id)
+            return run.tasks[run.plan.by_id[task_id]] if task_id in run.plan.by_id else None
+        number = plan.by_id.get(task_id)
+        return None if number is None else await self._engine.store.task(run_id, number)
 
     async def runs(self, query: RunQuery) -> Page:
         return await self._engine.store.runs(query)

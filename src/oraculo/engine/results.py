@@ -12,7 +12,7 @@ import msgspec
 from oraculo.core.aggregate import aggregate, encode_aggregate
 from oraculo.core.pipeline import Step
 from oraculo.core.reference import Reference, encode_reference, read_reference, references_in
-from oraculo.core.run import Run
+from oraculo.core.run import Run, Task
 from oraculo.core.views import run_view
 from oraculo.engine.beside import beside
 from oraculo.engine.earlier import EarlierResults
@@ -135,14 +135,13 @@ class LargeResults:
             await self.fill(view["resultados"], references)
         return view
 
-    async def one(self, run: Run, task_id: str) -> bytes:
+    async def one(self, run_id: str, task_id: str, task: Task | None) -> bytes:
         """One task's result, whatever its size. Raises NotFound or ObjectsUnavailable."""
-        number = run.plan.by_id.get(task_id)
-        result = None if number is None else run.tasks[number].result
+        result = None if task is None else task.result
         if result is None:
-            why = "it is not one of its tasks" if number is None else f"it is {run.tasks[number].status}"
-            raise NotFound(f"task '{task_id}' of run {run.id} has no result: {why}")
-        reference = read_reference(run.id, result)
+            why = "it is not one of its tasks" if task is None else f"it is {task.status}"
+            raise NotFound(f"task '{task_id}' of run {run_id} has no result: {why}")
+        reference = read_reference(run_id, result)
         if reference is None:
             return result
         try:

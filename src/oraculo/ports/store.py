@@ -114,6 +114,10 @@ class Store(Protocol):
         """The heads of the runs that exist, by id: cheap, whatever their width."""
         ...
 
+    async def task(self, run_id: str, number: int) -> Task | None:
+        """One task of a run, as cheap as it is itself, whatever the run's width. None: there is no such."""
+        ...
+
     async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
         """Of these runs, by id, those that nobody has changed since the copy was read or written. As cheap as heads."""
         ...

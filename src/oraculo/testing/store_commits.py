@@ -16,6 +16,7 @@ from oraculo.testing.store_runs import (
     PAYLOADS,
     UNWRITABLE,
     assert_stored,
+    assert_task_stored,
     change,
     changed,
     create,
@@ -128,6 +129,7 @@ class StoreCommits:
                 snapshot = await load(store, run.id)
                 assert snapshot.payload == payload
                 assert snapshot.tasks[1].result == payload
+                await assert_task_stored(store, run, 1)
 
     async def test_ids_and_texts_of_any_script(self) -> None:
         async with self.opened() as store:
@@ -141,6 +143,8 @@ class StoreCommits:
             await create(store, make_run("here"))
             assert set(await store.load(["here", "not there", "here"])) == {"here"}
             assert await store.load([]) == {}
+            assert await store.task("not there", 0) is None
+            assert await store.task("here", 3) is None
 
     async def test_many_runs_are_loaded_at_once(self) -> None:
         async with self.opened() as store:
@@ -156,6 +160,8 @@ class StoreCommits:
             await create(store, run)
             await change(store, changed(run, Sent(9_998, 1), Answered(5_000, 1, OK), failure(9_997)))
             await assert_stored(store, run)
+            for number in (0, 5_000, 9_997, 9_999):
+                await assert_task_stored(store, run, number)
             last = await store.unsent(limit=20_000, after=("wide", 9_900))
             assert [command.task for command in last] == [*range(9_901, 9_998), 9_999]
 

@@ -106,6 +106,12 @@ def stored_form(tasks: Iterable[Task]) -> list[Task]:
     return [msgspec.structs.replace(task, missing=0) for task in tasks]
 
 
+async def assert_task_stored(store: Store, run: Run, number: int) -> None:
+    task = await store.task(run.id, number)
+    assert task is not None
+    assert stored_form([task]) == stored_form([run.tasks[number]])
+
+
 async def create(store: Store, *runs: Run) -> None:
     committed = await store.commit([creation(run) for run in runs], [])
     assert [created.outcome for created in committed.created] == [Outcome.CREATED] * len(runs)

@@ -124,6 +124,26 @@ async def heads(server: Server, run_ids: Sequence[str]) -> dict[str, RunHead]:
     return {run["correlation_id"]: head_of(run) async for run in found}
 
 
+async def one_task(server: Server, run_id: str, number: int) -> Task | None:
+    place = {"tarefas": {"$slice": [number, 1]}, "blocos": {"$slice": [number // BLOCK_TASKS, 1]}}
+    run = await server.runs.find_one({"correlation_id": run_id}, {"correlation_id": 1, **place})
+    if run is None:
+        return None
+    found: list[Document] = run.get("tarefas", [])
+    if run.get("blocos"):
+        name = run["blocos"][0]["bloco"]
+        blocks = await read_blocks(server, [name], {"tarefas": {"$slice": [number % BLOCK_TASKS, 1]}})
+        require_all([name], blocks)
+        found = blocks[name]
+    if not found:
+        return None
+    names = names_in(found[0]["resultado"]) if "resultado" in found[0] else []
+    parts = await read_all(server, server.attachments, "_id", names, {"dados": 1})
+    read = {part["_id"]: part["dados"] for part in parts}
+    require_all(names, read)
+    return task_of(number, found[0], read)
+
+
 async def created_with(server: Server, key: str, fingerprint: str) -> str | None:
     wanted = {"chave_idempotencia": key, "origem.fingerprint": fingerprint}
     found = await server.runs.find_one(wanted, {"correlation_id": 1})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bson.objectid import ObjectId
 
 from oraculo.core.history import HistoryEntry
-from oraculo.core.run import Changes, RunHead, RunStatus
+from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
@@ -157,6 +157,11 @@ class MongoStore:
         server = self._opened
         with server.limit():
             return await reading.heads(server, run_ids)
+
+    async def task(self, run_id: str, number: int) -> Task | None:
+        server = self._opened
+        with server.limit():
+            return await reading.steadily(server, lambda: reading.one_task(server, run_id, number))
 
     async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
         return unchanged_among(copies, await self.heads([copy.id for copy in copies]))

@@ -147,7 +147,7 @@ def head_of(row: Sequence[Any]) -> RunHead:
     return head
 
 
-def _task_of(row: Sequence[Any]) -> Task:
+def task_of(row: Sequence[Any]) -> Task:
     task = Task(*row)
     task.status = TASK_STATUS[row[1]]
     task.cause = CAUSE[row[8]]
@@ -165,7 +165,7 @@ def snapshots_of(rows: Iterable[Sequence[Any]]) -> dict[str, Snapshot]:
     snapshots: list[Snapshot] = []
     for n, definition, payload, *columns in rows:
         of_run = tasks.setdefault(n, [])
-        of_run.append(_task_of(columns[HEAD_COLUMNS:]))
+        of_run.append(task_of(columns[HEAD_COLUMNS:]))
         if definition is not None:
             snapshots.append(Snapshot(head_of(columns[:HEAD_COLUMNS]), definition, payload, of_run))
     for of_run in tasks.values():

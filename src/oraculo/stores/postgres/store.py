@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from oraculo.core.history import HistoryEntry
-from oraculo.core.run import Changes, RunHead, RunStatus
+from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.core.slices import slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
@@ -22,7 +22,7 @@ from oraculo.stores.postgres.address import Address, Connection, version_of
 from oraculo.stores.postgres.commits import PostgresJob, queue_to
 from oraculo.stores.postgres.faults import translated
 from oraculo.stores.postgres.lanes import QUERIES, Lane
-from oraculo.stores.postgres.rows import Birth, Update, entry_of, head_of, searched, snapshots_of
+from oraculo.stores.postgres.rows import Birth, Update, entry_of, head_of, searched, snapshots_of, task_of
 from oraculo.stores.postgres.schema import (
     has_tables,
     migrate,
@@ -126,6 +126,10 @@ class PostgresStore:
     async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         heads = map(head_of, await self._ask(self._reader, "load_heads", list(run_ids)))
         return {head.id: head for head in heads}
+
+    async def task(self, run_id: str, number: int) -> Task | None:
+        found = await self._ask(self._reader, "load_task", run_id, number)
+        return task_of(found[0]) if found else None
 
     async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
         return unchanged_among(copies, await self.heads([copy.id for copy in copies]))

@@ -21,7 +21,7 @@ from typing import Any
 from oraculo.clients.address import read_address
 from oraculo.clients.redis import Command, ReplyError, database_of
 from oraculo.core.history import HistoryEntry
-from oraculo.core.run import Changes, RunHead, RunStatus
+from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.core.slices import pages, slices
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
@@ -30,7 +30,17 @@ from oraculo.stores.redis.belief import Belief
 from oraculo.stores.redis.layout import DEFAULT_NAMESPACE, SLOT, Layout, broker_of, member, run_and_task, slot_name
 from oraculo.stores.redis.listing import list_runs
 from oraculo.stores.redis.server import Server
-from oraculo.stores.redis.values import Write, attempt_of, birth, entries_of, head_of, key_field, snapshot_of, update
+from oraculo.stores.redis.values import (
+    Write,
+    attempt_of,
+    birth,
+    entries_of,
+    head_of,
+    key_field,
+    snapshot_of,
+    task_of,
+    update,
+)
 
 PORT = 6379
 SETTING = "ORACULO_STORE_URL"
@@ -183,6 +193,10 @@ class RedisStore:
     async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         replies = await self._of_each(run_ids, "HGET", "head")
         return {run_id: head_of(reply) for run_id, reply in replies.items() if reply is not None}
+
+    async def task(self, run_id: str, number: int) -> Task | None:
+        found = (await self._of_each([run_id], "HGET", str(number)))[run_id]
+        return None if found is None else task_of(number, found)
 
     async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
         connection = await self._opened().connected()

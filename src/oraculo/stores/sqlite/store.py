@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any
 
 from oraculo.core.history import Happened, HistoryEntry
-from oraculo.core.run import Changes, RunHead, RunStatus
+from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.core.slices import slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
@@ -158,6 +158,10 @@ class SqliteStore:
     async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
         heads = map(head_of, await self._read("load_heads", {"ids": as_json(run_ids)}))
         return {head.id: head for head in heads}
+
+    async def task(self, run_id: str, number: int) -> Task | None:
+        found = await self._read("load_task", {"id": run_id, "number": number})
+        return task_of(found[0]) if found else None
 
     async def unchanged(self, copies: Sequence[RunHead]) -> frozenset[str]:
         return unchanged_among(copies, await self.heads([copy.id for copy in copies]))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oraculo.core.history import HistoryEntry
-from oraculo.core.run import Changes, RunHead, RunStatus
+from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.sqlite import SqliteStore
@@ -65,6 +65,10 @@ class HostStore:
 
     async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
         found: dict[str, Snapshot] = await self._read(self._disk.load(run_ids))
+        return found
+
+    async def task(self, run_id: str, number: int) -> Task | None:
+        found: Task | None = await self._read(self._disk.task(run_id, number))
         return found
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:

@@ -129,6 +129,15 @@ LEFT JOIN LATERAL (
 ) AS run ON true
 WHERE runs.id = ANY ($1::text[]);
 
+-- name: load_task
+SELECT
+    tasks.number, tasks.status, tasks.attempt, tasks.last_attempt, tasks.unsent, tasks.due_at, tasks.deadline,
+    tasks.result, tasks.cause, tasks.reason, tasks.mark, tasks.percent, tasks.note, tasks.sent_at, tasks.ended_at,
+    tasks.dead_letter, tasks.via
+FROM oraculo_runs AS runs
+JOIN oraculo_tasks AS tasks ON tasks.n = runs.n
+WHERE runs.id = $1 AND tasks.number = $2;
+
 -- name: load_heads
 SELECT
     id, name, definition_hash, created_at, deadline, timeout, total, version, status, priority, traceparent,

@@ -124,6 +124,14 @@ FROM tasks
 WHERE n IN (SELECT value FROM json_each(:numbers))
 ORDER BY n, number;
 
+-- name: load_task
+SELECT
+    number, tasks.status, attempt, last_attempt, unsent, tasks.due_at, tasks.deadline, result, cause, reason, mark,
+    percent, note, sent_at, tasks.ended_at, dead_letter, via
+FROM tasks
+JOIN runs ON runs.n = tasks.n
+WHERE runs.id = :id AND number = :number;
+
 -- name: due
 SELECT due_at, n, NULL AS number, id FROM runs WHERE due_at <= :now
 UNION ALL
