@@ -137,7 +137,7 @@ async def test_whoever_waits_is_let_go_when_the_engine_stops() -> None:
             await oraculo.submit({"destinos": ["escavador_a"]})
 
 
-async def test_whoever_follows_a_run_that_is_gone_is_let_go() -> None:
+async def test_whoever_follows_a_run_that_is_gone_or_waits_for_it_is_let_go() -> None:
     """As after the whole of a store was deleted."""
 
     class Emptied(SqliteStore):
@@ -154,9 +154,39 @@ async def test_whoever_follows_a_run_that_is_gone_is_let_go() -> None:
             return sum([1 async for _ in oraculo.operations.follow(run)])
 
         following = asyncio.create_task(follow())
-        await until(lambda: run.id in oraculo.engine.watchers)
+        waiting = asyncio.create_task(oraculo.operations.wait(run.id, 60))
+        await until(lambda: oraculo.engine.watchers.of_runs_there([run.id]))
         store.is_empty = True
         assert await asyncio.wait_for(following, 5) >= 1
+        assert await asyncio.wait_for(waiting, 5) is None
+
+
+async def test_whoever_waits_for_a_run_that_is_only_being_created_goes_on_waiting() -> None:
+    """A look that began before the run was there found nothing."""
+
+    class Slow(SqliteStore):
+        asked = asyncio.Event()
+        go_on = asyncio.Event()
+
+        async def heads(self, run_ids: Sequence[str]) -> dict[str, RunHead]:
+            found = await super().heads(run_ids)
+            if run_ids == ["r"] and not found:
+                self.asked.set()
+                await self.go_on.wait()
+            return found
+
+        async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+            if creations:
+                await self.asked.wait()
+            return await super().commit(creations, changes)
+
+    store = Slow(MEMORY)
+    async with Harness(store=store, settings=Settings(engine=EngineSettings(poll=0.05))) as oraculo:
+        body = msgspec.json.encode({"destinos": ["escavador_ninguem"], "correlation_id": "r", "timeout": 0.5})
+        submitting = asyncio.create_task(oraculo.operations.submit(body, wait=60))
+        await until(lambda: oraculo.engine.watchers.of_runs_there(["r"]))
+        store.go_on.set()
+        assert (await submitting).aggregate is not None
 
 
 async def test_nobody_looks_out_for_runs_that_nobody_waits_for() -> None:

@@ -18,10 +18,11 @@ class Watch:
     """One who waits. `ended` is given the aggregate, or None when it is let go; `changed` is set at each commit of
     the run."""
 
-    __slots__ = ("changed", "ended", "entries", "looked_at", "run_id", "since")
+    __slots__ = ("changed", "ended", "entries", "looked_at", "run_id", "run_is_there", "since")
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
+        self.run_is_there = False  # or it is only about to be created
         self.entries = 0  # the history's length when it was last looked at
         loop = asyncio.get_running_loop()
         self.since = self.looked_at = loop.time()
@@ -29,7 +30,8 @@ class Watch:
         self.changed = asyncio.Event()
 
     async def aggregate(self, seconds: float) -> bytes | None:
-        """Of the run, if it ends within so many seconds."""
+        """Of the run, which is there, if it ends within so many seconds."""
+        self.run_is_there = True
         timer = asyncio.get_running_loop().call_later(seconds, self.let_go)
         try:
             return await self.ended
@@ -93,6 +95,9 @@ class Watchers:
         for watch in self._watches.get(run_id, ()):
             watch.changed.set()
 
+    def of_runs_there(self, run_ids: Sequence[str]) -> list[Watch]:
+        return [watch for run_id in run_ids for watch in self._watches.get(run_id, ()) if watch.run_is_there]
+
     def ended(self, run_id: str, aggregate: bytes) -> None:
         for watch in self._watches.get(run_id, ()):
             if not watch.ended.done():
@@ -143,7 +148,11 @@ class Lookout:
                 await self._look_at(some)
 
     async def _look_at(self, run_ids: Sequence[str]) -> None:
+        were_there = self._watchers.of_runs_there(run_ids)  # before it is asked: one may be created meanwhile
         heads = await self._store.heads(run_ids)
+        for watch in were_there:
+            if watch.run_id not in heads:  # it waits for nothing
+                watch.let_go()
         for run_id in run_ids:
             if (head := heads.get(run_id)) is None:  # gone, or not there yet: whoever follows it looks for himself
                 self._watchers.changed(run_id)
