@@ -229,3 +229,43 @@ async def test_the_one_of_nats_goes_on_when_its_server_was_killed_while_it_worke
                 return bool(answers) and not queued
 
             await until(is_settled, within=30.0, saying="its answer")
+
+
+OUT_OF_TIME = """
+import asyncio, sys
+sys.path.insert(0, {folder!r})
+import nats_worker
+from nats.errors import TimeoutError as ItsOwn
+from nats.js import JetStreamContext
+
+faults = [TimeoutError(), ItsOwn()]
+fetch = JetStreamContext.PullSubscription.fetch
+
+async def quiet_at_first(*args, **options):
+    if faults:
+        raise faults.pop()
+    return await fetch(*args, **options)
+
+JetStreamContext.PullSubscription.fetch = quiet_at_first
+asyncio.run(nats_worker.main(*sys.argv[1:]))
+"""
+
+
+async def test_the_one_of_nats_outlives_a_quiet_time(start: Start, tmp_path: Path) -> None:
+    """nats-py tells in two ways that nothing came: by an error of its own, or, when the server said so just before its
+    own timer rings, by Python's."""
+    script, queue = tmp_path / "worker.py", "executador_plano"
+    script.write_text(OUT_OF_TIME.format(folder=str(PLAIN)))
+    command = {"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": 1}
+    with Nats() as server:
+        worker = start(str(script), server.url, queue)
+        await until(lambda: "waiting for work" in worker.tail(), saying="the worker to be there")
+        async with plain_client(server.url) as client:
+            await client.jetstream().publish(queue, json.dumps(command).encode())
+
+            async def is_answered() -> bool:
+                worker.expect_alive()
+                found = await api(client, "STREAM.INFO.resultados")
+                return "error" not in found and found["state"]["messages"] == 1
+
+            await until(is_answered, within=30.0, saying="its answer")

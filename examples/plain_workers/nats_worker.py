@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 
 import nats
 from nats.aio.msg import Msg
-from nats.errors import TimeoutError as NothingCame
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType
 from nats.js.errors import NoStreamResponseError, NotFoundError
@@ -103,7 +102,7 @@ async def main(url: str, queue: str) -> None:
             # No longer: a request that was lost with its connection is waited out, and until then nothing comes. A
             # heartbeat would not help, for nats-py does not end a request whose heartbeats stay away.
             messages = await subscription.fetch(10, timeout=5)
-        except NothingCame:
+        except TimeoutError:  # nothing came; nats-py raises its own kind of it, or Python's
             continue
         except nats.errors.Error as error:  # the queue is gone, say: the server is back without its data
             print(f"trying again soon: {error!r}", flush=True)
