@@ -10,6 +10,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.ports.clock import SystemEntropy
 from oraculo.worker import App, suspects
 from oraculo.worker.jobs import Job
+from tests.waiting import until
 
 from .stage import Stage, quiesce
 from .test_concurrency import Crowd
@@ -59,6 +60,28 @@ async def test_they_begin_in_no_order(stage: Stage) -> None:
             await stage.answer()
     assert sorted(begun) == list(range(50))
     assert begun != sorted(begun), "the first would always be the first, and its neighbours never have a turn"
+
+
+@pytest.mark.parametrize(("slow", "turns"), [(-1.0, [1, 2, 4, 3]), (60.0, [1] * 10)])
+async def test_after_a_turn_that_took_long_the_next_is_for_twice_as_many(
+    slow: float, turns: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten that take six seconds each would else take as long as a minute's deadline, and none need be guilty."""
+    monkeypatch.setattr(suspects, "_SLOW", slow)
+    begun: list[Any] = []
+    waiting = suspects.Suspects(0, SystemEntropy(), begun.append)
+    delivery = SimpleNamespace(redeliveries=1)
+    for _ in range(10):
+        job = SimpleNamespace(receipts=[SimpleNamespace(delivery=delivery)], is_settled=False)
+        assert waiting.takes(cast("Job", job))
+    seen = []
+    while sum(seen) < 10:
+        await until(lambda: begun, saying="a turn")
+        seen.append(len(begun))
+        for job in begun:
+            job.is_settled = True
+        begun.clear()
+    assert seen == turns
 
 
 class Last(SystemEntropy):

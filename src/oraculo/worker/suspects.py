@@ -3,10 +3,13 @@
 Whatever a process holds when it dies is delivered once more, and once too often in the end: the command that kills it
 would take its neighbours along to the dead letters. So these begin one by one, in no order, and each is answered and
 settled before the next: half of the innocent, on average, are done before the guilty one has its turn.
+
+Most often none of them is guilty: processes are killed, and brokers restarted, for other reasons. Those that take long
+would wait for each other until their deadlines, so after each turn that took long the next is for twice as many.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from oraculo.ports.clock import Entropy
 from oraculo.worker.jobs import Job
@@ -14,6 +17,7 @@ from oraculo.worker.jobs import Job
 MOST_TRUSTED = 3  # redeliveries, at most, of a command that begins beside others
 ALONE = 5.0  # seconds; then the next begins beside it: one that hangs must not hold up the others
 _GATHERING, _LONGEST_GATHERING = 0.1, 1.0  # seconds without another, and in all, before the first begins
+_SLOW = 0.5  # seconds, of a turn
 _FIRST_LOOK, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks whether one is settled
 
 
@@ -36,7 +40,7 @@ class Suspects:
             return False
         self._waiting.append(job)
         if self._duty is None or self._duty.done():
-            self._duty = asyncio.create_task(self._begin_one_by_one(), name="oraculo-suspects")
+            self._duty = asyncio.create_task(self._begin_in_turns(), name="oraculo-suspects")
         return True
 
     def dismiss(self) -> list[Job]:
@@ -46,12 +50,20 @@ class Suspects:
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    async def _begin_one_by_one(self) -> None:
+    async def _begin_in_turns(self) -> None:
         await self._gather()
+        loop, together = asyncio.get_running_loop(), 1
         while self._waiting:
-            job = self._waiting.pop(int(self._entropy.jitter() * len(self._waiting)))
-            self._begin(job)
-            await _settled(job)
+            jobs = [self._pick() for _ in range(min(together, len(self._waiting)))]
+            began = loop.time()
+            for job in jobs:
+                self._begin(job)
+            await _settled(jobs)
+            if loop.time() - began > _SLOW:
+                together *= 2
+
+    def _pick(self) -> Job:
+        return self._waiting.pop(int(self._entropy.jitter() * len(self._waiting)))
 
     async def _gather(self) -> None:
         """Large messages arrive one by one: the first, if it began at once, would be first in every life."""
@@ -62,9 +74,9 @@ class Suspects:
             await asyncio.sleep(_GATHERING)
 
 
-async def _settled(job: Job) -> None:
+async def _settled(jobs: Sequence[Job]) -> None:
     loop = asyncio.get_running_loop()
     until, pause = loop.time() + ALONE, _FIRST_LOOK
-    while not job.is_settled and loop.time() < until:
+    while not all(job.is_settled for job in jobs) and loop.time() < until:
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
