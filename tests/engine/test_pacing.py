@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from oraculo.core import machine
 from oraculo.core.events import Answered, RunDue, Sent
-from oraculo.core.run import Changes
+from oraculo.core.run import Changes, TaskStatus
 from oraculo.engine import pacing
 from oraculo.engine.batches import Batch
 from oraculo.engine.inputs import Answer, Arrived, BadAnswer, Inbox, Note, Rest, Wish
@@ -191,8 +193,9 @@ def destinations(count: int) -> dict[str, Any]:
         (WIDE, LITTLE, 2, 0.0),
         (4_000, 399, 2, 0.16),
         (4_000, 400, 2, 0.0),
-        (60_000, MUCH - 1, 2, LONGEST),
+        (60_000, MUCH - 1, 2, 2.4),
         (60_000, MUCH, 2, 0.0),
+        (60_000, 1, 6, LONGEST),
         (WIDE, 1, 6, 0.06),
     ],
 )
@@ -206,18 +209,78 @@ def test_a_run_of_which_little_was_decided_rests_the_longer_the_wider_it_is_and_
     assert (rest.seconds if rest else 0.0) == pytest.approx(seconds)
 
 
+def paced(tasks: int = WIDE) -> tuple[Pace, Changes]:
+    """A run that has begun, and nothing that was just decided."""
+    run = run_of(destinations(tasks))
+    machine.start(run, START)
+    return Pace(lambda: 2, SystemEntropy()), Changes(run)
+
+
+def test_a_rest_is_the_longer_the_longer_it_takes_to_read_a_run_here() -> None:
+    pace, changes = paced()
+    pace.has_read(WIDE - 1, 60.0)
+    assert rested(pace, changes) == pytest.approx(0.02)
+    pace.has_read(WIDE, 0.1)
+    assert rested(pace, changes) == pytest.approx(0.8)
+    pace.has_read(WIDE, 0.01)
+    assert rested(pace, changes) == pytest.approx(0.8 * 0.7)
+    for _ in range(20):
+        pace.has_read(WIDE, 0.0)
+    assert rested(pace, changes) == pytest.approx(0.02)
+
+
+def rested(pace: Pace, changes: Changes) -> float:
+    rest = pace.rest_after(changes, START)
+    return 0.0 if rest is None else rest.seconds
+
+
 def test_no_run_rests_when_its_deadline_is_near() -> None:
-    pace, changes = Pace(lambda: 2, SystemEntropy()), Changes(run_of(destinations(WIDE)))
-    changes.run.head.due_at = START + 0.05
+    pace, changes = paced()
+    changes.run.head.due_at = START + 0.065
+    for task in changes.run.tasks:
+        task.deadline = None
     assert pace.rest_after(changes, START) is not None
-    assert pace.rest_after(changes, START + 0.02) is None
+    assert pace.rest_of_one_who_lost(changes, START) is not None
+    assert pace.rest_after(changes, START + 0.05) is None
+    assert pace.rest_of_one_who_lost(changes, START + 0.05) is None
 
 
-def test_those_who_lost_to_others_do_not_go_on_in_step() -> None:
-    pace, run = Pace(lambda: 2, SystemEntropy()), run_of(destinations(WIDE))
-    lost = {rest.seconds for _ in range(5) if (rest := pace.rest_of_one_who_lost(run))}
-    assert len(lost) == 5
-    assert all(0.01 <= one <= 0.03 for one in lost)
+def test_no_run_rests_when_the_deadline_of_a_task_is_near() -> None:
+    """Another engine would ring its timer, and its answer is held here."""
+    pace, changes = paced()
+    changes.run.tasks[7].deadline = START + 0.065
+    assert pace.rest_after(changes, START) is not None
+    assert pace.rest_after(changes, START + 0.05) is None
+    changes.run.tasks[7].status = TaskStatus.SUCCEEDED
+    assert pace.rest_after(changes, START + 0.05) is not None
+    changes.touch(changes.run.tasks[7])  # by an answer, which may have to be decided again
+    assert pace.rest_of_one_who_lost(changes, START + 0.05) is None
+
+
+def test_a_rest_ends_when_all_that_is_awaited_has_come_but_now_and_then() -> None:
+    """Each hop of a long chain would else wait. That the others have a moment, too, a part of the time is for them."""
+    pace, changes = paced()
+    others = list(changes.run.tasks[3:])
+    told = Changes(changes.run)
+    for task in others:
+        machine.apply(changes.run, Answered(task.number, 1, b"{}"), START, told)
+    rests = [pace.rest_after(changes, START + 0.02 * n) for n in range(40)]
+    enough = [rest.enough for rest in rests if rest is not None]
+    assert len(enough) == 40
+    assert set(enough) == {3, LITTLE}
+    assert 3 <= enough.count(LITTLE) <= 5
+    assert enough[0] == LITTLE
+
+
+def test_who_lost_rests_after_a_loss_and_not_in_step_with_others() -> None:
+    pace, changes = paced()
+    lost = [rest for _ in range(5) if (rest := pace.rest_of_one_who_lost(changes, START))]
+    assert len({rest.seconds for rest in lost}) == 5
+    assert all(0.01 <= rest.seconds <= 0.03 and rest.after_loss for rest in lost)
+
+
+def sent(task: int) -> Note:
+    return Note("r", Sent(task, 1, False, "memory", 0.0))
 
 
 def wish(run_id: str = "r") -> Wish:
@@ -291,23 +354,76 @@ def test_notes_pass_a_rest_but_not_that_of_one_who_lost() -> None:
         assert (batch.resting, batch.by_run) == ({"r": left_out}, left)
 
 
-async def test_timers_of_a_run_that_rests_hold_up_no_others(store: Contested, long_rests: Callable[[], None]) -> None:
+def test_who_loses_with_notes_keeps_what_was_left_out_before() -> None:
+    batch, note, bad = Batch(), sent(0), BadAnswer(cast("Arrived", None), "odd")
+    batch.of_run("r", note)
+    batch.of_run("r", bad)
+    batch.leave_out({"r": Rest(1.0)})
+    batch.give_up(["r"])
+    assert (batch.resting, batch.by_run) == ({"r": [bad, note]}, {})
+
+
+def test_large_answers_that_are_left_out_are_not_put_away() -> None:
+    batch, one = Batch(), Answer(cast("Any", SimpleNamespace(correlation_id="r")), cast("Arrived", None))
+    batch.of_run("r", one)
+    batch.large.append(one)
+    batch.leave_out({"r": Rest(1.0)})
+    assert not batch.large
+
+
+async def test_notes_of_a_run_that_has_rested_are_not_lost() -> None:
+    inbox, note = Inbox(0.0), sent(0)
+    inbox.hold("r", [note])
+    assert await inbox.take(10) == ([], [note])
+
+
+async def test_the_end_of_a_rest_wakes_for_notes_alone_and_they_keep_their_order() -> None:
+    inbox, notes = Inbox(1000.0), [sent(0), sent(1)]
+    inbox.rest("r", Rest(0.01, after_loss=True))
+    inbox.hold("r", notes)
+    assert await asyncio.wait_for(inbox.take(10), 5) == ([], notes)
+
+
+async def test_a_rest_that_ended_early_does_not_end_the_next_one() -> None:
+    inbox = Inbox(0.0)
+    inbox.rest("r", Rest(0.01, enough=1))
+    inbox.hold("r", answers(1))
+    inbox.rest("r", Rest(1000.0))
+    over = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.02, over.set_result, None)  # later than the first would have ended
+    await over
+    assert inbox.resting(["r"])
+
+
+async def test_the_rest_of_one_who_lost_is_not_made_a_common_one() -> None:
+    inbox = Inbox(0.0)
+    inbox.rest("r", Rest(1000.0, after_loss=True))
+    inbox.rest("r", Rest(1000.0))
+    assert inbox.resting(["r"])["r"].after_loss
+
+
+@pytest.mark.usefixtures("all_are_wide")
+async def test_timers_of_a_run_that_rests_hold_up_no_others(store: Contested) -> None:
     async with OfTwo(store) as oraculo:
         oraculo.engine.peers.rank = lambda _: 0  # type: ignore[method-assign]
         steps = [{"id": f"t{n}", "fila": "ninguem", "timeout": 0.3} for n in range(TASKS)]
         wide = await oraculo.wide_run(steps)
-        long_rests()
+        oraculo.engine.inbox.rest(wide, Rest(1000.0))  # as if all timers had been far off when it began
         await oraculo.answer(wide, 0)
-        await until(lambda: oraculo.engine.inbox.resting([wide]), saying="its rest")
         other = await oraculo.submit({"destinos": ["ninguem"], "timeout": 0.5})
         assert (await oraculo.ended(other))["status"] == "timeout"
-        assert await oraculo.succeeded(wide) == 1
-        assert oraculo.engine.inbox.resting([wide])
+
+        async def is_counted() -> bool:
+            return await oraculo.succeeded(wide) == 1
+
+        await until(is_counted, saying="that what was held is decided")
 
 
 async def test_an_api_that_runs_apart_counts_as_one_who_decides() -> None:
     """It is none of the engines, and has to cancel a run that one of these decides all the time."""
     async with Harness() as oraculo:
         assert oraculo.engine._count_deciders() == 1
+        assert oraculo.engine._intake._hot._is_sole()
         oraculo.engine.peers.has_apis_beside = True
         assert oraculo.engine._count_deciders() == 2
+        assert not oraculo.engine._intake._hot._is_sole(), "it ends runs, too, and nobody hears of it"

@@ -145,6 +145,38 @@ async def test_a_store_that_is_away_is_waited_for(tmp_path: Path) -> None:
     assert len(journal.seen) == 1
 
 
+class Lost(SqliteStore):
+    """Another was faster with one run, and then the store is away for a moment."""
+
+    contested: str | None = None
+    commits = 0
+
+    async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+        others = [change for change in changes if change.run.id != self.contested]
+        if len(others) == len(changes) or self.commits > 1:
+            return await super().commit(creations, changes)
+        self.commits += 1
+        if self.commits > 1:
+            raise StoreUnavailable("the disk is away")
+        committed = await super().commit(creations, others)
+        return Committed(committed.created, committed.conflicts | {str(self.contested)})
+
+
+async def test_what_is_committed_is_not_decided_again_because_of_what_is_not(tmp_path: Path) -> None:
+    """Two runs in one batch: a late answer for one, and an answer for another that cannot be committed at first."""
+    store = Lost(str(tmp_path / "o.db"))
+    async with Harness(store=store) as oraculo:
+        late, contested = [await oraculo.submit({"destinos": ["executador_x"]}) for _ in range(2)]
+        await oraculo.operations.cancel(late)
+        await oraculo.engine._intake.drained()
+        store.contested = contested
+        bodies = [answer(run_id, tipo_evento="resultado_execucao") for run_id in (late, contested)]
+        await oraculo.broker.publish([Outgoing("resultados", msgspec.json.encode(body)) for body in bodies])
+        await oraculo.ended(contested)
+        assert store.commits == 2
+        assert (await store.heads([late]))[late].late == 1
+
+
 async def test_a_commit_whose_answer_was_lost_is_not_counted_twice(tmp_path: Path) -> None:
     store = FlakyStore(str(tmp_path / "o.db"), after=2)
     async with Harness(recording_app(Journal(), ("escavador_a", "escavador_b")), store=store) as oraculo:

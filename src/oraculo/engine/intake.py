@@ -234,11 +234,14 @@ class Intake:
             try:
                 decisions = await self._decide(by_run, batch)
                 committed = await self._commit(submissions, decisions)
-            except BaseException:
+            except BaseException as error:
                 # Their copies in memory may hold what was decided and not committed.
                 for run_id in by_run:
                     self._hot.drop(run_id)
-                raise
+                if not conflicts or not isinstance(error, Exception):
+                    raise
+                batch.give_up(list(by_run))  # the rest is committed: to decide it again would count late answers twice
+                break
             created += self._conclude_creations(submissions, committed, batch)
             self._conclude(decisions, committed.conflicts, batch)
             runs += len(decisions) - len(committed.conflicts)
@@ -262,8 +265,8 @@ class Intake:
 
     def _lost_again(self, decisions: Iterable[Decision], conflicts: Collection[str]) -> list[str]:
         """Wide ones are not tried a third time in a row: it takes long, and the others would wait for it."""
-        lost = [decision.changes.run for decision in decisions if decision.changes.run.id in conflicts]
-        rests = {run.id: rest for run in lost if (rest := self._pace.rest_of_one_who_lost(run))}
+        now, lost = self._clock.now(), [one.changes for one in decisions if one.changes.run.id in conflicts]
+        rests = {one.run.id: rest for one in lost if (rest := self._pace.rest_of_one_who_lost(one, now))}
         for run_id, rest in rests.items():
             self._inbox.rest(run_id, rest)
         return list(rests)
@@ -356,6 +359,8 @@ class Intake:
 
     async def _decide_cold(self, run_ids: list[str], by_run: dict[str, list[OfRun]], batch: Batch) -> list[Decision]:
         decisions: list[Decision] = []
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         snapshots = await self._store.load(run_ids)
         for run_id in run_ids:
             snapshot = snapshots.get(run_id)
@@ -365,6 +370,7 @@ class Intake:
             run = self._plans.restore(snapshot)
             self._hot.keep(run)
             decisions.append(self._decide_run(run, by_run[run_id]))
+        self._pace.has_read(sum(len(one.changes.run.tasks) for one in decisions), loop.time() - began)
         return decisions
 
     def _decide_run(self, run: Run, items: Iterable[OfRun]) -> Decision:

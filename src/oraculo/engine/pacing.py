@@ -6,7 +6,9 @@ have to decide would wait. So whoever has decided a little of a wide run leaves 
 what comes for it gathers. Who has much to decide goes on: that is over the sooner.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
+from math import inf
 
 from oraculo.core.run import Changes, Run
 from oraculo.engine.inputs import Rest
@@ -14,8 +16,11 @@ from oraculo.ports.clock import Entropy
 
 WIDE = 500  # tasks: below, a run is read in a few milliseconds
 LITTLE, MUCH = 250, 500  # tasks that are changed together; of a run between them, a tenth is much
-A_TASK = 20e-6  # seconds, for each task and each process: a few times as long as it takes to read one
-LONGEST = 1.0
+A_TASK = 20e-6  # seconds, for each task and each process: a few times as long as an idle machine takes to read one
+TIMES = 4  # as long as it takes to read one here: to decide it and to commit takes as long again, and so do others
+LONGEST = 5.0
+SELDOM = 10  # of the time, one part is for a rest that nothing but its end, or much, ends
+_REMEMBERED = 1_000
 
 
 class Pace:
@@ -24,21 +29,49 @@ class Pace:
     def __init__(self, deciders: Callable[[], int], entropy: Entropy) -> None:
         self._deciders = deciders
         self._entropy = entropy
+        self._to_read = 0.0  # seconds, one task, when many were read at once
+        self._rested: OrderedDict[str, float] = OrderedDict()  # when a run last began a rest that nothing ends early
+
+    def has_read(self, tasks: int, seconds: float) -> None:
+        """From the store. A machine that has much to do takes longer, and for the others too."""
+        if tasks >= WIDE:
+            self._to_read = max(self._to_read * 0.7, seconds / tasks)
 
     def rest_after(self, changes: Changes, now: float) -> Rest | None:
-        """What the one that has just decided this leaves to the others. Not when the run's deadline is near: an answer
-        that waits here came in time."""
+        """What the one that has just decided this leaves to the others. Not when the run's deadline is near, or that of
+        a task: an answer that waits here came in time, and another engine may ring the timer."""
         run, much = changes.run, min(max(LITTLE, len(changes.run.tasks) // 10), MUCH)
         seconds = self._seconds(run)
-        is_near = run.head.due_at is not None and run.head.due_at - now < 2 * seconds
-        return Rest(seconds, enough=much) if seconds and not is_near and len(changes.tasks) < much else None
+        if not seconds or len(changes.tasks) >= much or _is_near(changes, now, seconds):
+            return None
+        awaited = sum(map(len, run.awaited.values()))
+        if awaited < much and self._has_rested_lately(run.id, seconds, now):
+            return Rest(seconds, enough=max(1, awaited))  # there is no more to gather: each hop of a chain would wait
+        return Rest(seconds, enough=much)
 
-    def rest_of_one_who_lost(self, run: Run) -> Rest | None:
+    def rest_of_one_who_lost(self, changes: Changes, now: float) -> Rest | None:
         """To others, twice in a row: they are at it as often as it is, and must not go on in step."""
-        seconds = self._seconds(run) * (0.5 + self._entropy.jitter())
-        return Rest(seconds, after_loss=True) if seconds else None
+        seconds = self._seconds(changes.run) * (0.5 + self._entropy.jitter())
+        return Rest(seconds, after_loss=True) if seconds and not _is_near(changes, now, seconds) else None
 
     def _seconds(self, run: Run) -> float:
         if len(run.tasks) < WIDE or (deciders := self._deciders()) == 1:
             return 0.0
-        return min(len(run.tasks) * deciders * A_TASK, LONGEST)
+        return min(len(run.tasks) * deciders * max(A_TASK, TIMES * self._to_read), LONGEST)
+
+    def _has_rested_lately(self, run_id: str, seconds: float, now: float) -> bool:
+        last = self._rested.pop(run_id, -inf)
+        is_lately = abs(now - last) < SELDOM * seconds
+        self._rested[run_id] = last if is_lately else now
+        if len(self._rested) > _REMEMBERED:
+            self._rested.popitem(last=False)
+        return is_lately
+
+
+def _is_near(changes: Changes, now: float, seconds: float) -> bool:
+    """A deadline, also of tasks whose answers were decided here and may have to be decided again."""
+    changed = changes.tasks
+    deadlines = (
+        each.deadline for each in changes.run.tasks if each.deadline and (each.is_open or each.number in changed)
+    )
+    return min(changes.run.head.due_at or inf, min(deadlines, default=inf)) - now < 2 * seconds

@@ -131,7 +131,7 @@ class Engine:
             self.maker,
             self.refresh_pipelines,
             self.plans,
-            HotRuns(engine.cached_tasks, self.is_sole),
+            HotRuns(engine.cached_tasks, self._decides_alone),
             self._offload,
             self._consequences,
             Pace(self._count_deciders, entropy),
@@ -233,9 +233,12 @@ class Engine:
         """Whether nobody else changes runs, as far as is known."""
         return self.role is Role.WHOLE and self.peers.is_alone
 
-    def _count_deciders(self) -> int:
+    def _decides_alone(self) -> bool:
         """Of an API that runs apart nobody knows but those who started this engine for it."""
-        return 1 if self.is_sole() and not self.peers.has_apis_beside else max(2, len(self.peers.engines))
+        return self.is_sole() and not self.peers.has_apis_beside
+
+    def _count_deciders(self) -> int:
+        return 1 if self._decides_alone() else max(2, len(self.peers.engines))
 
     async def _open_store(self) -> None:
         """A server that is still starting is waited for, and that is told."""
