@@ -16,10 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from oraculo.bootstrap import make_broker, make_worker
-from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
 from oraculo.cli.app import app
 from oraculo.core.naming import QueueNames
-from oraculo.ports.broker import Broker, Outgoing, QueueState
+from oraculo.errors import BrokerUnavailable
+from oraculo.ports.broker import Broker, Delivery, Outgoing, QueueState
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.settings import Settings
 from oraculo.testing.harness import Harness
@@ -100,7 +101,7 @@ def answer_to(body):
         answer["tipo_evento"] = "resultado_coleta"
     elif how == "no timestamp":
         del answer["timestamp"]
-    elif how == "no tarefa":
+    elif how in ("no tarefa", "answers twice, no tarefa"):
         del answer["tarefa"]
     elif how == "fails always":
         answer["payload"] = {"status": "erro", "erros": ["o banco caiu"]}
@@ -137,6 +138,8 @@ while True:
                 client.xadd(target, {"body": json.dumps(progress)})
             body = "{not JSON" if how == "not JSON" else json.dumps(answer)
             client.xadd(answers if how == "answers on resultados" else target, {"body": body})
+            if how.startswith("answers twice"):
+                client.xadd(target, {"body": body})
 """
 DROPPED = {"no command": "aviso", "no object": "aviso", "not JSON": "aviso", "not UTF-8": "aviso"}
 
@@ -152,6 +155,8 @@ WORKERS: dict[str, tuple[dict[str, str], str]] = {
     "answers on resultados": ({"responder_em": "aviso"}, "which is allowed"),
     "no tarefa": ({"tarefa": "aviso"}, "known by its correlation_id alone"),
     "fails always": ({"command": "aviso"}, "o banco caiu"),
+    "answers twice": ({"once": "aviso"}, "commands were answered more than once: the first answer counts"),
+    "answers twice, no tarefa": ({"tarefa": "aviso", "once": "erro"}, "known by its correlation_id alone"),
     "wrong event": ({"tipo_evento": "erro"}, "answers with resultado_execucao"),
     "fails at a repeat": ({"repeated": "erro"}, "answered first ok, then erro: ['chave duplicada']"),
     "mute at no payload": ({"empty payload": "erro"}, "no answer in"),
@@ -236,6 +241,7 @@ def test_plain_workers_fail_exactly_where_they_are_bad_and_nothing_stays_behind(
         assert told in outcome.detail(next((name for name in CASE_NAMES if name in odd), "command")), how
         assert len(outcome.left) == 3
         assert set(outcome.left.values()) == {0}, (how, outcome.left)
+    assert "without their tarefa" in outcomes["answers twice, no tarefa"].detail("once")
     assert outcomes["dies at garbage"].detail("not UTF-8") == "not played: see not JSON"
 
 
@@ -432,6 +438,26 @@ async def test_what_an_earlier_check_left_is_not_taken_for_an_answer(memory: Mem
     )
     (state,) = await memory.queues([f"verificacao.{QUEUE}"])
     assert state.ready == 0
+
+
+async def test_an_answer_that_comes_again_because_its_ack_was_lost_is_one(
+    memory: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ack, lost = MemoryConsumer.ack, []
+
+    async def lose_the_first(consumer: MemoryConsumer, deliveries: Sequence[Delivery]) -> None:
+        if deliveries and deliveries[0].queue.startswith("verificacao.") and not lost:
+            lost.extend(deliveries)
+            raise BrokerUnavailable("away for a moment")
+        await ack(consumer, deliveries)
+
+    monkeypatch.setattr(MemoryConsumer, "ack", lose_the_first)
+    worker = make_worker(echoing(QUEUE), memory, settings_for("memory://", prefix=""), SystemClock())
+    await worker.start()
+    report = await play(memory)
+    await worker.stop()
+    assert lost
+    assert {verdict.name: str(verdict.state) for verdict in report.verdicts}["once"] == "ok", report.verdicts
 
 
 async def test_a_check_that_is_broken_off_takes_its_command_back(memory: MemoryBroker) -> None:

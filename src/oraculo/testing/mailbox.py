@@ -70,6 +70,9 @@ class Mailbox:
         with suppress(TimeoutError):
             async with asyncio.timeout(within), self._came:
                 await self._came.wait_for(lambda: len(self._answers.get(correlation_id, ())) >= count)
+        return self.answers_so_far(correlation_id)
+
+    def answers_so_far(self, correlation_id: str) -> list[Answer]:
         return list(self._answers.get(correlation_id, ()))
 
     def ids_beside(self, given: Collection[str]) -> list[str]:
@@ -132,8 +135,11 @@ class Mailbox:
             shown = naming.shown(delivery.body.decode(errors="replace"))
             self.malformed.append(f"{delivery.queue} came an answer that is no valid message: {error}; it is {shown}")
             return
-        if message.tipo_evento != naming.PROGRESS:
-            self._answers.setdefault(message.correlation_id, []).append(Answer(delivery.queue, message, failure))
+        if message.tipo_evento == naming.PROGRESS:
+            return
+        kept, answer = self._answers.setdefault(message.correlation_id, []), Answer(delivery.queue, message, failure)
+        if not (delivery.redeliveries and answer in kept):  # else it came again because its ack was lost
+            kept.append(answer)
 
 
 class _Subscription:

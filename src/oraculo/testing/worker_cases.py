@@ -8,6 +8,7 @@ One check at a time for each queue: whatever comes to the check's own queue is t
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -31,7 +32,7 @@ UNICODE = 'ação, coração, ÀÉÎÕÜ; 漢字 かな; Ελληνικά; עב�
 
 _GRACE = 0.5  # seconds for an answer that need not come, once a later command was answered
 _BURIAL = 2.0  # seconds in which what was rejected must have come to the dead letters
-_ACKED = "acked"
+_ONCE, _ACKED = "once", "acked"
 _SETTLING = 2.0  # seconds in which what was answered must have left its queue
 _PAUSE = 0.1
 _MOST_LETTERS = 10_000  # dead letters that are looked through
@@ -97,6 +98,7 @@ class WorkerCheck:
         self._reads_answers = False  # whether `resultados` is listened to
         self._warnings: list[str] = []
         self._given_ids: set[str] = set()
+        self._sent: Counter[str] = Counter()  # how often each command was, by its correlation_id
         self._held_before = 0  # messages of others that workers held
         self._is_alone = False  # nobody else can have sent anything: there is no engine
         self._is_owed = True  # some command may not have been answered, and wait in its queue
@@ -107,7 +109,7 @@ class WorkerCheck:
         try:
             await self._open()
             report = Report(await self._play_all(), self._warnings)
-            owed = (one for one in report.verdicts if one.name != _ACKED)  # by that one nothing waits in the queue
+            owed = (one for one in report.verdicts if one.name not in (_ONCE, _ACKED))  # which leave nothing in it
             self._is_owed = any(one.state in (State.FAILED, State.SKIPPED) for one in owed)
             return report
         finally:
@@ -239,7 +241,24 @@ class WorkerCheck:
                 return None
             await asyncio.sleep(_PAUSE)
 
-    # -- the last case: what is left of all of them -----------------------------------------------------------------
+    # -- the last cases: what came of all of them, and what is left -------------------------------------------------
+
+    async def answered_once(self) -> _Finding:
+        """Of every command until now: what a worker sends late has come meanwhile, and nobody waits for it."""
+        twice = self._answered_too_often()
+        if not twice:
+            return State.PASSED, f"{len(self._sent)} commands, none answered more often than it was sent"
+        last, count = next(reversed(self._sent.items()))
+        await self._mail.answers(last, count + 1, min(_GRACE, self._timeout))  # it is not to stay behind
+        told = f"{len(twice)} of {len(self._sent)} commands were answered more than once"
+        if all(answer.message.tarefa == self._queue for answers in twice for answer in answers):
+            return State.NOTED, f"{told}: the first answer counts, and the others are work for nothing"
+        danger = "a further answer may be taken for that of another step"
+        raise _Failed(f"{told}, without their tarefa: {danger}; answer each once, and echo tarefa")
+
+    def _answered_too_often(self) -> list[list[Answer]]:
+        each = ((self._mail.answers_so_far(given), count) for given, count in self._sent.items())
+        return [answers for answers, count in each if len(answers) > count]
 
     async def acked(self) -> _Finding:
         """As far as the broker tells: RabbitMQ, for one, knows what a worker holds and does not say it here."""
@@ -283,6 +302,7 @@ class WorkerCheck:
         } | fields
 
     async def _send(self, *commands: dict[str, Any]) -> None:
+        self._sent.update(command["correlation_id"] for command in commands)
         await self._broker.publish([Outgoing(self._physical, msgspec.json.encode(command)) for command in commands])
 
     async def _answered(self, label: str, fields: dict[str, Any], *, may_fail: bool = False) -> _Finding:
@@ -420,6 +440,7 @@ _CASES: tuple[tuple[str, Callable[[WorkerCheck], Awaitable[_Finding]]], ...] = (
     ("no object", WorkerCheck.not_an_object),
     ("not JSON", WorkerCheck.not_json),
     ("not UTF-8", WorkerCheck.not_text),
+    (_ONCE, WorkerCheck.answered_once),
     (_ACKED, WorkerCheck.acked),
 )
 CASE_NAMES = tuple(name for name, _ in _CASES)
