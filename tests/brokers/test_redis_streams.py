@@ -30,7 +30,7 @@ from tests.servers.certificates import make_certificates
 from tests.servers.fleet import Fleet
 from tests.servers.process import Server, free_port
 from tests.servers.proxy import Proxy
-from tests.servers.valkey import Valkey
+from tests.servers.valkey import Sentinel, Valkey
 from tests.waiting import until
 
 url, plain, queue, server = stage.url, stage.plain, stage.queue, stage.server  # fixtures
@@ -179,6 +179,31 @@ class TestAccess:
                 assert "p@ss" not in str(caught.value)
                 await stranger.close()
 
+    @pytest.mark.parametrize("login", ["worker@", "worker:@", "worker:any@"])
+    async def test_a_user_without_a_password_is_that_user(self, login: str) -> None:
+        with Valkey() as server, redis.Redis(port=server.port) as plain:
+            plain.acl_setuser("worker", enabled=True, nopass=True, keys=["q"], commands=["+@all"])
+            async with started(f"redis://{login}127.0.0.1:{server.port}/0") as broker:
+                assert {each["user"] for each in plain.client_list() if int(each["id"]) != plain.client_id()} == {
+                    "worker"
+                }
+                await broker.publish(messages("q", 1))
+                with pytest.raises(BrokerError, match="NOPERM"):
+                    await broker.publish(messages("of-others", 1))
+
+    @pytest.mark.parametrize("login", ["", "default@", "default:@", "default:any@"])
+    async def test_the_default_user_of_a_server_without_passwords(self, login: str, url: str) -> None:
+        async with started(url.replace("://", f"://{login}")) as broker:
+            assert await broker.check()
+
+    async def test_a_user_who_has_a_password_is_not_let_in_without(self) -> None:
+        with Valkey(password="s3cret") as server:
+            stranger = RedisStreamsBroker(f"redis://default@127.0.0.1:{server.port}/0")
+            with pytest.raises(BrokerError, match="refused the user or the password: WRONGPASS") as caught:
+                await stranger.start()
+            assert not isinstance(caught.value, BrokerUnavailable)
+            await stranger.close()
+
     async def test_an_empty_user_and_password_are_none(self, url: str) -> None:
         """As a template writes them that was given none."""
         async with started(url.replace("://", "://:@")) as broker:
@@ -259,6 +284,14 @@ class TestAccess:
                     await call()
                 assert not isinstance(caught.value, BrokerUnavailable)
             assert "Cluster" in str(broker.links()[0].trouble)
+            await broker.close()
+
+    async def test_a_sentinel_is_refused_in_words(self) -> None:
+        with Sentinel() as server:
+            broker = RedisStreamsBroker(server.url)
+            with pytest.raises(BrokerError, match=r"is a Redis Sentinel.*use the address of the master") as caught:
+                await broker.start()
+            assert not isinstance(caught.value, BrokerUnavailable)
             await broker.close()
 
     async def test_the_database_is_that_of_the_path(self, server: Server) -> None:

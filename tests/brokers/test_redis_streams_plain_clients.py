@@ -114,7 +114,7 @@ class TestPlainClients:
             await consumer.retry(delivery, 0.0, "again")
             await consumer.dead_letter((await take(consumer, 1))[0], "no body")
             (letter,) = await broker.dead_letters(queue, limit=5)
-            assert (letter.reason, letter.redeliveries) == ("no body", 1)
+            assert (letter.reason, letter.redeliveries) == ("no body; the JSON must be in the field `body`", 1)
             assert letter.body == b'other: {"a": 1}\nand: this', "what it has is shown all the same"
             assert await broker.redrive(queue) == 1
             assert (await take(consumer, 1))[0].redeliveries == 0

@@ -19,7 +19,7 @@ from oraculo.settings import load_settings
 from oraculo.settings.urls import redacted
 from tests.servers.fleet import Fleet
 from tests.servers.process import free_port
-from tests.servers.valkey import Valkey
+from tests.servers.valkey import Sentinel, Valkey
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -199,6 +199,15 @@ def test_a_broker_that_runs_and_takes_nothing_is_not_to_be_started() -> None:
     assert code == 1
     assert "is a replica, and read-only" in checks["broker"]["detalhe"]
     assert checks["broker"]["o_que_fazer"] == "mend that, or ORACULO_BROKER_URL"
+
+
+def test_a_sentinel_is_told_from_what_it_watches() -> None:
+    with Sentinel() as server:
+        code, checks = doctor(ORACULO_BROKER_URL=server.url, ORACULO_STORE_URL=server.url)
+    assert code == 1
+    for part in ("broker", "store"):
+        assert "is a Redis Sentinel" in checks[part]["detalhe"]
+        assert checks[part]["o_que_fazer"] == f"mend that, or ORACULO_{part.upper()}_URL"
 
 
 def test_each_of_several_brokers_is_told_of(fleet: Fleet) -> None:

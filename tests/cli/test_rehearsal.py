@@ -1,6 +1,7 @@
 """Whether `oraculo doctor` sees what a user may not do, on each broker; and that the rights in docs/brokers.md are all
 that is needed."""
 
+import asyncio
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from oraculo.core.naming import QueueNames
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
-from tests.brokers.nats_stage import BareNats
+from tests.brokers.nats_stage import BareNats, api, plain_client
 from tests.brokers.redis_streams_stage import started
 from tests.cli.test_doctor import doctor
 from tests.servers.fleet import Fleet
@@ -196,6 +197,46 @@ def test_a_nats_user_who_lacks_a_subject_is_told_of(missing: str, step: str, mon
     assert check["estado"] == "erro"
     assert f"but it cannot be used: to {step} on loja." in check["detalhe"]
     assert check["o_que_fazer"].endswith("docs/brokers.md lists")
+
+
+@pytest.mark.parametrize(
+    ("limit", "told", "remedy"),
+    [
+        ("max_streams: 1", "maximum number of streams reached", "raise max_streams of the account"),
+        ("max_bytes_required: true", "to have max bytes set", "take max_bytes_required from the account"),
+    ],
+)
+def test_a_nats_account_that_is_too_narrow_needs_no_rights(limit: str, told: str, remedy: str) -> None:
+    account = f"accounts {{ A {{ jetstream {{ {limit} }}, users: [{{ user: a, password: a }}] }} }}"
+    with BareNats(account) as server:
+        check = broker_check(server.url.replace("nats://", "nats://a:a@"))
+    assert check["estado"] == "erro"
+    assert told in check["detalhe"]
+    assert check["o_que_fazer"].startswith(remedy)
+    assert "rights" not in check["o_que_fazer"]
+
+
+async def make_stream_of_all(url: str) -> None:
+    async with plain_client(url) as client:
+        assert "error" not in await api(client, "STREAM.CREATE.tudo", {"name": "tudo", "subjects": [f"{PREFIX}>"]})
+
+
+def test_a_nats_stream_that_covers_the_queues_is_not_a_matter_of_rights() -> None:
+    with BareNats() as server:
+        asyncio.run(make_stream_of_all(server.url))
+        check = broker_check(server.url)
+    assert "subjects overlap with an existing stream" in check["detalhe"]
+    assert check["o_que_fazer"].startswith("take the subject from the other stream, or set ORACULO_PREFIX")
+
+
+def test_a_key_that_is_no_queue_is_to_be_mended_before_rights_are_given(fleet: Fleet, plain: Any) -> None:
+    plain.set(f"{PREFIX}resultados", "of others")
+    try:
+        check = broker_check(fleet.url("redis"))
+    finally:
+        plain.delete(f"{PREFIX}resultados")
+    assert "that is not a stream" in check["detalhe"]
+    assert check["o_que_fazer"].startswith("mend what it says, or give")
 
 
 # -- the rehearsal itself ---------------------------------------------------------------------------------------------

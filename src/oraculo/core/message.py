@@ -89,7 +89,7 @@ _encoder = msgspec.json.Encoder()
 def decode_message(body: bytes) -> Message:
     """Reads one message. Raises InvalidJson or InvalidMessage, naming the field and what would be right."""
     if not body:
-        raise InvalidJson(Fault("", "not valid JSON: it is empty; on Redis the JSON must be in the field `body`"))
+        raise InvalidJson(Fault("", "not valid JSON: it is empty"))
     check_json_text(body)
     try:
         message = _decode(body)

@@ -164,7 +164,8 @@ class RedisConsumer:
         await self._move(delivery, delay, self._terms.limit_of(self._queue), reason)
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
-        await self._move(delivery, 0.0, 1, reason)
+        hint = "" if delivery.body else "; the JSON must be in the field `body`"  # a plain client may have it elsewhere
+        await self._move(delivery, 0.0, 1, reason + hint)
 
     async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
         """Raises once it is known what became of each."""

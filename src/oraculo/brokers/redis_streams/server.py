@@ -171,15 +171,22 @@ class Server:
         about: dict[bytes, bytes] = {}
         for reply in replies:
             about |= read_info(reply)
-        self._refuse_cluster(about)
+        self._refuse_mode(about)
         if about:
             self._compare(about)
         else:
             await self._compare_last_added(connection)
 
-    def _refuse_cluster(self, about: dict[bytes, bytes]) -> None:
-        """What is done to a queue in one step needs all its keys on one node, and a cluster spreads them."""
-        if b"cluster" in (about.get(b"redis_mode"), about.get(b"server_mode")):  # the latter since Valkey 9
+    def _refuse_mode(self, about: dict[bytes, bytes]) -> None:
+        """What is done to a queue in one step needs all its keys on one node, and a cluster spreads them; a Sentinel
+        has none at all."""
+        modes = (about.get(b"redis_mode"), about.get(b"server_mode"))  # the latter since Valkey 9
+        if b"sentinel" in modes:
+            raise BrokerError(
+                f"{self.place} is a Redis Sentinel, which knows where the master is and keeps no queues: use the "
+                "address of the master, or one that follows it"
+            )
+        if b"cluster" in modes:
             raise BrokerError(
                 f"{self.place} is a node of a Redis Cluster, which spreads the keys of a queue over its nodes: use a "
                 "single server, or the address at which Sentinel or your provider keeps the master of one"

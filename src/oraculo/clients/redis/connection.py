@@ -233,10 +233,11 @@ async def _log_in(connection: Connection, address: Address, errors: Errors[Any])
 
 
 def credentials_of(address: Address) -> tuple[str, ...]:
-    """None where the password is empty, as in the `redis://:@host` of a template that was given none."""
-    if not address.password:
-        return ()
-    return (address.user, address.password) if address.user else (address.password,)
+    """None where both are empty, as in the `redis://:@host` of a template that was given none. A user without a
+    password logs in too (`nopass`): else it would be `default`, with other rights, and nobody would know."""
+    if address.user:
+        return address.user, address.password or ""
+    return (address.password,) if address.password else ()
 
 
 def database_of(address: Address) -> int:

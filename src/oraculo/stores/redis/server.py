@@ -111,15 +111,22 @@ class Server:
         """Its version, and what is configured so that runs can be lost. Raises StoreError when it cannot be used."""
         (reply,) = await self.call([("INFO",)])
         about = read_info(reply)
-        reason = _reason_to_refuse(about)
-        if reason:
-            raise StoreError(f"{self.place} {reason}")
+        self._refuse_unfit(about)
         return f"{version_of(about)} at {self.place}{_warning(about)}"
 
     async def _prepare(self, connection: Connection) -> None:
-        for reply in await connection.call(self._loading()):
+        replies = await connection.call(self._loading())
+        if ReplyError in set(map(type, replies)):  # it may be none that can do it, and say so in its own words only
+            (told,) = await connection.call([("INFO",)])
+            self._refuse_unfit(read_info(told))
+        for reply in replies:
             self.checked(reply)
         self.connections += 1
+
+    def _refuse_unfit(self, about: dict[bytes, bytes]) -> None:
+        reason = _reason_to_refuse(about)
+        if reason:
+            raise StoreError(f"{self.place} {reason}")
 
     def _loading(self) -> list[Command]:
         return [("SCRIPT", "LOAD", script.text) for script in self.layout.scripts.values()]
@@ -204,6 +211,8 @@ def _reason_to_refuse(about: dict[bytes, bytes]) -> str | None:
     found = _VERSION.match(about.get(b"redis_version", b""))
     if found and (int(found[1]), int(found[2])) < OLDEST:
         return f"is {version_of(about)}, which is too old: {'.'.join(map(str, OLDEST))} or newer is needed"
+    if b"sentinel" in (about.get(b"redis_mode"), about.get(b"server_mode")):  # the latter since Valkey 9
+        return "is a Redis Sentinel, which keeps no data: use the address of the master, or one that follows it"
     if about.get(b"cluster_enabled") == b"1":
         return "is a node of a Redis Cluster: a run's keys must be on one server, so use one that is no cluster"
     policy = about.get(b"maxmemory_policy", b"").decode()
