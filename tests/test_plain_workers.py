@@ -4,6 +4,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import uuid
@@ -16,12 +17,14 @@ import redis
 from nats.js.errors import NoStreamResponseError
 
 from oraculo.testing.worker_cases import CASE_NAMES
-from tests.brokers.nats_stage import api, plain_client
+from tests.brokers.nats_stage import BareNats, api, plain_client
 from tests.cli.processes import run
 from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import BROKERS, Fleet
 from tests.servers.nats import Nats
 from tests.servers.node import expect_node, install_packages, node
+from tests.servers.process import free_port
+from tests.servers.proxy import Proxy
 from tests.servers.valkey import Valkey
 from tests.waiting import until
 
@@ -56,7 +59,7 @@ class PlainWorker:
         self._process.wait(30)
 
 
-Start = Callable[[str, str, str], PlainWorker]
+Start = Callable[..., PlainWorker]  # name, URL, queue, and options for what runs it
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +85,10 @@ def start(tmp_path: Path, installed: Callable[[str], Path]) -> Iterator[Start]:
     """Starts a worker by its name in the folder; all end with the test."""
     workers: list[PlainWorker] = []
 
-    def started(name: str, url: str, queue: str) -> PlainWorker:
+    def started(name: str, url: str, queue: str, *options: str) -> PlainWorker:
         script = PLAIN / name
-        command = [sys.executable, str(script)] if script.is_file() else [node(), str(installed(name) / "worker.mjs")]
-        workers.append(PlainWorker(command, url, queue, tmp_path / f"{name}.log"))
+        run_by, file = (sys.executable, script) if script.is_file() else (node(), installed(name) / "worker.mjs")
+        workers.append(PlainWorker([run_by, *options, str(file)], url, queue, tmp_path / f"{name}.log"))
         return workers[-1]
 
     yield started
@@ -132,8 +135,119 @@ async def test_the_engine_gathers_what_plain_workers_answer(broker: str, fleet: 
         worker.expect_alive()
 
 
+# What their clients do after seconds or minutes, at once.
+HURRIED_NODE = "const later = setTimeout; globalThis.setTimeout = (what, ms, ...more) => later(what, ms / 50, ...more);"
+HURRIED_NATS = """
+import asyncio, functools, sys
+sys.path.insert(0, {folder!r})
+import nats, nats_worker
+
+nats.connect = functools.partial(nats.connect, reconnect_time_wait=0.01)
+asyncio.run(nats_worker.main(*sys.argv[1:]))
+"""
+TRIES = {"nats_worker.py": 70, "node_ioredis": 30}  # more than their clients make if they are not told otherwise
+
+
+@pytest.fixture
+def start_hurried(start: Start, tmp_path: Path) -> Start:
+    node_script, nats_script = tmp_path / "hurried.cjs", tmp_path / "hurried.py"
+    node_script.write_text(HURRIED_NODE)
+    nats_script.write_text(HURRIED_NATS.format(folder=str(PLAIN)))
+
+    def started(name: str, url: str, queue: str) -> PlainWorker:
+        if name == "nats_worker.py":
+            return start(str(nats_script), url, queue)
+        return start(name, url, queue, *(["--require", str(node_script)] if name == "node_ioredis" else []))
+
+    return started
+
+
+@pytest.mark.parametrize("name", BROKER_OF)
+async def test_a_plain_worker_waits_for_its_server_at_its_start_and_later(
+    name: str, fleet: Fleet, start_hurried: Start
+) -> None:
+    settings = settings_for(fleet.url(BROKER_OF[name]))
+    queue, tries = "executador_plano", TRIES.get(name, 2)
+    with Proxy(settings.broker.url) as proxy:
+        proxy.refuses = True
+        worker = start_hurried(name, proxy.url, settings.broker.prefix + queue)
+        async with Stage(settings) as oraculo:
+            for _ in ("at its start", "later"):
+                until_then = proxy.refused + tries
+                await until(lambda most=until_then: proxy.refused >= most, saying="the worker to try again and again")
+                worker.expect_alive()
+                proxy.refuses = False
+                aggregate = await oraculo.run({"destinos": [queue], "payload": {}, "timeout": 30}, wait=40)
+                assert aggregate["status"] == "concluida", (aggregate, worker.tail())
+                proxy.refuses = True
+                proxy.cut()
+
+
+SLOW = """
+import sys, time
+sys.path.insert(0, {folder!r})
+import pika_worker
+
+def handle(command):
+    print("at work", flush=True)
+    time.sleep(4)  # of heartbeats that are a second apart the server misses two, and no more
+    return {{"status": "ok"}}
+
+pika_worker.handle = handle
+pika_worker.main(*sys.argv[1:])
+"""
+
+
+async def test_the_one_of_pika_keeps_its_connection_while_it_works(fleet: Fleet, start: Start, tmp_path: Path) -> None:
+    script, settings = tmp_path / "worker.py", settings_for(fleet.url("rabbitmq"))
+    script.write_text(SLOW.format(folder=str(PLAIN)))
+    worker = start(str(script), f"{settings.broker.url}?heartbeat=1", f"{settings.broker.prefix}executador_lento")
+    async with Stage(settings) as oraculo:
+        aggregate = await oraculo.run({"destinos": ["executador_lento"], "payload": {}, "timeout": 15}, wait=20)
+    assert aggregate["status"] == "concluida", (aggregate, worker.tail())
+    assert worker.tail().count("at work") == 1
+
+
+@pytest.mark.parametrize("name", ["redis_worker.py", "node_ioredis"])
+@pytest.mark.parametrize(
+    ("trouble", "told", "mend"),
+    [
+        (("CONFIG", "SET", "maxmemory", "1"), "'maxmemory'", ("CONFIG", "SET", "maxmemory", "0")),
+        (("REPLICAOF", "127.0.0.1", str(free_port())), "read only replica", ("REPLICAOF", "NO", "ONE")),
+    ],
+    ids=["full", "replica"],
+)
+async def test_those_of_redis_wait_for_a_server_that_takes_nothing(
+    name: str, trouble: tuple[str, ...], told: str, mend: tuple[str, ...], start: Start
+) -> None:
+    queue, command = "executador_plano", {"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": 1}
+    with Valkey() as server, redis.Redis.from_url(server.url) as client:
+        worker = start(name, server.url, queue)
+        await until(lambda: "waiting for work" in worker.tail(), saying="the worker to be there")
+        with client.pipeline(transaction=True) as step:  # it has the command, and cannot answer
+            step.xadd(queue, {"body": json.dumps(command)}).execute_command(*trouble).execute()
+        await until(lambda: worker.tail().count(told) > 1, saying="the worker to wait")
+        client.execute_command(*mend)
+        await until(lambda: client.xlen("resultados") == 1, saying="its answer")
+        assert client.xlen(queue) == 0
+        worker.expect_alive()
+
+
+@pytest.mark.parametrize("name", ["redis_worker.py", "node_ioredis"])
+async def test_those_of_redis_find_what_was_on_its_way_when_the_connection_was_lost(name: str, start: Start) -> None:
+    queue, command = "executador_plano", {"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": 1}
+    with Valkey() as server, redis.Redis.from_url(server.url) as client:
+        worker = start(name, server.url, queue)
+        await until(lambda: "waiting for work" in worker.tail(), saying="the worker to be there")
+        with client.pipeline(transaction=True) as step:
+            step.xadd(queue, {"body": json.dumps(command)})
+            step.xreadgroup(queue, f"plain-{socket.gethostname()}", {queue: ">"})  # what it took, and never heard of
+            step.client_kill_filter(_type="normal", skipme=True).execute()
+        await until(lambda: client.xlen("resultados"), saying="its answer")
+        worker.expect_alive()
+
+
 async def test_the_one_of_redis_goes_on_when_its_server_was_killed_and_is_back(start: Start) -> None:
-    """Those of RabbitMQ and in Node have a like loop, or a client with one; that of NATS takes seconds to find out."""
     with Valkey() as server:
         worker = start("redis_worker.py", server.url, "executador_plano")
         await until(lambda: "waiting for work" in worker.tail(), saying="the worker to be there")
@@ -156,6 +270,14 @@ async def test_those_of_redis_go_on_when_all_was_flushed(name: str, start: Start
         client.xadd("executador_plano", {"body": body})
         await until(lambda: client.xlen("resultados"), saying="its answer")
         worker.expect_alive()
+
+
+async def test_the_one_of_nats_waits_for_a_jetstream_that_is_not_there_yet(start: Start) -> None:
+    with BareNats(jetstream=False) as server:
+        worker = start("nats_worker.py", server.url, "executador_plano")
+        await until(lambda: "trying again soon" in worker.tail(), saying="the worker to wait")
+        server.restart_with(jetstream=True)
+        await until(lambda: "waiting for work" in worker.tail(), saying="the worker to be there")
 
 
 async def test_the_one_of_nats_goes_on_when_its_server_is_back_without_its_data(start: Start) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import json
 import re
 import sys
-from contextlib import suppress
 from datetime import UTC, datetime
 
 import nats
@@ -90,10 +89,20 @@ async def work(jetstream: JetStreamContext, queue: str, message: Msg) -> None:
     await message.ack()  # only now: its answer is confirmed, or it rests in the dead-letter queue
 
 
+async def insist_on_queue(jetstream: JetStreamContext, queue: str) -> None:
+    """The server may go away again, or its JetStream not be there yet."""
+    while True:
+        try:
+            return await make_queue(jetstream, queue)
+        except nats.errors.Error as error:
+            print(f"trying again soon: {error!r}", flush=True)
+        await asyncio.sleep(1)
+
+
 async def main(url: str, queue: str) -> None:
-    client = await nats.connect(url)
+    client = await nats.connect(url, max_reconnect_attempts=-1)  # else it is closed for good after two minutes
     jetstream = client.jetstream()
-    await make_queue(jetstream, queue)
+    await insist_on_queue(jetstream, queue)
     name = queue.replace(".", "=")
     subscription = await jetstream.pull_subscribe_bind(consumer=name, stream=name)
     print(f"waiting for work on {queue}", flush=True)
@@ -107,8 +116,7 @@ async def main(url: str, queue: str) -> None:
         except nats.errors.Error as error:  # the queue is gone, say: the server is back without its data
             print(f"trying again soon: {error!r}", flush=True)
             await asyncio.sleep(1)
-            with suppress(nats.errors.Error):
-                await make_queue(jetstream, queue)
+            await insist_on_queue(jetstream, queue)
             continue
         for message in messages:
             try:

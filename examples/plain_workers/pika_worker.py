@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 
 import pika
@@ -16,6 +17,7 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 NOT_FOUND = 404
 DEAD_LETTERS = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000_000}  # as ORÁCULO makes it
+WORK = ThreadPoolExecutor(1)  # one command at a time, also when a lost connection left one behind in it
 PERSISTENT = pika.BasicProperties(delivery_mode=2, content_type="application/json")
 
 
@@ -43,11 +45,20 @@ def answer_queue_of(command: dict) -> str:
     return name
 
 
+def answered_beside(connection: pika.BlockingConnection, command: dict) -> dict:
+    """In a thread, while the connection is kept alive: the server gives up on one that misses its heartbeats, and then
+    a command of some minutes would come again and again, and never be answered."""
+    done = WORK.submit(answer_to, command)
+    while not wait([done], timeout=0.2).done:
+        connection.process_data_events()
+    return done.result()
+
+
 def on_message(channel, queue: str, tag: int, body: bytes) -> None:
     try:
         command = json.loads(body)
         answer_queue = answer_queue_of(command)
-        answer = json.dumps(answer_to(command)).encode()
+        answer = json.dumps(answered_beside(channel.connection, command)).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         print(f"not a command, so it goes to the dead letters: {error!r}", flush=True)
         channel.basic_publish("", f"{queue}.dlq", body, dead_letter(f"not a command: {error!r}"), mandatory=True)
@@ -79,7 +90,7 @@ def work(url: str, queue: str) -> None:
         channel.queue_declare(queue, passive=True)
         ensure_dead_letters(connection, f"{queue}.dlq")
         channel.confirm_delivery()
-        channel.basic_qos(prefetch_count=10)
+        channel.basic_qos(prefetch_count=10)  # 1 where a command takes minutes: the rest is for other workers then
         channel.basic_consume(queue, lambda ch, method, _, body: on_message(ch, queue, method.delivery_tag, body))
         print(f"waiting for work on {queue}", flush=True)
         channel.start_consuming()  # returns when the server cancels it: the queue was deleted

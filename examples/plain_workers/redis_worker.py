@@ -100,12 +100,12 @@ def serve(client: redis.Redis, queue: str, name: str) -> None:
 
 
 def main(url: str, queue: str, name: str = f"plain-{socket.gethostname()}") -> None:
-    client = redis.Redis.from_url(url, protocol=2, socket_timeout=10)  # longer than a read waits
     while True:
         try:
-            serve(client, queue, name)
-        except (redis.ConnectionError, redis.TimeoutError) as error:  # it finds again what it had taken
-            print(f"trying again soon: {error!r}", flush=True)
+            with redis.Redis.from_url(url, protocol=2, socket_timeout=10) as client:  # longer than a read waits
+                serve(client, queue, name)
+        except redis.RedisError as error:  # away, full, or a replica by now: it finds again what it had taken
+            print(f"trying again soon: {error}", flush=True)
         time.sleep(1)
 
 

@@ -32,6 +32,7 @@ class Proxy:
         self.delay = 0.0  # seconds that each chunk is held back
         self.swallows = False  # a black hole: connections stay open, and nothing goes through
         self.refuses = False  # new connections are closed at once
+        self.refused = 0  # how many
 
     @property
     def url(self) -> str:
@@ -77,6 +78,7 @@ class Proxy:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refuses:
+            self.refused += 1
             writer.transport.abort()
             return
         try:

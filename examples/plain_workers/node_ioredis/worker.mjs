@@ -7,6 +7,7 @@
 // it had taken and not finished; give each worker of a queue its own, as the third argument.
 
 import { hostname } from "node:os";
+import { setTimeout as sleep } from "node:timers/promises";
 import Redis from "ioredis";
 
 const MOST_DELIVERIES = 20;
@@ -16,7 +17,12 @@ if (!queue) {
   console.error("usage: node worker.mjs redis://host:port/0 queue [consumer]");
   process.exit(2);
 }
-const redis = new Redis(url);
+const redis = new Redis(url, {
+  maxRetriesPerRequest: null, // an outage is waited out, however long
+  reconnectOnError: (error) => error.message.startsWith("READONLY"), // the name may lead to the new master by now
+});
+let isLost = false; // and with the connection perhaps what was on its way
+redis.on("close", () => (isLost = true));
 redis.on("error", (error) => console.error(`redis: ${error.message}`)); // it connects again by itself
 
 // The work itself. An exception here is an answer too.
@@ -84,15 +90,24 @@ async function read(after) {
   }
 }
 
-await makeQueue();
-for (let unfinished; (unfinished = await read("0")).length > 0; ) {
-  // What this worker had taken before it stopped.
-  for (const [entry, fields] of unfinished) {
-    const [about] = await redis.xpending(queue, queue, entry, entry, 1, name);
-    if (about) await work(entry, fields ?? [], about[3]); // else another has claimed it
+async function serve() {
+  await makeQueue();
+  isLost = false;
+  for (let unfinished; (unfinished = await read("0")).length > 0; ) {
+    // What this worker had taken before it stopped, or lost its connection.
+    for (const [entry, fields] of unfinished) {
+      const [about] = await redis.xpending(queue, queue, entry, entry, 1, name);
+      if (about) await work(entry, fields ?? [], about[3]); // else another has claimed it
+    }
+  }
+  console.log(`waiting for work on ${queue}`);
+  while (!isLost) {
+    for (const [entry, fields] of await read(">")) await work(entry, fields);
   }
 }
-console.log(`waiting for work on ${queue}`);
+
 for (;;) {
-  for (const [entry, fields] of await read(">")) await work(entry, fields);
+  // The server is full, say: it finds again what it had taken.
+  await serve().catch((error) => console.error(`trying again soon: ${error.message}`));
+  await sleep(1000);
 }
