@@ -353,6 +353,46 @@ async def test_the_one_of_nats_goes_on_when_its_server_was_killed_while_it_worke
             await until(is_settled, within=30.0, saying="its answer")
 
 
+SLOW_FOR_NATS = """
+import asyncio, sys, time
+sys.path.insert(0, {folder!r})
+import nats_worker
+
+def handle(command):
+    print("at work", flush=True)
+    time.sleep(3)  # three times what the server waits for an ack
+    return {{"status": "ok"}}
+
+nats_worker.handle = handle
+asyncio.run(nats_worker.main(*sys.argv[1:]))
+"""
+
+
+async def test_the_one_of_nats_keeps_its_command_while_it_works(start: Start, tmp_path: Path) -> None:
+    scripts, queue = [tmp_path / f"worker{n}.py" for n in range(2)], "executador_plano"  # with a log for each
+    for script in scripts:
+        script.write_text(SLOW_FOR_NATS.format(folder=str(PLAIN)))
+    soon = {"durable_name": queue, "name": queue, "ack_policy": "explicit", "ack_wait": 10**9}  # a second
+    command = {"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": 1}
+    with Nats() as server:
+        async with plain_client(server.url) as client:
+            for stream in (queue, "resultados"):
+                config = {"name": stream, "subjects": [stream], "retention": "workqueue"}
+                assert "error" not in await api(client, f"STREAM.CREATE.{stream}", config)
+            made = await api(client, f"CONSUMER.CREATE.{queue}.{queue}", {"stream_name": queue, "config": soon})
+            assert "error" not in made
+            workers = [start(str(script), server.url, queue) for script in scripts]
+            for worker in workers:
+                await until(lambda one=worker: "waiting for work" in one.tail(), saying="the workers to be there")
+            await client.jetstream().publish(queue, json.dumps(command).encode())
+
+            async def is_answered() -> bool:
+                return bool((await api(client, "STREAM.INFO.resultados"))["state"]["messages"])
+
+            await until(is_answered, within=30.0, saying="its answer")
+        assert sum(worker.tail().count("at work") for worker in workers) == 1
+
+
 OUT_OF_TIME = """
 import asyncio, sys
 sys.path.insert(0, {folder!r})

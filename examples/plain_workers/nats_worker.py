@@ -76,12 +76,21 @@ async def publish(jetstream: JetStreamContext, queue: str, body: bytes) -> None:
         await jetstream.publish(queue, body)
 
 
-async def work(jetstream: JetStreamContext, queue: str, message: Msg) -> None:
+async def answered_beside(command: dict, message: Msg, lease: float) -> dict:
+    """In a thread, while the server is told that somebody is at it: else it delivers the command again, as if to a
+    worker that died, and it runs twice."""
+    done = asyncio.create_task(asyncio.to_thread(answer_to, command))
+    while not (await asyncio.wait([done], timeout=lease / 3))[0]:
+        await message.in_progress()
+    return done.result()
+
+
+async def work(jetstream: JetStreamContext, queue: str, message: Msg, lease: float) -> None:
     try:
         if message.metadata.num_delivered > MOST_DELIVERIES:
             raise ValueError(f"delivered {message.metadata.num_delivered} times")
         command = json.loads(message.data)
-        answer = json.dumps(answer_to(command)).encode()
+        answer = json.dumps(await answered_beside(command, message, lease)).encode()
         await publish(jetstream, answer_queue(command), answer)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = {"Oraculo-Reason": f"not a command: {error!r} in the JSON".replace("%", "%25")}
@@ -105,12 +114,13 @@ async def main(url: str, queue: str) -> None:
     await insist_on_queue(jetstream, queue)
     name = queue.replace(".", "=")
     subscription = await jetstream.pull_subscribe_bind(consumer=name, stream=name)
+    lease = (await subscription.consumer_info()).config.ack_wait or 30  # seconds; who made the queue chose it
     print(f"waiting for work on {queue}", flush=True)
     while True:
         try:
             # No longer: a request that was lost with its connection is waited out, and until then nothing comes. A
             # heartbeat would not help, for nats-py does not end a request whose heartbeats stay away.
-            messages = await subscription.fetch(10, timeout=5)
+            messages = await subscription.fetch(1, timeout=5)  # more where they take little: the lease runs for all
         except TimeoutError:  # nothing came; nats-py raises its own kind of it, or Python's
             continue
         except nats.errors.Error as error:  # the queue is gone, say: the server is back without its data
@@ -120,7 +130,7 @@ async def main(url: str, queue: str) -> None:
             continue
         for message in messages:
             try:
-                await work(jetstream, queue, message)
+                await work(jetstream, queue, message, lease)
             except nats.errors.Error as error:  # the server went away, say: what was not acked comes again
                 print(f"not settled: {error!r}", flush=True)
 
