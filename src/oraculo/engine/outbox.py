@@ -150,7 +150,8 @@ class Outbox:
         expires_at = None if dead is not None else deadline_of(run, task)
         self._in_flight[key] = task.status is TaskStatus.RUNNING
         own = None if dead is not None else _message_key(run, task)
-        self._line_of(run, number, dead).add(key, Outgoing(queue, body, run.head.priority, dead, expires_at, key=own))
+        message = Outgoing(queue, body, run.head.priority, dead, expires_at, key=own, leaves_room=True)
+        self._line_of(run, number, dead).add(key, message)
 
     def _line_of(self, run: Run, number: int, dead: str | None) -> Line:
         if dead is not None:

@@ -38,5 +38,5 @@ class Replies:
             timestamp=to_iso(self._clock.now()),
         )
         queue = self._names.reply_queue(delivery.target)
-        reply = Outgoing(queue, encode_message(message), prefer=delivery.via, is_reply=True)
+        reply = Outgoing(queue, encode_message(message), prefer=delivery.via, is_reply=True, leaves_room=True)
         await self._broker.publish([reply])

@@ -39,6 +39,9 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     A broker that can drops such a repeat, even of what was acked already. A dead letter has none.
 
     `is_reply`: for the queue of a client, who may delete it once it has read: that its queue is gone is no loss.
+
+    `leaves_room`: nothing leaves the broker once it is taken, as a command does by its answer. A broker that is almost
+    full, and can tell, keeps what is left for the others: or no answer would fit, and it would stay full for ever.
     """
 
     queue: str
@@ -49,6 +52,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     prefer: str | None = None  # of several brokers, the one that should carry it if it can
     key: str | None = None
     is_reply: bool = False
+    leaves_room: bool = False
 
 
 class NotTaken(BrokerUnavailable):

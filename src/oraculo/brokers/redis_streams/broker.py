@@ -36,6 +36,7 @@ from oraculo.brokers.redis_streams.layout import (
     table,
     text,
 )
+from oraculo.brokers.redis_streams.room import LOOK, Room, room_of, size_of
 from oraculo.brokers.redis_streams.scripts import LAST_ID, PAGE, REDRIVE, TIDY, UPKEEP
 from oraculo.brokers.redis_streams.server import (
     ERRORS,
@@ -45,6 +46,7 @@ from oraculo.brokers.redis_streams.server import (
     is_aborted,
     is_about_key,
     is_busy,
+    is_out_of_memory,
 )
 from oraculo.brokers.redis_streams.trimming import Trimmer, trim_command
 from oraculo.clients.redis import Command, ReplyError, connect, database_of, error_code, read_info, version_of
@@ -95,6 +97,7 @@ class RedisStreamsBroker:
         self._server = Server(address, connect_timeout, publish_timeout)
         self._orphans = Orphans(self._server, self._terms)
         self._trimmer = Trimmer(self._server.place)
+        self._room = Room()
         self._consumers: set[RedisConsumer] = set()
         self._may_transact = True  # unless this server says no
 
@@ -119,21 +122,32 @@ class RedisStreamsBroker:
         await self._server.make_groups(list(dict.fromkeys(names)))
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        server = self._server
-        server.require_open()
+        self._server.require_open()
         if not messages:
             return []
+        waiting = await self._without_room(messages)
+        if not waiting:
+            return await self._send(messages)
+        return await self._send_in_parts(messages, waiting)
+
+    async def _send(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        server = self._server
         added = [self._addition(message) for message in messages]
         names = {str(command[1]): None for command in added}
         new = [name for name in names if name not in server.known]
-        replies = await self._add([group_command(name) for name in new], added)
+        looks = self._room.looks_due(messages, asyncio.get_running_loop().time())
+        replies = await self._add(looks, [group_command(name) for name in new], added)
+        self._room.note_sent(messages)
         if ReplyError in set(map(type, replies)):
             self._raise_if_too_large(messages[-1], replies[-1])
+            if (full := next(filter(is_out_of_memory, replies), None)) is not None:
+                return await self._send_what_fits(messages, replies[len(new) :], full)
             self._raise_worst(replies)
             await self._raise_refused([str(command[1]) for command in added], replies[len(new) :])
         server.know(new)
         self._trimmer.note_sent(names)
-        server.note_added(str(added[-1][1]), replies[-1], is_reply=messages[-1].is_reply)
+        largest = 0 if server.trouble is None else max(map(size_of, messages))
+        server.note_added(str(added[-1][1]), replies[-1], is_reply=messages[-1].is_reply, size=largest)
         return [self.name] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:
@@ -223,7 +237,7 @@ class RedisStreamsBroker:
         trouble = _reason_not_to_write(about)
         if trouble:
             raise self._server.refuses(f"{self._server.place} {trouble}")
-        await self._server.require_writing()
+        await self._server.require_writing(room_of(about)[0])
         return f"{version_of(about)} at {self._server.place}{_warnings(about)}"
 
     async def close(self) -> None:
@@ -235,17 +249,95 @@ class RedisStreamsBroker:
     # -- publishing -----------------------------------------------------------------------------------------------
 
     def _addition(self, message: Outgoing) -> Command:
+        place = _place_of(message)
         if message.reason is None:
-            return ("XADD", message.queue, "*", "body", message.body)
-        dlq, why, at = dlq_name(message.queue), text(message.reason), self._terms.now()
-        return ("XADD", dlq, "*", "body", message.body, "reason", why, "at", at, "redeliveries", 0)
+            return ("XADD", place, "*", "body", message.body)
+        why, at = text(message.reason), self._terms.now()
+        return ("XADD", place, "*", "body", message.body, "reason", why, "at", at, "redeliveries", 0)
 
-    async def _add(self, groups: list[Command], added: list[Command]) -> list[Any]:
+    async def _without_room(self, messages: Sequence[Outgoing]) -> set[int]:
+        """The places of those that would take what is kept for answers."""
+        if not self._room.is_close or not any(message.leaves_room for message in messages):
+            return set()
+        names = [_place_of(message) for message in messages]
+        return self._room.without_room(messages, names, await self._look_for_room(set(names)))
+
+    async def _look_for_room(self, names: Collection[str]) -> Mapping[str, int]:
+        """Returns how many messages each of them has.
+
+        Trims first, where that is due: what plain workers acked and did not delete may be all that fills it, and
+        nothing is published meanwhile that would bring the trimming along."""
+        trimmed = self._trimmer.due()
+        told = await self._server.call([*map(trim_command, trimmed), LOOK, *(("XLEN", name) for name in names)])
+        self._trimmer.absorb(trimmed, told[: len(trimmed)])
+        self._room.absorb(told[len(trimmed)])
+        lengths = zip(names, told[len(trimmed) + 1 :], strict=True)
+        return {name: length for name, length in lengths if isinstance(length, int)}
+
+    async def _send_in_parts(self, messages: Sequence[Outgoing], waiting: set[int]) -> Sequence[str]:
+        """As many at a time as there is room for by the last look. What has none is noted last: that others were taken
+        does not end it."""
+        vias: dict[int, str | None] = {}
+        left, whys = list(range(len(messages))), list[BrokerError]()
+        while not whys and (part := [place for place in left if place not in waiting]):
+            left = [place for place in left if place in waiting]
+            try:
+                vias.update(zip(part, await self._send([messages[place] for place in part]), strict=True))
+                still = await self._without_room([messages[place] for place in left])
+                waiting = {left[number] for number in still}
+            except NotTaken as error:
+                vias.update(zip(part, error.vias, strict=True))
+                whys = [error]
+            except BrokerError as error:
+                if not vias:
+                    raise
+                whys = [error]  # and not raised: what was taken before is not to be sent again
+        if left:
+            whys.append(self._server.keeps_the_rest(min(size_of(messages[place]) for place in left)))
+        if not vias and self._room.is_none:
+            raise whys[-1]
+        if whys:
+            raise _not_taken("; ".join(map(str, whys)), [vias.get(place) for place in range(len(messages))])
+        return [self.name] * len(messages)
+
+    async def _send_what_fits(
+        self, messages: Sequence[Outgoing], outcomes: Sequence[Any], full: ReplyError
+    ) -> Sequence[str]:
+        """What the server refuses together may fit one by one, the smallest first: it counts what it has read of a call
+        as its memory. What it took is told, so that it is not sent again."""
+        is_told = len(outcomes) == len(messages)  # else a transaction was ended, and nothing of it done
+        vias = [
+            self.name if is_told and not isinstance(outcome, ReplyError) else None
+            for outcome in outcomes[: len(messages)]
+        ]
+        self._room.note_full()
+        self._trimmer.note_sent(_place_of(message) for message, via in zip(messages, vias, strict=True) if via)
+        left = sorted(_without_via(vias), key=lambda place: size_of(messages[place]))
+        may_fit = [place for place in left if not (messages[place].leaves_room and self._room.is_known)]
+        why: BrokerError | None = None
+        if left and (len(messages) == 1 or not may_fit):
+            why, may_fit = self._server.no_room(full, size_of(messages[left[0]])), []
+        for place in may_fit:
+            try:
+                [vias[place]] = await self._send([messages[place]])
+            except BrokerUnavailable as error:
+                why = error
+                break  # the others are larger
+            except BrokerError as error:
+                why = error  # about this one alone
+        if why is None:
+            return [self.name] * len(messages)
+        raise _not_taken(str(why), vias) if any(vias) else why
+
+    async def _add(self, looks: list[Command], groups: list[Command], added: list[Command]) -> list[Any]:
         """What became of each. A transaction that ends because of a key adds none of them: then each is added alone."""
         call, together, trimmed = self._server.call, self._together(added), self._trimmer.due()
-        told = await call([*map(trim_command, trimmed), *groups, *together], repeatable=False)
+        before = [*map(trim_command, trimmed), *looks]
+        told = await call([*before, *groups, *together], repeatable=False)
         self._trimmer.absorb(trimmed, told[: len(trimmed)])
-        replies = self._outcomes(told[len(trimmed) :], len(groups), len(added))
+        for seen in told[len(trimmed) : len(before)]:
+            self._room.absorb(seen)
+        replies = self._outcomes(told[len(before) :], len(groups), len(added))
         *others, ended = replies
         if is_aborted(ended) and any(map(is_about_key, others)) and not _concerning_all(others):
             return await call([*groups, *added], repeatable=False)
@@ -296,7 +388,7 @@ class RedisStreamsBroker:
         told = f"{self._server.place} refused {vias.count(None)} of {len(vias)} messages: {await self._told(faults)}"
         if not any(vias):
             raise BrokerError(told)
-        raise NotTaken(told, vias, {place for place, via in enumerate(vias) if via is None})
+        raise _not_taken(told, vias)
 
     async def _told(self, faults: Mapping[str, ReplyError]) -> str:
         kinds: list[Any] = []
@@ -394,6 +486,10 @@ def _state_commands(name: str) -> list[Command]:
     ]
 
 
+def _place_of(message: Outgoing) -> str:
+    return message.queue if message.reason is None else dlq_name(message.queue)
+
+
 def _reason_not_to_write(about: dict[bytes, bytes]) -> str | None:
     used, most = int(about.get(b"used_memory", b"0")), int(about.get(b"maxmemory", b"0"))
     if about.get(b"loading") == b"1":
@@ -427,6 +523,14 @@ def _concerning_all(replies: Sequence[Any]) -> list[ReplyError]:
     """The errors that are not about one key alone."""
     errors = [reply for reply in replies if isinstance(reply, ReplyError)]
     return [error for error in errors if not is_busy(error) and not is_about_key(error)]
+
+
+def _not_taken(told: str, vias: Sequence[str | None]) -> NotTaken:
+    return NotTaken(told, vias, _without_via(vias))
+
+
+def _without_via(vias: Sequence[str | None]) -> set[int]:
+    return {place for place, via in enumerate(vias) if via is None}
 
 
 def _fault(name: str, reply: ReplyError, kind: bytes | ReplyError | None) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from oraculo.brokers.address import Address
 from oraculo.brokers.redis_streams.layout import order, table
@@ -36,6 +36,11 @@ class NoRoom(BrokerUnavailable):
     """The server writes nothing more; it can still be read and emptied."""
 
 
+class _Refusal(NamedTuple):
+    why: str
+    size: int = 0  # bytes of a message that it had no room for: a smaller one that it takes proves nothing
+
+
 class Server:
     """Commands share one link."""
 
@@ -53,7 +58,7 @@ class Server:
         self.connect_timeout = connect_timeout
         self.answer_timeout = answer_timeout
         self._trouble: str | None = _CLOSED
-        self._refusal: str | None = None  # why it took no message, the last time
+        self._refusal: _Refusal | None = None  # of a message, the last time
         self.losses = 0
         self.keeps = True  # what it confirmed, over a restart
         self.run_id: bytes | None = None
@@ -67,7 +72,7 @@ class Server:
     @property
     def trouble(self) -> str | None:
         """That it answers whoever reads is no sign that it would take a message again."""
-        return self._trouble or self._refusal
+        return self._trouble or (self._refusal and self._refusal.why)
 
     async def start(self) -> None:
         """Raises BrokerError, and not that it is unavailable, when the server refuses who asks."""
@@ -125,7 +130,7 @@ class Server:
         if code == "OOM":
             error = NoRoom(str(error))
         if code in _REFUSES_WRITES:
-            self._refusal = str(error)
+            self._note_refusal(str(error))
         elif isinstance(error, BrokerUnavailable):
             self._trouble = str(error)
         if code in ("READONLY", "MASTERDOWN"):
@@ -148,14 +153,37 @@ class Server:
 
     def refuses(self, why: str) -> BrokerUnavailable:
         """It takes no message, for all that it answers."""
-        self._refusal = why
+        self._note_refusal(why)
         return BrokerUnavailable(why)
 
-    async def require_writing(self) -> None:
+    def no_room(self, reply: ReplyError, size: int) -> BrokerError:
+        """For a message of that size."""
+        error = self.error_of(reply)
+        self._note_refusal(str(error), size)
+        return error
+
+    def keeps_the_rest(self, size: int) -> NoRoom:
+        """For answers, and not for a message of that size."""
+        why = f"{self.place} is close to its maxmemory: what is left is kept for answers"
+        self._note_refusal(why, size)
+        return NoRoom(why)
+
+    def _note_refusal(self, why: str, size: int = 0) -> None:
+        self._refusal = _Refusal(why, max(size, self._refusal.size if self._refusal else 0))
+
+    def _note_written(self, size: int = 0) -> None:
+        if self._refusal is not None and size >= self._refusal.size:
+            self._refusal = None
+
+    async def require_writing(self, room: float) -> None:
         """After it refused to write: by a command that writes nothing and is refused for the same reasons, for it does
-        not tell of all of them when asked how it is. Raises BrokerUnavailable when it still refuses."""
+        not tell of all of them when asked how it is. Raises BrokerUnavailable when it still refuses, or has not the
+        room for what it refused: `room`, which commands may take of its memory."""
         if self._refusal is None:
             return
+        why, size = self._refusal
+        if room < size:
+            raise BrokerUnavailable(why)
         queue = next(iter(self.known), _NOBODY)  # one that this user may use, if any is known
         (reply,) = await self.call([("XGROUP", "CREATECONSUMER", queue, _NOBODY, _NOBODY)])
         if isinstance(reply, ReplyError) and error_code(reply) in _REFUSES_WRITES:
@@ -220,10 +248,10 @@ class Server:
             self.known.clear()
             self.losses += 1
 
-    def note_added(self, queue: str, entry: bytes, *, is_reply: bool) -> None:
+    def note_added(self, queue: str, entry: bytes, *, is_reply: bool, size: int) -> None:
         if not is_reply:  # its client may delete the queue, and that would look like a loss
             self._last_added = queue, entry
-        self._refusal = None
+        self._note_written(size)
 
     def note_group_gone(self, queue: str) -> None:
         """Counts a flush once, however many queues tell of it: only the first was last seen after the last loss."""
@@ -253,7 +281,7 @@ class Server:
         for reply in await self.call([group_command(name) for name in names]):
             if not is_busy(reply):
                 self.checked(reply)
-                self._refusal = None
+                self._note_written()
         self.know(names)
 
     def forget(self, names: Iterable[str]) -> None:
@@ -293,6 +321,10 @@ def is_busy(reply: Any) -> bool:
 def is_aborted(reply: Any) -> bool:
     """A transaction was ended, and nothing of it done."""
     return isinstance(reply, ReplyError) and str(reply).startswith("EXECABORT")
+
+
+def is_out_of_memory(reply: Any) -> bool:
+    return isinstance(reply, ReplyError) and error_code(reply) == "OOM"
 
 
 def is_about_key(reply: Any) -> bool:

@@ -1,0 +1,101 @@
+"""How much of the server's memory is left to messages by which it gets none back.
+
+An answer makes room: once it is taken, its command is acked and leaves. A server that is full to the last byte with
+commands takes no answer, so that no command is ever acked, and nothing moves until the deadlines. So a part of the
+memory is kept from them, wherever the server has a limit (`maxmemory`), evicts nothing and tells how much it has; half
+of that part is for answers alone, the other half also for queues that have little in them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any
+
+from oraculo.clients.redis import Command, ReplyError, error_code, read_info
+from oraculo.ports.broker import Outgoing
+
+KEPT_SHARE = 8  # one part in so many of the server's memory is kept for answers, but no more than
+MOST_KEPT = 16 * 1024 * 1024  # bytes: enough for those that are on their way, and for who reads them
+CLOSE = 2  # times as much left as is kept: then it is asked before each call, else now and then together with one
+LOOKED_EVERY = 0.25  # seconds
+SHARE_OF_A_CALL = 2  # one part in so many of what is left, or one message: several engines may look at a time
+SHARE_OF_A_QUEUE = 16  # one part in so many of what is kept: a queue that has more has no claim on any of it
+_OVERHEAD = 128  # bytes that a message takes beside its own
+
+LOOK: Command = ("INFO", "memory")
+
+
+class Room:
+    """What was seen of it last."""
+
+    def __init__(self) -> None:
+        self._left, self._kept = 0.0, 0  # bytes; none is known of before the first look
+        self._next_look = 0.0
+        self._is_permitted = True  # unless this server says no: then nothing is kept
+
+    @property
+    def is_known(self) -> bool:
+        return self._left < inf
+
+    @property
+    def is_close(self) -> bool:
+        return self._left <= CLOSE * self._kept
+
+    @property
+    def is_none(self) -> bool:
+        """Not even for queues that have little."""
+        return self._left + self._kept / 2 <= 0
+
+    def looks_due(self, messages: Sequence[Outgoing], now: float) -> list[Command]:
+        """To be sent with them."""
+        if now < self._next_look or not self._is_permitted or not any(message.leaves_room for message in messages):
+            return []
+        self._next_look = now + LOOKED_EVERY
+        return [LOOK]
+
+    def absorb(self, reply: Any) -> None:
+        self._is_permitted = not (isinstance(reply, ReplyError) and error_code(reply) == "NOPERM")
+        self._left, self._kept = room_of(read_info(reply))
+
+    def note_sent(self, messages: Sequence[Outgoing]) -> None:
+        if self.is_known:
+            self._left -= sum(map(size_of, messages))
+
+    def note_full(self) -> None:
+        """It refused something for want of memory, so that it is less than was thought."""
+        if self.is_known:
+            self._left = min(self._left, 0)
+
+    def without_room(self, messages: Sequence[Outgoing], names: Sequence[str], lengths: Mapping[str, int]) -> set[int]:
+        """The places of those that are to wait. `names`: where each is to be put; `lengths`: how many messages are
+        there already.
+
+        The smallest find room first, and those for a queue that has little may take some of what is kept: the many of
+        one that nobody reads hold up no other."""
+        sizes = {place: size_of(message) for place, message in enumerate(messages) if message.leaves_room}
+        waiting, spent, there = set[int](), 0, Counter(lengths)
+        for place in sorted(sizes, key=sizes.__getitem__):
+            name, size = names[place], sizes[place]
+            is_short = (there[name] + 1) * size <= self._kept / SHARE_OF_A_QUEUE
+            left = self._left + (self._kept / 2 if is_short else 0)
+            if spent + size <= (left / SHARE_OF_A_CALL if spent else left):
+                spent += size
+                there[name] += 1
+            else:
+                waiting.add(place)
+        return waiting
+
+
+def size_of(message: Outgoing) -> int:
+    return len(message.body) + len(message.reason or "") + _OVERHEAD
+
+
+def room_of(about: dict[bytes, bytes]) -> tuple[float, int]:
+    """How many bytes are left beside those that are kept, and how many these are. Infinite where nothing is known of a
+    limit, or where the server evicts what it may rather than refuse."""
+    most = int(about.get(b"maxmemory", b"0"))
+    if most == 0 or about.get(b"maxmemory_policy") != b"noeviction":
+        return inf, 0
+    used = int(about.get(b"used_memory", b"0")) - int(about.get(b"mem_not_counted_for_evict", b"0"))
+    kept = min(most // KEPT_SHARE, MOST_KEPT)
+    return most - used - kept, kept

@@ -1,0 +1,204 @@
+"""Redis Streams close to the `maxmemory` of a server that evicts nothing: what is taken, what is told of the rest, and
+what is kept for answers, by which commands leave."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+from oraculo.brokers.failover import FailoverBroker
+from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.redis_streams import RedisStreamsBroker
+from oraculo.brokers.redis_streams import room as memory
+from oraculo.errors import BrokerUnavailable
+from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.ports.clock import SystemClock
+from tests.brokers import redis_streams_stage as stage
+from tests.brokers.redis_streams_stage import fresh_name, started
+from tests.servers.process import Server
+
+server = stage.server  # a fixture
+LIMIT = 8 * 1024 * 1024
+KEPT = LIMIT // memory.KEPT_SHARE
+LARGE = b"x" * 20_000
+
+
+class Full(NamedTuple):
+    """A server whose memory is limited, a client that knows nothing of ORÁCULO, and our broker."""
+
+    plain: Any
+    broker: RedisStreamsBroker
+
+    def leave(self, room: int) -> None:
+        self.plain.config_set("maxmemory", self.plain.info("memory")["used_memory"] + room)
+
+    @property
+    def free(self) -> int:
+        about = self.plain.info("memory")
+        return int(about["maxmemory"] - about["used_memory"])
+
+    @property
+    def trouble(self) -> str | None:
+        return self.broker.links()[0].trouble
+
+
+@asynccontextmanager
+async def limited(server: Server, limit: int = 0, user: str = "") -> AsyncIterator[Full]:
+    with redis.Redis.from_url(server.url) as plain:
+        plain.flushall()
+        plain.config_set("maxmemory", limit)
+        try:
+            async with started(server.url.replace("redis://", f"redis://{user}")) as broker:
+                yield Full(plain, broker)
+        finally:
+            plain.config_set("maxmemory", 0)
+            plain.flushall()
+
+
+def commands(queue: str, count: int, body: bytes = LARGE) -> list[Outgoing]:
+    return [Outgoing(queue, body, leaves_room=True)] * count
+
+
+async def offered(broker: Any, messages: Sequence[Outgoing]) -> Sequence[str | None]:
+    """What took each of them, after one try."""
+    try:
+        return await broker.publish(messages)
+    except NotTaken as error:
+        return error.vias
+    except BrokerUnavailable:
+        return [None] * len(messages)
+
+
+async def filled(full: Full, queue: str) -> None:
+    """With commands, until it takes none."""
+    while any(await offered(full.broker, commands(queue, 40))):
+        pass
+
+
+@pytest.mark.parametrize("leaves_room", [False, True])
+@pytest.mark.parametrize("queues", [1, 40])
+async def test_of_a_call_that_fits_in_part_nothing_is_sent_twice(
+    server: Server, queues: int, leaves_room: bool
+) -> None:
+    """To one queue it is a transaction, to many it is none."""
+    names = [fresh_name() for _ in range(queues)]
+    left = [
+        Outgoing(name, b"%02d" % number + LARGE, leaves_room=leaves_room)
+        for number, name in enumerate(names * (40 // queues))
+    ]
+    async with limited(server) as full:
+        await full.broker.declare(names)
+        full.leave(400_000)
+        with pytest.raises(NotTaken, match="maxmemory") as refused:
+            await full.broker.publish(left)
+        assert 0 < refused.value.count < 40
+        assert refused.value.down == {place for place, via in enumerate(refused.value.vias) if via is None}
+        assert sum(full.plain.xlen(name) for name in names) == 40 - refused.value.count
+        left = [message for message, via in zip(left, refused.value.vias, strict=True) if via is None]
+        full.plain.config_set("maxmemory", 0)
+        assert await full.broker.publish(left) == ["redis"] * len(left)
+        bodies = [fields[b"body"] for name in names for _, fields in full.plain.xrange(name)]
+        assert len(set(bodies)) == len(bodies) == 40
+
+
+async def test_where_nobody_may_ask_how_much_is_left_commands_are_taken_one_by_one(server: Server) -> None:
+    queue = fresh_name()
+    with redis.Redis.from_url(server.url) as plain:
+        plain.execute_command("ACL", "SETUSER", "uninformed", "on", ">s", "~*", "&*", "+@all", "-info")
+    async with limited(server, user="uninformed:s@") as full:
+        await full.broker.declare([queue])
+        full.leave(400_000)
+        taken = await offered(full.broker, commands(queue, 40))
+        assert 0 < full.plain.xlen(queue) == len([via for via in taken if via]) < 40
+
+
+async def test_commands_leave_room_for_answers_however_often_they_are_tried(server: Server) -> None:
+    queue, answers = fresh_name(), fresh_name()
+    async with limited(server, LIMIT) as full:
+        for count in (40, 1):
+            while any(await offered(full.broker, commands(queue, count))):
+                pass
+        assert KEPT * 0.9 < full.free < KEPT + 2 * len(LARGE)
+        there = full.plain.xlen(queue)
+        assert not any([any(await offered(full.broker, commands(queue, count))) for count in (1, 40, 1)])
+        assert full.plain.xlen(queue) == there
+        assert await full.broker.publish([Outgoing(answers, LARGE * 2)] * 5) == ["redis"] * 5
+
+
+async def test_one_queue_that_nobody_reads_leaves_room_for_others_that_have_little(server: Server) -> None:
+    unread, others = fresh_name(), [fresh_name() for _ in range(20)]
+    async with limited(server, LIMIT) as full:
+        await filled(full, unread)
+        small = [command for other in others for command in commands(other, 1, b"small")]
+        taken = await offered(full.broker, [*commands(unread, 2), *small])
+        assert taken == [None, None, *["redis"] * 20]
+        while any(await offered(full.broker, [command for other in others for command in commands(other, 1)])):
+            pass
+        assert full.free > KEPT / 4
+        assert max(map(full.plain.xlen, others)) * len(LARGE) <= KEPT / memory.SHARE_OF_A_QUEUE + len(LARGE)
+
+
+async def test_it_is_in_trouble_until_it_takes_what_is_as_large(server: Server) -> None:
+    queue, other = fresh_name(), fresh_name()
+    async with limited(server, LIMIT) as full:
+        await filled(full, queue)
+        for _ in range(2):
+            assert "maxmemory" in str(full.trouble)
+            await full.broker.publish([Outgoing(other, b"small")])
+            await full.broker.declare([fresh_name()])
+            with pytest.raises(BrokerUnavailable, match="maxmemory"):
+                await full.broker.check()
+        full.plain.xtrim(queue, 100, approximate=False)
+        assert "maxmemory" in str(full.trouble)
+        await full.broker.publish(commands(queue, 1))
+        assert full.trouble is None
+
+
+async def test_a_check_sees_that_there_is_room_again(server: Server) -> None:
+    queue = fresh_name()
+    async with limited(server, LIMIT) as full:
+        await filled(full, queue)
+        full.plain.xtrim(queue, 100, approximate=False)
+        await full.broker.check()
+        assert full.trouble is None
+
+
+async def test_what_plain_workers_acked_and_did_not_delete_makes_room(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oraculo.brokers.redis_streams.trimming.TRIMMED_EVERY", 0.0)
+    queue = fresh_name()
+    async with limited(server, LIMIT) as full:
+        await filled(full, queue)
+        there = full.plain.xlen(queue)
+        full.plain.xreadgroup(queue, "plain", {queue: ">"}, count=there, noack=True)
+        assert await full.broker.publish(commands(queue, 10)) == ["redis"] * 10
+        assert full.plain.xlen(queue) == 10
+
+
+async def test_a_server_that_evicts_is_full_at_its_limit_alone(server: Server) -> None:
+    queue = fresh_name()
+    async with limited(server) as full:
+        full.plain.config_set("maxmemory-policy", "volatile-lru")
+        try:
+            full.leave(KEPT // 4)
+            assert await full.broker.publish(commands(queue, 2)) == ["redis"] * 2
+        finally:
+            full.plain.config_set("maxmemory-policy", "noeviction")
+
+
+async def test_of_several_brokers_the_next_takes_what_this_has_no_room_for(server: Server) -> None:
+    queue = fresh_name()
+    async with limited(server, LIMIT) as full:
+        broker = FailoverBroker([RedisStreamsBroker(server.url), MemoryBroker(SystemClock())])
+        await broker.start()
+        try:
+            vias: list[str | None] = []
+            while "memory" not in vias:
+                vias += await offered(broker, commands(queue, 40))
+            assert None not in vias
+            assert full.plain.xlen(queue) == vias.count("redis") > 0
+        finally:
+            await broker.close()
