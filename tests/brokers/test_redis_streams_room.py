@@ -2,7 +2,7 @@
 what is kept for answers, by which commands leave."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,6 +18,7 @@ from oraculo.ports.clock import SystemClock
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import fresh_name, started
 from tests.servers.process import Server
+from tests.waiting import until
 
 server = stage.server  # a fixture
 LIMIT = 8 * 1024 * 1024
@@ -154,6 +155,61 @@ async def test_it_is_in_trouble_until_it_takes_what_is_as_large(server: Server) 
         assert "maxmemory" in str(full.trouble)
         await full.broker.publish(commands(queue, 1))
         assert full.trouble is None
+
+
+async def test_what_a_short_queue_was_given_of_the_rest_is_no_sign_of_room(server: Server) -> None:
+    unread, short = fresh_name(), fresh_name()
+    async with limited(server, 8 * LIMIT) as full:
+        await filled(full, unread)
+        assert await offered(full.broker, commands(short, 1)) == ["redis"]
+        assert "maxmemory" in str(full.trouble)
+
+
+async def test_a_message_that_is_too_large_for_it_makes_no_outage_that_never_ends(server: Server) -> None:
+    queue = fresh_name()
+    async with limited(server, LIMIT) as full:
+        assert await offered(full.broker, commands(queue, 1, b"x" * (LIMIT - KEPT))) == [None]
+        assert "maxmemory" in str(full.trouble)
+        await full.broker.check()
+        assert full.trouble is None
+        assert await offered(full.broker, commands(queue, 1)) == ["redis"]
+
+
+async def test_a_message_larger_than_what_is_left_is_not_even_tried(server: Server) -> None:
+    """Refused, it would fill the server for a while all the same, and answers would be refused with it."""
+    queue = fresh_name()
+    async with limited(server, LIMIT) as full:
+        await full.broker.publish(commands(queue, 1, b"small"))
+        refusals = full.plain.info("errorstats").get("errorstat_OOM", {"count": 0})["count"]
+        assert await offered(full.broker, commands(queue, 1, b"x" * (LIMIT - KEPT))) == [None]
+        assert full.plain.info("errorstats").get("errorstat_OOM", {"count": 0})["count"] == refusals
+
+
+async def test_another_refusal_than_that_of_memory_ends_though_little_is_left(server: Server) -> None:
+    queue = fresh_name()
+    async with limited(server, LIMIT) as full:
+        await full.broker.publish(commands(queue, 1))
+        full.plain.replicaof("127.0.0.1", "1")
+        assert await offered(full.broker, [Outgoing(queue, b"answer")]) == [None]
+        full.plain.replicaof("NO", "ONE")
+        full.leave(50_000)  # less than is kept
+
+        async def is_over() -> bool:
+            with suppress(BrokerUnavailable):
+                await full.broker.check()
+            return full.trouble is None
+
+        await until(is_over)
+
+
+async def test_in_a_call_of_both_kinds_what_was_not_taken_is_not_told_as_taken(server: Server) -> None:
+    queue, answers = fresh_name(), fresh_name()
+    async with limited(server, 8 * LIMIT) as full:
+        await full.broker.publish(commands(queue, 1, b"small"))
+        full.leave(300_000)
+        taken = await offered(full.broker, [*commands(queue, 40), Outgoing(answers, LARGE)])
+        assert taken.count("redis") == full.plain.xlen(answers) + full.plain.xlen(queue) - 1
+        assert None in taken
 
 
 async def test_a_check_sees_that_there_is_room_again(server: Server) -> None:

@@ -146,8 +146,8 @@ class RedisStreamsBroker:
             await self._raise_refused([str(command[1]) for command in added], replies[len(new) :])
         server.know(new)
         self._trimmer.note_sent(names)
-        largest = 0 if server.trouble is None else max(map(size_of, messages))
-        server.note_added(str(added[-1][1]), replies[-1], is_reply=messages[-1].is_reply, size=largest)
+        proved = 0 if server.trouble is None else self._room.proved_by(messages)
+        server.note_added(str(added[-1][1]), replies[-1], is_reply=messages[-1].is_reply, size=proved)
         return [self.name] * len(messages)
 
     async def consume(self, queue: str, *, prefetch: int) -> RedisConsumer:
@@ -257,7 +257,7 @@ class RedisStreamsBroker:
 
     async def _without_room(self, messages: Sequence[Outgoing]) -> set[int]:
         """The places of those that would take what is kept for answers."""
-        if not self._room.is_close or not any(message.leaves_room for message in messages):
+        if not self._room.is_close(messages):
             return set()
         names = [_place_of(message) for message in messages]
         return self._room.without_room(messages, names, await self._look_for_room(set(names)))
@@ -289,11 +289,11 @@ class RedisStreamsBroker:
                 vias.update(zip(part, error.vias, strict=True))
                 whys = [error]
             except BrokerError as error:
-                if not vias:
+                if not vias and (isinstance(error, BrokerUnavailable) or not left):
                     raise
-                whys = [error]  # and not raised: what was taken before is not to be sent again
+                whys = [error]  # and not raised: others were taken, which are not to be sent again, or wait
         if left:
-            whys.append(self._server.keeps_the_rest(min(size_of(messages[place]) for place in left)))
+            whys.append(self._server.keeps_the_rest(self._room.due_for(messages[place] for place in left)))
         if not vias and self._room.is_none:
             raise whys[-1]
         if whys:
@@ -315,8 +315,8 @@ class RedisStreamsBroker:
         left = sorted(_without_via(vias), key=lambda place: size_of(messages[place]))
         may_fit = [place for place in left if not (messages[place].leaves_room and self._room.is_known)]
         why: BrokerError | None = None
-        if left and (len(messages) == 1 or not may_fit):
-            why, may_fit = self._server.no_room(full, size_of(messages[left[0]])), []
+        if len(messages) == 1:
+            may_fit = []
         for place in may_fit:
             try:
                 [vias[place]] = await self._send([messages[place]])
@@ -325,6 +325,8 @@ class RedisStreamsBroker:
                 break  # the others are larger
             except BrokerError as error:
                 why = error  # about this one alone
+        if why is None and not all(vias):
+            why = self._server.no_room(full, self._room.due_for(messages[place] for place in _without_via(vias)))
         if why is None:
             return [self.name] * len(messages)
         raise _not_taken(str(why), vias) if any(vias) else why

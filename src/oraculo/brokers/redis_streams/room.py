@@ -7,7 +7,7 @@ of that part is for answers alone, the other half also for queues that have litt
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -37,9 +37,11 @@ class Room:
     def is_known(self) -> bool:
         return self._left < inf
 
-    @property
-    def is_close(self) -> bool:
-        return self._left <= CLOSE * self._kept
+    def is_close(self, messages: Sequence[Outgoing]) -> bool:
+        """With these; not where there is no limit, nor for what may take all that there is."""
+        if not self.is_known or not any(message.leaves_room for message in messages):
+            return False
+        return self._left - sum(size_of(message) for message in messages if message.leaves_room) <= CLOSE * self._kept
 
     @property
     def is_none(self) -> bool:
@@ -65,6 +67,15 @@ class Room:
         """It refused something for want of memory, so that it is less than was thought."""
         if self.is_known:
             self._left = min(self._left, 0)
+
+    def due_for(self, refused: Iterable[Outgoing]) -> int:
+        """How much room must be seen for the server to count as one that takes messages. No more than is kept: what is
+        larger than all that commands may ever have would else make it an outage that never ends."""
+        return min(min(map(size_of, refused)), self._kept)
+
+    def proved_by(self, taken: Sequence[Outgoing]) -> float:
+        """For how large a message there is room. What was taken out of the part that is kept proves nothing."""
+        return max(min(size_of(message), self._left) if message.leaves_room else size_of(message) for message in taken)
 
     def without_room(self, messages: Sequence[Outgoing], names: Sequence[str], lengths: Mapping[str, int]) -> set[int]:
         """The places of those that are to wait. `names`: where each is to be put; `lengths`: how many messages are

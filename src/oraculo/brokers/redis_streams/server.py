@@ -169,9 +169,10 @@ class Server:
         return NoRoom(why)
 
     def _note_refusal(self, why: str, size: int = 0) -> None:
-        self._refusal = _Refusal(why, max(size, self._refusal.size if self._refusal else 0))
+        before = self._refusal.size if self._refusal and size else 0  # else it is of another kind
+        self._refusal = _Refusal(why, max(size, before))
 
-    def _note_written(self, size: int = 0) -> None:
+    def _note_written(self, size: float = 0) -> None:
         if self._refusal is not None and size >= self._refusal.size:
             self._refusal = None
 
@@ -182,7 +183,7 @@ class Server:
         if self._refusal is None:
             return
         why, size = self._refusal
-        if room < size:
+        if size and room < size:
             raise BrokerUnavailable(why)
         queue = next(iter(self.known), _NOBODY)  # one that this user may use, if any is known
         (reply,) = await self.call([("XGROUP", "CREATECONSUMER", queue, _NOBODY, _NOBODY)])
@@ -248,7 +249,7 @@ class Server:
             self.known.clear()
             self.losses += 1
 
-    def note_added(self, queue: str, entry: bytes, *, is_reply: bool, size: int) -> None:
+    def note_added(self, queue: str, entry: bytes, *, is_reply: bool, size: float) -> None:
         if not is_reply:  # its client may delete the queue, and that would look like a loss
             self._last_added = queue, entry
         self._note_written(size)
