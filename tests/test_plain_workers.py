@@ -353,6 +353,50 @@ async def test_the_one_of_nats_goes_on_when_its_server_was_killed_while_it_worke
             await until(is_settled, within=30.0, saying="its answer")
 
 
+UNREADABLE = """
+import asyncio, sys
+sys.path.insert(0, {folder!r})
+import {module} as worker
+
+worker.handle = lambda command: {{"status": "ok", "resultado": object()}}
+started = worker.main(*sys.argv[1:3])
+if started is not None:
+    asyncio.run(started)
+"""
+
+
+@pytest.mark.parametrize("name", [name for name in BROKER_OF if name.endswith(".py")])
+async def test_a_result_that_is_no_json_is_a_failure_of_the_work(
+    name: str, fleet: Fleet, start: Start, tmp_path: Path
+) -> None:
+    script, settings = tmp_path / "worker.py", settings_for(fleet.url(BROKER_OF[name]))
+    script.write_text(UNREADABLE.format(folder=str(PLAIN), module=name.removesuffix(".py")))
+    worker = start(str(script), settings.broker.url, f"{settings.broker.prefix}executador_x")
+    async with Stage(settings) as oraculo:
+        await oraculo.operations.put_pipeline("p", json.dumps(ONCE).encode())
+        aggregate = await oraculo.run({"pipeline": "p", "payload": {}, "timeout": 30}, wait=40)
+    assert aggregate["status"] == "erro", (aggregate, worker.tail())
+    assert "not JSON serializable" in aggregate["falhas"]["executador_x"]["motivo"]
+
+
+ONCE = {"name": "p", "steps": [{"type": "executador_x", "retry": {"maxAttempts": 1}}]}
+
+
+@pytest.mark.parametrize("name", ["redis_worker.py", "node_ioredis"])
+async def test_those_of_redis_bury_a_command_whose_answer_has_nowhere_to_go(name: str, start: Start) -> None:
+    queue, command = "executador_plano", {"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": 1}
+    with Valkey() as server, redis.Redis.from_url(server.url) as client:
+        client.set("text", "which is no queue")
+        start(name, server.url, queue)
+        for target in ("text", ""):
+            client.xadd(queue, {"body": json.dumps(command | {"responder_em": target})})
+        await until(lambda: client.xlen(f"{queue}.dlq") == 1, saying="the first in the dead letters")
+        await until(lambda: client.xlen("resultados") == 1, saying="the answer of the second")
+        await until(lambda: client.xlen(queue) == 0, saying="both to have left")
+        [(_, letter)] = client.xrange(f"{queue}.dlq")
+        assert b"WRONGTYPE" in letter[b"reason"]
+
+
 SLOW_FOR_NATS = """
 import asyncio, sys, time
 sys.path.insert(0, {folder!r})

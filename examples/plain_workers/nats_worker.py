@@ -6,7 +6,9 @@ consumer that all its workers share. Stream and consumer have the queue's name, 
 
 import asyncio
 import json
+import os
 import re
+import signal
 import sys
 from datetime import UTC, datetime
 
@@ -50,14 +52,16 @@ def handle(command: dict) -> dict:
     return {"status": "ok", "resultado": {"recebido": command["payload"]}}
 
 
-def answer_to(command: dict) -> dict:
-    try:
-        payload = handle(command)
-    except Exception as error:  # noqa: BLE001 - whatever went wrong, the orchestrator is told
-        payload = {"status": "erro", "erros": [str(error)]}
+def answer_to(command: dict) -> bytes:
+    """As JSON: a result that JSON cannot hold is a failure of the work, too."""
     event = "resultado_coleta" if command["tipo_evento"] == "iniciar_coleta" else "resultado_execucao"
-    echoed = {field: command[field] for field in ("correlation_id", "tarefa", "tentativa") if field in command}
-    return echoed | {"tipo_evento": event, "payload": payload, "timestamp": datetime.now(UTC).isoformat()}
+    answer = {"correlation_id": command["correlation_id"], "tipo_evento": event}
+    answer |= {field: command[field] for field in ("tarefa", "tentativa") if field in command}
+    answer["timestamp"] = datetime.now(UTC).isoformat()
+    try:
+        return json.dumps(answer | {"payload": handle(command)}, allow_nan=False).encode()
+    except Exception as error:  # noqa: BLE001 - whatever went wrong, the orchestrator is told
+        return json.dumps(answer | {"payload": {"status": "erro", "erros": [str(error)]}}).encode()
 
 
 def answer_queue(command: dict) -> str:
@@ -76,7 +80,7 @@ async def publish(jetstream: JetStreamContext, queue: str, body: bytes) -> None:
         await jetstream.publish(queue, body)
 
 
-async def answered_beside(command: dict, message: Msg, lease: float) -> dict:
+async def answered_beside(command: dict, message: Msg, lease: float) -> bytes:
     """In a thread, while the server is told that somebody is at it: else it delivers the command again, as if to a
     worker that died, and it runs twice."""
     done = asyncio.create_task(asyncio.to_thread(answer_to, command))
@@ -90,7 +94,7 @@ async def work(jetstream: JetStreamContext, queue: str, message: Msg, lease: flo
         if message.metadata.num_delivered > MOST_DELIVERIES:
             raise ValueError(f"delivered {message.metadata.num_delivered} times")
         command = json.loads(message.data)
-        answer = json.dumps(await answered_beside(command, message, lease)).encode()
+        answer = await answered_beside(command, message, lease)
         await publish(jetstream, answer_queue(command), answer)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = {"Oraculo-Reason": f"not a command: {error!r} in the JSON".replace("%", "%25")}
@@ -98,11 +102,13 @@ async def work(jetstream: JetStreamContext, queue: str, message: Msg, lease: flo
     await message.ack()  # only now: its answer is confirmed, or it rests in the dead-letter queue
 
 
-async def insist_on_queue(jetstream: JetStreamContext, queue: str) -> None:
-    """The server may go away again, or its JetStream not be there yet."""
+async def insist_on_queue(jetstream: JetStreamContext, queue: str) -> float:
+    """The server may go away again, or its JetStream not be there yet. Returns how many seconds it waits for an ack."""
+    name = queue.replace(".", "=")
     while True:
         try:
-            return await make_queue(jetstream, queue)
+            await make_queue(jetstream, queue)
+            return (await jetstream.consumer_info(name, name)).config.ack_wait or 30
         except nats.errors.Error as error:
             print(f"trying again soon: {error!r}", flush=True)
         await asyncio.sleep(1)
@@ -111,10 +117,9 @@ async def insist_on_queue(jetstream: JetStreamContext, queue: str) -> None:
 async def main(url: str, queue: str) -> None:
     client = await nats.connect(url, max_reconnect_attempts=-1)  # else it is closed for good after two minutes
     jetstream = client.jetstream()
-    await insist_on_queue(jetstream, queue)
+    lease = await insist_on_queue(jetstream, queue)
     name = queue.replace(".", "=")
     subscription = await jetstream.pull_subscribe_bind(consumer=name, stream=name)
-    lease = (await subscription.consumer_info()).config.ack_wait or 30  # seconds; who made the queue chose it
     print(f"waiting for work on {queue}", flush=True)
     while True:
         try:
@@ -126,7 +131,7 @@ async def main(url: str, queue: str) -> None:
         except nats.errors.Error as error:  # the queue is gone, say: the server is back without its data
             print(f"trying again soon: {error!r}", flush=True)
             await asyncio.sleep(1)
-            await insist_on_queue(jetstream, queue)
+            lease = await insist_on_queue(jetstream, queue)
             continue
         for message in messages:
             try:
@@ -136,4 +141,5 @@ async def main(url: str, queue: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # at once, whatever runs: what was not acked comes again
     asyncio.run(main(*sys.argv[1:3]))

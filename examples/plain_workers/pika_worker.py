@@ -7,6 +7,7 @@ reject it would do where ORÁCULO made the queue; a queue that somebody made wit
 
 import json
 import os
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -26,14 +27,16 @@ def handle(command: dict) -> dict:
     return {"status": "ok", "resultado": {"recebido": command["payload"]}}
 
 
-def answer_to(command: dict) -> dict:
-    try:
-        payload = handle(command)
-    except Exception as error:  # noqa: BLE001 - whatever went wrong, the orchestrator is told
-        payload = {"status": "erro", "erros": [str(error)]}
+def answer_to(command: dict) -> bytes:
+    """As JSON: a result that JSON cannot hold is a failure of the work, too."""
     event = "resultado_coleta" if command["tipo_evento"] == "iniciar_coleta" else "resultado_execucao"
-    echoed = {field: command[field] for field in ("correlation_id", "tarefa", "tentativa") if field in command}
-    return echoed | {"tipo_evento": event, "payload": payload, "timestamp": datetime.now(UTC).isoformat()}
+    answer = {"correlation_id": command["correlation_id"], "tipo_evento": event}
+    answer |= {field: command[field] for field in ("tarefa", "tentativa") if field in command}
+    answer["timestamp"] = datetime.now(UTC).isoformat()
+    try:
+        return json.dumps(answer | {"payload": handle(command)}, allow_nan=False).encode()
+    except Exception as error:  # noqa: BLE001 - whatever went wrong, the orchestrator is told
+        return json.dumps(answer | {"payload": {"status": "erro", "erros": [str(error)]}}).encode()
 
 
 def answer_queue_of(command: dict) -> str:
@@ -45,7 +48,7 @@ def answer_queue_of(command: dict) -> str:
     return name
 
 
-def answered_beside(connection: pika.BlockingConnection, command: dict) -> dict:
+def answered_beside(connection: pika.BlockingConnection, command: dict) -> bytes:
     """In a thread, while the connection is kept alive: the server gives up on one that misses its heartbeats, and then
     a command of some minutes would come again and again, and never be answered."""
     done = WORK.submit(answer_to, command)
@@ -58,7 +61,7 @@ def on_message(channel, queue: str, tag: int, body: bytes) -> None:
     try:
         command = json.loads(body)
         answer_queue = answer_queue_of(command)
-        answer = json.dumps(answered_beside(channel.connection, command)).encode()
+        answer = answered_beside(channel.connection, command)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         print(f"not a command, so it goes to the dead letters: {error!r}", flush=True)
         channel.basic_publish("", f"{queue}.dlq", body, dead_letter(f"not a command: {error!r}"), mandatory=True)
@@ -106,6 +109,7 @@ def main(url: str, queue: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # at once, whatever runs: what was not acked comes again
     given = dict(enumerate(sys.argv))
     main(
         given.get(1) or os.environ.get("ORACULO_BROKER_URL", "amqp://localhost"),

@@ -22,18 +22,16 @@ def handle(command: dict) -> dict:
     return {"status": "ok", "resultado": {"recebido": command["payload"]}}
 
 
-def answer_to(command: dict) -> dict:
-    try:
-        payload = handle(command)
-    except Exception as error:  # noqa: BLE001 - whatever went wrong, the orchestrator is told
-        payload = {"status": "erro", "erros": [str(error)]}
+def answer_to(command: dict) -> bytes:
+    """As JSON: a result that JSON cannot hold is a failure of the work, too."""
     event = "resultado_coleta" if command["tipo_evento"] == "iniciar_coleta" else "resultado_execucao"
-    echoed = {field: command[field] for field in ("tarefa", "tentativa") if field in command}
-    return (
-        {"correlation_id": command["correlation_id"]}
-        | echoed
-        | {"tipo_evento": event, "payload": payload, "timestamp": datetime.now(UTC).isoformat()}
-    )
+    answer = {"correlation_id": command["correlation_id"], "tipo_evento": event}
+    answer |= {field: command[field] for field in ("tarefa", "tentativa") if field in command}
+    answer["timestamp"] = datetime.now(UTC).isoformat()
+    try:
+        return json.dumps(answer | {"payload": handle(command)}, allow_nan=False).encode()
+    except Exception as error:  # noqa: BLE001 - whatever went wrong, the orchestrator is told
+        return json.dumps(answer | {"payload": {"status": "erro", "erros": [str(error)]}}).encode()
 
 
 def answer_queue(command: dict) -> str:
@@ -53,12 +51,17 @@ def make_queue(client: redis.Redis, queue: str) -> None:
 
 
 def settle(client: redis.Redis, queue: str, entry: bytes, target: str, fields: dict) -> None:
-    """The answer goes out and the command leaves its queue, in one step."""
+    """The command leaves its queue once its answer is in another: not in one transaction, which Redis goes on with when
+    a part of it fails."""
+    client.xadd(target, fields)
     with client.pipeline(transaction=True) as step:
-        step.xadd(target, fields)
         step.xack(queue, queue, entry)
         step.xdel(queue, entry)
         step.execute()
+
+
+def bury(client: redis.Redis, queue: str, entry: bytes, fields: dict, why: Exception) -> None:
+    settle(client, queue, entry, f"{queue}.dlq", {**fields, "reason": f"{type(why).__name__}: {why}"})
 
 
 def work(client: redis.Redis, queue: str, entry: bytes, fields: dict, deliveries: int = 1) -> None:
@@ -66,17 +69,22 @@ def work(client: redis.Redis, queue: str, entry: bytes, fields: dict, deliveries
         if deliveries > MOST_DELIVERIES:
             raise ValueError(f"delivered {deliveries} times")
         command = json.loads(fields.get(b"body", b""))
-        answer = json.dumps(answer_to(command))
         target = answer_queue(command)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:  # no command to answer: never dropped
-        settle(client, queue, entry, f"{queue}.dlq", {**fields, "reason": f"{type(error).__name__}: {error}"})
-    else:
+        answer = answer_to(command)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # no command: never dropped
+        return bury(client, queue, entry, fields, error)
+    try:
         settle(client, queue, entry, target, {"body": answer})
+    except redis.ResponseError as error:
+        if not str(error).startswith("WRONGTYPE"):
+            raise
+        bury(client, queue, entry, fields, error)  # responder_em names something else than a queue
 
 
 def read(client: redis.Redis, queue: str, name: str, after: str) -> list:
+    """What was taken before is read one by one: each look counts as a delivery of all that it shows."""
     try:
-        found = client.xreadgroup(queue, name, {queue: after}, count=10, block=2000)
+        found = client.xreadgroup(queue, name, {queue: after}, count=10 if after == ">" else 1, block=2000)
     except redis.ResponseError as error:
         if not str(error).startswith(
             ("NOGROUP", "UNBLOCKED")

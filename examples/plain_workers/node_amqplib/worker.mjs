@@ -16,11 +16,16 @@ async function handle(command) {
   return { status: "ok", resultado: { recebido: command.payload } };
 }
 
+/** As JSON: a result that JSON cannot hold (a BigInt) is a failure of the work, too. */
 async function answerTo(command) {
-  const payload = await handle(command).catch((error) => ({ status: "erro", erros: [String(error)] }));
   const { correlation_id, tarefa, tentativa } = command;
   const tipo_evento = command.tipo_evento === "iniciar_coleta" ? "resultado_coleta" : "resultado_execucao";
-  return { correlation_id, tarefa, tentativa, tipo_evento, payload, timestamp: new Date().toISOString() };
+  const answer = { correlation_id, tarefa, tentativa, tipo_evento, timestamp: new Date().toISOString() };
+  try {
+    return JSON.stringify({ ...answer, payload: await handle(command) });
+  } catch (error) {
+    return JSON.stringify({ ...answer, payload: { status: "erro", erros: [String(error)] } });
+  }
 }
 
 function readCommand(message) {
@@ -49,7 +54,7 @@ async function onMessage(channel, message) {
     channel.ack(message);
     return;
   }
-  await publish(channel, command.responder_em, Buffer.from(JSON.stringify(await answerTo(command))));
+  await publish(channel, command.responder_em, Buffer.from(await answerTo(command)));
   channel.ack(message); // only now: the server has confirmed the answer
 }
 

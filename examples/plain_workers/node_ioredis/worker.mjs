@@ -30,18 +30,22 @@ async function handle(command) {
   return { status: "ok", resultado: { recebido: command.payload } };
 }
 
+// As JSON: a result that JSON cannot hold (a BigInt) is a failure of the work, too.
 async function answerTo(command) {
   const { correlation_id, tipo_evento, tarefa, tentativa } = command;
   if (!correlation_id || !tipo_evento) throw new Error("correlation_id and tipo_evento are missing");
-  const payload = await handle(command).catch((error) => ({ status: "erro", erros: [String(error)] }));
-  return {
+  const answer = {
     correlation_id,
     tarefa, // left out by JSON.stringify where the command has none
     tentativa,
     tipo_evento: tipo_evento === "iniciar_coleta" ? "resultado_coleta" : "resultado_execucao",
-    payload,
     timestamp: new Date().toISOString(),
   };
+  try {
+    return JSON.stringify({ ...answer, payload: await handle(command) });
+  } catch (error) {
+    return JSON.stringify({ ...answer, payload: { status: "erro", erros: [String(error)] } });
+  }
 }
 
 // From id 0: what was published before the first worker came is for it too.
@@ -53,12 +57,16 @@ async function makeQueue() {
   }
 }
 
-// The answer goes out and the command leaves its queue, in one step.
+// The command leaves its queue once its answer is in another: not in one transaction, which Redis goes on with when a
+// part of it fails.
 async function settle(entry, target, fields) {
-  const replies = await redis.multi().xadd(target, "*", ...fields).xack(queue, queue, entry).xdel(queue, entry).exec();
+  await redis.xadd(target, "*", ...fields);
+  const replies = await redis.multi().xack(queue, queue, entry).xdel(queue, entry).exec();
   const failed = replies.find(([error]) => error);
   if (failed) throw failed[0];
 }
+
+const bury = (entry, fields, error) => settle(entry, `${queue}.dlq`, [...fields, "reason", String(error)]);
 
 async function work(entry, fields, deliveries = 1) {
   const at = fields.findIndex((field, index) => index % 2 === 0 && field.toString() === "body");
@@ -67,19 +75,24 @@ async function work(entry, fields, deliveries = 1) {
     if (deliveries > MOST_DELIVERIES) throw new Error(`delivered ${deliveries} times`);
     if (at < 0) throw new Error("there is no field 'body'");
     const command = JSON.parse(utf8.decode(fields[at + 1]));
-    answer = JSON.stringify(await answerTo(command));
-    target = command.responder_em ?? "resultados";
+    target = command.responder_em || "resultados";
     if (typeof target !== "string") throw new Error("responder_em must be a string");
+    answer = await answerTo(command);
   } catch (error) {
-    // No command that anybody could answer: never dropped.
-    return settle(entry, `${queue}.dlq`, [...fields, "reason", String(error)]);
+    return bury(entry, fields, error); // no command that anybody could answer: never dropped
   }
-  return settle(entry, target, ["body", answer]);
+  try {
+    await settle(entry, target, ["body", answer]);
+  } catch (error) {
+    if (!error.message.startsWith("WRONGTYPE")) throw error;
+    await bury(entry, fields, error); // responder_em names something else than a queue
+  }
 }
 
 // As bytes: what is no text must come to the dead letters as it was.
 async function read(after) {
-  const taking = ["GROUP", queue, name, "COUNT", 10, "BLOCK", 2000, "STREAMS", queue, after];
+  // What was taken before is read one by one: each look counts as a delivery of all that it shows.
+  const taking = ["GROUP", queue, name, "COUNT", after === ">" ? 10 : 1, "BLOCK", 2000, "STREAMS", queue, after];
   try {
     const found = await redis.xreadgroupBuffer(...taking);
     return found ? found[0][1] : [];
