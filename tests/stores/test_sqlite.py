@@ -32,7 +32,6 @@ from tests.stores import sqlite_stage as stage
 from tests.stores.in_order_suite import InOrderSuite
 from tests.stores.killed_writer import survives_kills
 from tests.stores.sqlite_stage import look, opened
-from tests.stores.started import started
 from tests.waiting import until
 
 path = stage.path  # a fixture
@@ -412,12 +411,3 @@ async def test_a_new_file_is_not_waited_for_without_end(path: str, monkeypatch: 
 async def test_a_process_that_is_killed_leaves_every_run_whole(path: str) -> None:
     await survives_kills(SqliteStore, path, kills=3)
     assert look(path, "PRAGMA integrity_check") == [("ok",)]
-
-
-async def test_an_engine_that_died_before_the_clock_was_set_back_is_forgotten(path: str) -> None:
-    """All who use the file have one clock: it would count as alive until that is as far again."""
-    async with started(SqliteStore(path)) as store:
-        await store.attend("dead", NOW, 5)
-        assert await store.attend("alive", NOW - 600, 5) == ["alive"]
-        await store.attend("other", NOW - 599, 5)
-        assert await store.attend("alive", NOW - 598, 5) == ["alive", "other"]

@@ -240,6 +240,7 @@ class Intake:
                     self._hot.drop(run_id)
                 if not conflicts or not isinstance(error, Exception):
                     raise
+                self._telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
                 batch.give_up(list(by_run))  # the rest is committed: to decide it again would count late answers twice
                 break
             created += self._conclude_creations(submissions, committed, batch)
@@ -362,6 +363,8 @@ class Intake:
         loop = asyncio.get_running_loop()
         began = loop.time()
         snapshots = await self._store.load(run_ids)
+        if len(run_ids) == 1:
+            self._pace.has_read(sum(len(one.tasks) for one in snapshots.values()), loop.time() - began)
         for run_id in run_ids:
             snapshot = snapshots.get(run_id)
             if snapshot is None:
@@ -370,7 +373,6 @@ class Intake:
             run = self._plans.restore(snapshot)
             self._hot.keep(run)
             decisions.append(self._decide_run(run, by_run[run_id]))
-        self._pace.has_read(sum(len(one.changes.run.tasks) for one in decisions), loop.time() - began)
         return decisions
 
     def _decide_run(self, run: Run, items: Iterable[OfRun]) -> Decision:

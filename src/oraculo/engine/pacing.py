@@ -20,6 +20,7 @@ A_TASK = 20e-6  # seconds, for each task and each process: a few times as long a
 TIMES = 4  # as long as it takes to read one here: to decide it and to commit takes as long again, and so do others
 LONGEST = 5.0
 SELDOM = 10  # of the time, one part is for a rest that nothing but its end, or much, ends
+_FADES = 0.98  # at each rest
 _REMEMBERED = 1_000
 
 
@@ -33,9 +34,11 @@ class Pace:
         self._rested: OrderedDict[str, float] = OrderedDict()  # when a run last began a rest that nothing ends early
 
     def has_read(self, tasks: int, seconds: float) -> None:
-        """From the store. A machine that has much to do takes longer, and for the others too."""
+        """One run from the store. A machine that has much to do takes longer, and for the others too; one that stood
+        still for a moment does not, so it takes several to believe it."""
         if tasks >= WIDE:
-            self._to_read = max(self._to_read * 0.7, seconds / tasks)
+            believed = max(self._to_read, A_TASK / TIMES)
+            self._to_read = min(seconds / tasks, 2 * believed)
 
     def rest_after(self, changes: Changes, now: float) -> Rest | None:
         """What the one that has just decided this leaves to the others. Not when the run's deadline is near, or that of
@@ -44,7 +47,8 @@ class Pace:
         seconds = self._seconds(run)
         if not seconds or len(changes.tasks) >= much or _is_near(changes, now, seconds):
             return None
-        awaited = sum(map(len, run.awaited.values()))
+        self._to_read *= _FADES  # what was read long ago tells little of how it is now
+        awaited = sum(map(len, run.awaited.values())) // self._deciders()  # they share what comes
         if awaited < much and self._has_rested_lately(run.id, seconds, now):
             return Rest(seconds, enough=max(1, awaited))  # there is no more to gather: each hop of a chain would wait
         return Rest(seconds, enough=much)

@@ -379,6 +379,13 @@ class StoreSuite(StoreCommits):
             assert await store.attend("b", NOW + 5.5, 5) == ["b"]
             assert await store.attend("a", NOW + 6, 5) == ["a", "b"]
 
+    async def test_an_engine_that_was_noted_before_the_clock_was_set_back_is_forgotten(self) -> None:
+        async with self.opened() as store:
+            await store.attend("dead", NOW, 5)
+            assert await store.attend("alive", NOW - 600, 5) == ["alive"]
+            await store.attend("other", NOW - 599, 5)
+            assert await store.attend("alive", NOW - 598, 5) == ["alive", "other"]
+
     async def test_whoever_is_no_engine_sees_those_that_attend(self) -> None:
         async with self.opened() as store:
             assert list(await store.engines(NOW - 5)) == []

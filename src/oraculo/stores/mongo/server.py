@@ -88,9 +88,9 @@ class Server:
             )
         return str(told["version"])
 
-    async def clock(self) -> float:
-        told = await self._database.command("hello", codec_options=OPTIONS)
-        return int(told["localTime"]) / 1000
+    async def clock(self) -> float | None:
+        told = (await self._database.command("hello", codec_options=OPTIONS)).get("localTime")
+        return None if told is None else int(told) / 1000
 
     async def touch(self, name: str) -> bool:
         """Notes the time in a document of `meta`. False when it is not there. The server stops waiting for the others

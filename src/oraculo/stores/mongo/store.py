@@ -244,7 +244,8 @@ class MongoStore:
         engines = self._opened.engines
         with self._opened.limit():
             await engines.update_one({"_id": engine}, {"$set": {"visto_em": now}}, upsert=True)
-            await engines.delete_many({"visto_em": {"$lt": now - ttl}})
+            noted_before_it_was_set_back = {"visto_em": {"$gt": now + ttl}}
+            await engines.delete_many({"$or": [{"visto_em": {"$lt": now - ttl}}, noted_before_it_was_set_back]})
             return [one["_id"] async for one in engines.find().sort("_id")]
 
     async def depart(self, engine: str) -> None:

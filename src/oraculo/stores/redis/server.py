@@ -111,22 +111,19 @@ class Server:
         """Its version, and what is configured so that runs can be lost. Raises StoreError when it cannot be used."""
         (reply,) = await self.call([("INFO",)])
         about = read_info(reply)
-        self._refuse_unfit(about)
+        if reason := _reason_to_refuse(about):
+            raise StoreError(f"{self.place} {reason}")
         return f"{version_of(about)} at {self.place}{_warning(about)}"
 
     async def _prepare(self, connection: Connection) -> None:
         replies = await connection.call(self._loading())
         if ReplyError in set(map(type, replies)):  # it may be none that can do it, and say so in its own words only
             (told,) = await connection.call([("INFO",)])
-            self._refuse_unfit(read_info(told))
+            if reason := _reason_it_keeps_nothing(read_info(told)):
+                raise StoreError(f"{self.place} {reason}")
         for reply in replies:
             self.checked(reply)
         self.connections += 1
-
-    def _refuse_unfit(self, about: dict[bytes, bytes]) -> None:
-        reason = _reason_to_refuse(about)
-        if reason:
-            raise StoreError(f"{self.place} {reason}")
 
     def _loading(self) -> list[Command]:
         return [("SCRIPT", "LOAD", script.text) for script in self.layout.scripts.values()]
@@ -211,10 +208,8 @@ def _reason_to_refuse(about: dict[bytes, bytes]) -> str | None:
     found = _VERSION.match(about.get(b"redis_version", b""))
     if found and (int(found[1]), int(found[2])) < OLDEST:
         return f"is {version_of(about)}, which is too old: {'.'.join(map(str, OLDEST))} or newer is needed"
-    if b"sentinel" in (about.get(b"redis_mode"), about.get(b"server_mode")):  # the latter since Valkey 9
-        return "is a Redis Sentinel, which keeps no data: use the address of the master, or one that follows it"
-    if about.get(b"cluster_enabled") == b"1":
-        return "is a node of a Redis Cluster: a run's keys must be on one server, so use one that is no cluster"
+    if reason := _reason_it_keeps_nothing(about):
+        return reason
     policy = about.get(b"maxmemory_policy", b"").decode()
     # The volatile policies evict only keys that expire, and none of these does.
     if about.get(b"maxmemory", b"0") != b"0" and policy.startswith("allkeys"):
@@ -226,3 +221,11 @@ def _warning(about: dict[bytes, bytes]) -> str:
     if not about:
         return "; its user may not ask INFO, so that nobody sees whether it evicts or loses runs: grant +info"
     return "; it keeps no append-only file: a crash of it loses runs" if about.get(b"aof_enabled") == b"0" else ""
+
+
+def _reason_it_keeps_nothing(about: dict[bytes, bytes]) -> str | None:
+    if b"sentinel" in (about.get(b"redis_mode"), about.get(b"server_mode")):  # the latter since Valkey 9
+        return "is a Redis Sentinel, which keeps no data: use the address of the master, or one that follows it"
+    if about.get(b"cluster_enabled") == b"1":
+        return "is a node of a Redis Cluster: a run's keys must be on one server, so use one that is no cluster"
+    return None

@@ -63,6 +63,7 @@ class RedisStore:
         self._layout = Layout(address.parameters.get("namespace", DEFAULT_NAMESPACE), SETTING)
         self._server = Server(address, self._layout, connect_timeout, call_timeout)
         self._belief = Belief()
+        self._tells_time = True  # unless this user may not ask
         self._is_open = False
         self._writing: set[asyncio.Task[Committed]] = set()
 
@@ -318,7 +319,7 @@ class RedisStore:
         server = self._opened()
         with server.translating():
             encoded = engine.encode()
-        names = await server.run("attend", encoded, repr(now), repr(now - ttl), server.newest_layout)
+        names = await server.run("attend", encoded, repr(now), repr(now - ttl), repr(now + ttl), server.newest_layout)
         return sorted(name.decode() for name in names)
 
     async def depart(self, engine: str) -> None:
@@ -333,9 +334,12 @@ class RedisStore:
 
     async def clock(self) -> float | None:
         """A user that was given its rights before this was asked for works all the same."""
+        if not self._tells_time:
+            return None
         try:
             seconds, microseconds = await self._opened().ask("TIME")
-        except StoreRefuses:
+        except StoreRefuses:  # it keeps a log of what it refuses
+            self._tells_time = False
             return None
         return int(seconds) + int(microseconds) / 1e6
 

@@ -220,18 +220,19 @@ WHERE runs.status = 'em_execucao' AND tasks.n = runs.n AND tasks.status = 'em_ex
 UPDATE oraculo_tasks SET unsent = true
 WHERE dead_letter AND NOT unsent;
 
--- Those that another engine is forgetting, or that note themselves at this moment, are not waited for.
+-- Those that another engine is forgetting, or that note themselves at this moment, are not waited for. What was noted
+-- later than now was noted before the clock was set back.
 -- name: attend
 WITH noted AS (
     INSERT INTO oraculo_engines (name, seen_at) VALUES ($1, $2)
     ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at
 ), silent AS (
-    SELECT name FROM oraculo_engines WHERE name <> $1 AND seen_at < $2 - $3::double precision
+    SELECT name FROM oraculo_engines WHERE name <> $1 AND abs(seen_at - $2) > $3::double precision
     FOR UPDATE SKIP LOCKED
 ), forgotten AS (
     DELETE FROM oraculo_engines WHERE name IN (SELECT name FROM silent)
 )
-SELECT name FROM oraculo_engines WHERE name <> $1 AND seen_at >= $2 - $3::double precision
+SELECT name FROM oraculo_engines WHERE name <> $1 AND abs(seen_at - $2) <= $3::double precision
 UNION ALL
 SELECT $1
 ORDER BY name;
