@@ -229,7 +229,7 @@ async def test_those_of_redis_wait_for_a_server_that_takes_nothing(
         await until(lambda: worker.tail().count(told) > 1, saying="the worker to wait")
         client.execute_command(*mend)
         await until(lambda: client.xlen("resultados") == 1, saying="its answer")
-        assert client.xlen(queue) == 0
+        await until(lambda: client.xlen(queue) == 0, saying="the command to have left")
         worker.expect_alive()
 
 

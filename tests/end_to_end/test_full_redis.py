@@ -43,7 +43,7 @@ async def test_a_server_full_of_commands_is_emptied_by_a_worker(fleet: Fleet, wi
     server = fleet.breakable("redis")
     settings, done = settings_for(server.url), list[str]()
     with redis.Redis.from_url(server.url) as plain:
-        plain.flushall()
+        plain.execute_command("FLUSHALL", "SYNC")  # else it is freed little by little
         plain.config_set("maxmemory", LIMIT)
         try:
             async with Stage(settings, recording_app(Journal(), (WELL,))) as oraculo:
@@ -72,4 +72,4 @@ async def test_a_server_full_of_commands_is_emptied_by_a_worker(fleet: Fleet, wi
                 assert (await oraculo.operations.health()).is_ready
         finally:
             plain.config_set("maxmemory", 0)
-            plain.flushall()
+            plain.execute_command("FLUSHALL", "SYNC")  # else it is freed little by little
