@@ -306,6 +306,16 @@ async def test_the_one_of_nats_goes_on_when_its_server_is_back_without_its_data(
             await until(is_answered, within=30.0, saying="its answer")
 
 
+async def make_impatient(client: Any, queue: str) -> None:
+    """A queue, and that of the answers, whose server waits for an ack for a second."""
+    terms = {"durable_name": queue, "name": queue, "ack_policy": "explicit", "ack_wait": 10**9}
+    for stream in (queue, "resultados"):
+        config = {"name": stream, "subjects": [stream], "retention": "workqueue"}
+        assert "error" not in await api(client, f"STREAM.CREATE.{stream}", config)
+    made = await api(client, f"CONSUMER.CREATE.{queue}.{queue}", {"stream_name": queue, "config": terms})
+    assert "error" not in made
+
+
 AT_A_GATE = """
 import asyncio, os, sys
 sys.path.insert(0, {folder!r})
@@ -327,15 +337,10 @@ async def test_the_one_of_nats_goes_on_when_its_server_was_killed_while_it_worke
     gate, script, queue = tmp_path / "gate", tmp_path / "worker.py", "executador_plano"
     os.mkfifo(gate)
     script.write_text(AT_A_GATE.format(folder=str(PLAIN), gate=str(gate)))
-    soon = {"durable_name": queue, "name": queue, "ack_policy": "explicit", "ack_wait": 10**9}  # a second
     command = {"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": 1}
     with Nats() as server:
         async with plain_client(server.url) as client:
-            for stream in (queue, "resultados"):
-                config = {"name": stream, "subjects": [stream], "retention": "workqueue"}
-                assert "error" not in await api(client, f"STREAM.CREATE.{stream}", config)
-            made = await api(client, f"CONSUMER.CREATE.{queue}.{queue}", {"stream_name": queue, "config": soon})
-            assert "error" not in made
+            await make_impatient(client, queue)
             await client.jetstream().publish(queue, json.dumps(command).encode())
         worker = start(str(script), server.url, queue)
         await until(lambda: "at the gate" in worker.tail(), saying="the worker to have the command")
@@ -365,6 +370,9 @@ if started is not None:
 """
 
 
+ONCE = {"name": "p", "steps": [{"type": "executador_x", "retry": {"maxAttempts": 1}}]}
+
+
 @pytest.mark.parametrize("name", [name for name in BROKER_OF if name.endswith(".py")])
 async def test_a_result_that_is_no_json_is_a_failure_of_the_work(
     name: str, fleet: Fleet, start: Start, tmp_path: Path
@@ -377,9 +385,6 @@ async def test_a_result_that_is_no_json_is_a_failure_of_the_work(
         aggregate = await oraculo.run({"pipeline": "p", "payload": {}, "timeout": 30}, wait=40)
     assert aggregate["status"] == "erro", (aggregate, worker.tail())
     assert "not JSON serializable" in aggregate["falhas"]["executador_x"]["motivo"]
-
-
-ONCE = {"name": "p", "steps": [{"type": "executador_x", "retry": {"maxAttempts": 1}}]}
 
 
 @pytest.mark.parametrize("name", ["redis_worker.py", "node_ioredis"])
@@ -416,15 +421,10 @@ async def test_the_one_of_nats_keeps_its_command_while_it_works(start: Start, tm
     scripts, queue = [tmp_path / f"worker{n}.py" for n in range(2)], "executador_plano"  # with a log for each
     for script in scripts:
         script.write_text(SLOW_FOR_NATS.format(folder=str(PLAIN)))
-    soon = {"durable_name": queue, "name": queue, "ack_policy": "explicit", "ack_wait": 10**9}  # a second
     command = {"correlation_id": "c", "tipo_evento": "iniciar_execucao", "payload": 1}
     with Nats() as server:
         async with plain_client(server.url) as client:
-            for stream in (queue, "resultados"):
-                config = {"name": stream, "subjects": [stream], "retention": "workqueue"}
-                assert "error" not in await api(client, f"STREAM.CREATE.{stream}", config)
-            made = await api(client, f"CONSUMER.CREATE.{queue}.{queue}", {"stream_name": queue, "config": soon})
-            assert "error" not in made
+            await make_impatient(client, queue)
             workers = [start(str(script), server.url, queue) for script in scripts]
             for worker in workers:
                 await until(lambda one=worker: "waiting for work" in one.tail(), saying="the workers to be there")

@@ -40,8 +40,8 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
     `is_reply`: for the queue of a client, who may delete it once it has read: that its queue is gone is no loss.
 
-    `leaves_room`: nothing leaves the broker once it is taken, as a command does by its answer. A broker that is almost
-    full, and can tell, keeps what is left for the others: or no answer would fit, and it would stay full for ever.
+    `leaves_room`: to take it makes no room, as to take an answer does, by which its command leaves. A broker that is
+    almost full, and can tell, keeps what is left for the others: or no answer would fit, and it would stay full.
     """
 
     queue: str

@@ -312,11 +312,9 @@ class RedisStreamsBroker:
         ]
         self._room.note_full()
         self._trimmer.note_sent(_place_of(message) for message, via in zip(messages, vias, strict=True) if via)
-        left = sorted(_without_via(vias), key=lambda place: size_of(messages[place]))
+        left = sorted(_without_via(vias), key=lambda place: size_of(messages[place])) if len(messages) > 1 else ()
         may_fit = [place for place in left if not (messages[place].leaves_room and self._room.is_known)]
         why: BrokerError | None = None
-        if len(messages) == 1:
-            may_fit = []
         for place in may_fit:
             try:
                 [vias[place]] = await self._send([messages[place]])
