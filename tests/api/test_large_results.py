@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from oraculo.core.reference import run_folder
 from oraculo.core.run import Run
 from oraculo.errors import ObjectsUnavailable
 
@@ -99,7 +100,7 @@ async def test_a_lost_result_is_404_and_an_object_store_that_is_away_503(
     with monkeypatch.context() as patch:
         patch.setattr(service.engine.objects, "get", away)
         assert_problem(await service.client.get("/orquestracoes/r/resultados/escavador_x"), 503, None, "nobody home")
-    shutil.rmtree(tmp_path / "objects")
+    shutil.rmtree(tmp_path / "objects" / run_folder("r"))
     assert_problem(await service.client.get("/orquestracoes/r/resultados/escavador_x"), 404, None, "lost")
     shown = (await service.client.get("/orquestracoes/r")).json()
     assert "oraculo_referencia" in shown["resultados"]["escavador_x"]

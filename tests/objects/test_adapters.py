@@ -2,14 +2,13 @@
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from oraculo.core.reference import SHARDS, make_reference, run_folder
-from oraculo.errors import ObjectLost
+from oraculo.errors import ObjectLost, ObjectsUnavailable
 from oraculo.ports.objects import Objects, get_result, put_result
 from oraculo.stores.objects import FolderObjects, RemoteObjects
 
@@ -18,14 +17,20 @@ RUN = "um/execução ../ estranha"
 
 
 @pytest.fixture(params=["folder", "fsspec memory", "fsspec file"])
-def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Objects]:
+async def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
     match request.param:
         case "folder":
-            yield FolderObjects(tmp_path / "objects")
+            return await claimed(tmp_path / "objects")
         case "fsspec memory":
-            yield RemoteObjects(f"memory://{uuid4()}/prefix")
+            return RemoteObjects(f"memory://{uuid4()}/prefix")
         case _:
-            yield RemoteObjects(f"file://{tmp_path}/objects")
+            return RemoteObjects(f"file://{tmp_path}/objects")
+
+
+async def claimed(folder: Path) -> FolderObjects:
+    objects = FolderObjects(folder)
+    assert await objects.claim("um") == "um"
+    return objects
 
 
 async def test_what_is_put_is_there(objects: Objects) -> None:
@@ -123,16 +128,17 @@ async def test_a_name_appears_only_when_its_bytes_are_on_the_disk(
         steps.append(f"name {'run' if target.name == 'run' else 'result'}")
         return real_replace(self, target)
 
+    objects = await claimed(tmp_path / "objects")
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "replace", replace)
-    await put_result(FolderObjects(tmp_path / "objects"), RUN, "a", BODY)
+    await put_result(objects, RUN, "a", BODY)
     written = steps[steps.index("sync file") :]
     assert written == ["sync file", "name run", "sync folder", "sync file", "name result", "sync folder"]
-    assert steps[: -len(written)] == ["sync folder"] * 3, "each new folder's parent"
+    assert steps[: -len(written)] == ["sync folder"] * 2, "each new folder's parent"
 
 
 async def test_a_write_that_fails_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    objects = FolderObjects(tmp_path)
+    objects = await claimed(tmp_path)
     await put_result(objects, RUN, "a", b"{}")
 
     def full(descriptor: int) -> None:
@@ -149,7 +155,7 @@ async def test_a_write_that_fails_leaves_nothing_and_says_why(tmp_path: Path, mo
 async def test_what_a_killed_deletion_left_is_cleared_away_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects = FolderObjects(tmp_path)
+    objects = await claimed(tmp_path)
     await put_result(objects, RUN, "a", b"{}")
     shard = tmp_path / run_folder(RUN)[:2]
     (shard / f".{run_folder(RUN)[3:]}.0123").mkdir()
@@ -169,3 +175,26 @@ async def test_a_folder_that_cannot_be_used_says_so(tmp_path: Path) -> None:
 async def test_looking_at_a_folder_does_not_make_it(tmp_path: Path) -> None:
     assert await FolderObjects(tmp_path / "not" / "yet").check() == str(tmp_path / "not" / "yet")
     assert os.listdir(tmp_path) == []
+
+
+async def test_a_folder_that_is_not_mounted_is_away_and_nothing_is_put_under_it(tmp_path: Path) -> None:
+    place, volume = tmp_path / "place", tmp_path / "volume"
+    objects = await claimed(place)
+    reference = await put_result(objects, RUN, "a", BODY)
+    place.rename(volume)
+    for uses in (FolderObjects(place), objects):  # of an engine or a worker that starts now, and of one that was there
+        place.mkdir()
+        with pytest.raises(ObjectsUnavailable, match=r"has no file 'installation'.* is it mounted"):
+            await get_result(uses, reference)
+        with pytest.raises(ObjectsUnavailable, match="is it mounted"):
+            await put_result(uses, RUN, "b", b"{}")
+        place.rmdir()
+    with pytest.raises(ObjectsUnavailable, match="is it mounted"):
+        await objects.claim("um")
+    with pytest.raises(ObjectsUnavailable, match="is it mounted"):
+        await objects.check()
+    assert not place.exists()
+    volume.rename(place)
+    assert await objects.claim("um") == "um"
+    assert await objects.check() == str(place)
+    assert await get_result(objects, reference) == BODY

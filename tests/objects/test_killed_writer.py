@@ -16,6 +16,7 @@ _HASH = re.compile(r"-([0-9a-f]{32})\.json$")
 
 async def write_for_ever(folder: str) -> None:
     objects = FolderObjects(folder)
+    await objects.claim("um")
     number = 0
     while True:
         body = b'{"n":"' + str(number).encode() * 60_000 + b'"}'

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.core.reference import encode_reference, make_reference, read_reference
+from oraculo.core.reference import CLAIM, encode_reference, make_reference, read_reference
 from oraculo.errors import ObjectsUnavailable
 from oraculo.ports.objects import get_result, put_result
 from oraculo.stores.objects import FolderObjects
@@ -42,11 +42,18 @@ async def answered(stage: Stage, app: App, payload: object, objects: FolderObjec
         return await stage.payload()
 
 
+async def claimed(folder: Path) -> FolderObjects:
+    """As an engine does at its start."""
+    objects = FolderObjects(folder)
+    await objects.claim("um")
+    return objects
+
+
 # -- what it is given ---------------------------------------------------------------------------------------------
 
 
 async def test_a_reference_is_read_before_the_handler_sees_it(stage: Stage, tmp_path: Path) -> None:
-    objects, seen = FolderObjects(tmp_path), []
+    objects, seen = await claimed(tmp_path), []
     await put_result(objects, RUN, "escavador_a", INPUT)
     payload = {"config": {"n": 1}, "resultados": {"escavador_a": reference(), "escavador_c": {"dados": 2}}}
     assert (await answered(stage, app_that("ok", seen), payload, objects))["status"] == "ok"
@@ -65,7 +72,7 @@ async def test_a_worker_without_the_object_store_says_what_to_set(stage: Stage) 
 
 async def test_a_result_that_is_not_there_fails_the_attempt(stage: Stage, tmp_path: Path) -> None:
     failure = await answered(
-        stage, app_that("ok"), {"resultados": {"escavador_a": reference()}}, FolderObjects(tmp_path)
+        stage, app_that("ok"), {"resultados": {"escavador_a": reference()}}, await claimed(tmp_path)
     )
     assert failure["status"] == "erro"
     assert "there is no" in failure["erros"][0]
@@ -92,7 +99,7 @@ async def test_what_is_no_result_of_this_run_stays_as_it_came(stage: Stage, payl
 
 
 async def test_a_large_result_is_put_aside_and_answered_by_reference(stage: Stage, tmp_path: Path) -> None:
-    objects = FolderObjects(tmp_path)
+    objects = await claimed(tmp_path)
     payload = await answered(stage, app_that(LARGE), {}, objects, tarefa="executador_b", tentativa=1)
     found = read_reference(RUN, msgspec.json.encode(payload))
     assert found is not None
@@ -110,14 +117,21 @@ async def test_a_large_result_is_put_aside_and_answered_by_reference(stage: Stag
 async def test_what_the_orchestrator_must_read_itself_travels_whole(
     stage: Stage, tmp_path: Path, returns: Any, fields: dict[str, Any]
 ) -> None:
-    payload = await answered(stage, app_that(returns), {}, FolderObjects(tmp_path), **fields)
+    payload = await answered(stage, app_that(returns), {}, await claimed(tmp_path), **fields)
     assert "status" in payload
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == [CLAIM]
 
 
 async def test_without_an_object_store_it_travels_whole(stage: Stage) -> None:
     payload = await answered(stage, app_that(LARGE), {}, None, tarefa="executador_b")
     assert payload == {"status": "ok", "resultado": LARGE}
+
+
+async def test_a_folder_that_no_engine_uses_gets_nothing(stage: Stage, tmp_path: Path) -> None:
+    """As when it is not mounted where the worker is: the engine would not find there what is put."""
+    payload = await answered(stage, app_that(LARGE), {}, FolderObjects(tmp_path), tarefa="executador_b")
+    assert payload == {"status": "ok", "resultado": LARGE}
+    assert not os.listdir(tmp_path)
 
 
 class Away(FolderObjects):

@@ -4,7 +4,8 @@
     <shard>/<hash of the run's id>/run                 the run's id
     <shard>/<hash of the run's id>/<task>-<hash>.json  a result
 
-A file gets its name only when all of it is on the disk, so whatever has a name is whole.
+A file gets its name only when all of it is on the disk, so whatever has a name is whole. A folder that many share is
+used only while it says whose it is: else what is seen may be the empty place where it is mounted, and it is away.
 """
 
 import os
@@ -30,6 +31,7 @@ class FolderObjects:
         """`is_own`: its name is that of one store's file, and nobody else's."""
         self._root = Path(root).absolute()
         self._is_own = is_own
+        self._was_claimed = False  # as far as was seen here: then one without a claim is another folder
         self._threads = Threads()
 
     async def put(self, run_id: str, key: str, body: bytes) -> None:
@@ -60,6 +62,7 @@ class FolderObjects:
 
     def _put(self, run_id: str, path: Path, body: bytes) -> None:
         with _translated(path.parent):
+            self._must_be_there()
             for is_last_try in (False, True):
                 try:
                     self._put_once(run_id, path, body)
@@ -86,6 +89,7 @@ class FolderObjects:
             try:
                 return (self._root / key).read_bytes()
             except FileNotFoundError:
+                self._must_be_there()
                 raise ObjectLost(
                     f"there is no {key} in {self._root}; was it put into another ORACULO_OBJECTS_URL?"
                 ) from None
@@ -110,10 +114,20 @@ class FolderObjects:
     def _claim(self, installation: str) -> str:
         path = self._root / CLAIM
         with _translated(self._root):
-            if not path.exists():
+            if self._was_claimed:
+                self._must_be_there()
+            elif not path.exists():
                 _make_folder(self._root)
                 _write(path, installation.encode())
+            self._was_claimed = True
             return path.read_bytes().decode(errors="replace")
+
+    def _must_be_there(self) -> None:
+        if not self._is_own and not (self._root / CLAIM).exists():
+            raise ObjectsUnavailable(
+                f"{self._root} has no file '{CLAIM}', which the first engine that starts with it writes there; is it "
+                "mounted, and the orchestrator's ORACULO_OBJECTS_URL?"
+            )
 
     def _delete(self, folder: Path, written_before: float) -> bool:
         """It is moved out of the way first, so that nobody can put something into what is being deleted."""
@@ -136,6 +150,8 @@ class FolderObjects:
 
     def _check(self) -> str:
         """A folder that is not there yet is not made by looking at it."""
+        if self._was_claimed:
+            self._must_be_there()
         nearest = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
         if not nearest.is_dir() or not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
             raise ObjectsUnavailable(f"{nearest} is not a folder that can be read and written")
