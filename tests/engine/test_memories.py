@@ -11,7 +11,7 @@ from oraculo.core.naming import QueueNames
 from oraculo.engine import memories
 from oraculo.engine.links import LinkWatch
 from oraculo.errors import BrokerError, StoreUnavailable
-from oraculo.ports.broker import Broker, QueueState
+from oraculo.ports.broker import Broker, Outgoing, QueueState
 from oraculo.ports.telemetry import CommandsTakenBack, LoopFailed
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
@@ -46,6 +46,21 @@ class Lasting(Durable):
 
     async def forget(self) -> None:
         await self.remove([QUEUE, NAMES.memory])
+
+
+class Marked(Lasting):
+    """Knows how often its mark was looked for before it was left."""
+
+    looked_for, looked_for_before = 0, -1
+
+    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        self.looked_for += names == [NAMES.memory]
+        return await super().queues(names)
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if any(message.queue == NAMES.memory for message in messages):
+            self.looked_for_before = self.looked_for
+        return await super().publish(messages)
 
 
 class Busy(Lasting):
@@ -135,6 +150,14 @@ async def test_of_a_new_broker_nothing_is_missed() -> None:
         await until(lambda: broker.looks > several)
         assert not oraculo.engine._links._losses
     assert not told.of(CommandsTakenBack)
+
+
+async def test_a_new_broker_has_its_mark_at_once() -> None:
+    """An engine that is killed before it is left makes the next one send again what is open."""
+    broker = Marked("rabbitmq")
+    async with Harness(settings=QUICK, broker=broker):
+        await until(lambda: broker.looked_for_before > 0)
+    assert broker.looked_for_before == 1
 
 
 async def test_nothing_is_sent_again_by_a_restart_alone(tmp_path: Path) -> None:

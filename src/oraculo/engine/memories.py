@@ -82,9 +82,8 @@ class _Memory:
             self._note_mark(link.losses)
         elif state is None or not self._is_lost:
             await self._miss(now, is_begun=state is not None)
-        elif self._links.has_taken_back(self.name):
-            await self._broker.publish([Outgoing(self._mark, MARK)])
-            self._note_mark(link.losses)
+        else:
+            await self._leave_mark(link.losses)
 
     async def _miss(self, now: float, *, is_begun: bool) -> None:
         """What is sent from the first sight on went to the broker as it is now; unless it is emptied again."""
@@ -97,6 +96,7 @@ class _Memory:
             self._is_begun = self._is_lost = True
             if await self._may_have_lost():
                 self._links.note_loss(self.name, self._missed_at)
+            await self._leave_mark(self._broker.links()[0].losses)  # at once when there is nothing to take back
 
     async def _may_have_lost(self) -> bool:
         """Something that it does not tell of by itself. One that is new has lost nothing; what is sent to it from now
@@ -112,6 +112,11 @@ class _Memory:
         if self._losses is None:
             return SIGHTS if self._is_begun else 1
         return SIGHTS_MORE if self._is_begun else 2
+
+    async def _leave_mark(self, losses: int) -> None:
+        if self._links.has_taken_back(self.name):
+            await self._broker.publish([Outgoing(self._mark, MARK)])
+            self._note_mark(losses)
 
     def _note_mark(self, losses: int) -> None:
         self._losses, self._sights, self._is_lost, self.refusal = losses, 0, False, None
