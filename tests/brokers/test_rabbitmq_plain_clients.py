@@ -454,6 +454,42 @@ class TestOthersQuarantines:
         assert len(await broker.dead_letters(queue, limit=3000)) == 2500
         await eventually(lambda: state(broker, queue), lambda now: now.dead_letters == 2500)
 
+    async def test_large_letters_are_asked_for_a_few_at_a_time(
+        self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A quorum queue reads what is asked for into its memory before it hands over the first: of 2,500 letters of a
+        megabyte none came in time."""
+        monkeypatch.setattr(letters_module, "ASKED_BYTES", 10_000)
+        monkeypatch.setattr(letters_module, "CHUNK_BYTES", 3_000)
+        consume, asked = letters_module._Visit._consume, list[int]()
+
+        async def consume_and_note(visit: letters_module._Visit, more: int) -> None:
+            asked.append(more)
+            await consume(visit, more)
+
+        monkeypatch.setattr(letters_module._Visit, "_consume", consume_and_note)
+        await broker.publish([Outgoing(queue, b"%d" % n + bytes(1000), reason="r") for n in range(95)])
+        found = await letters(broker, queue, 95)
+        assert max(asked) < 10
+        assert sum(asked) == 94, "one is asked for alone, before"
+        asked.clear()
+        assert await broker.discard(queue, [letter.id for letter in found[5:]]) == 90
+        assert sum(asked) < 20, "what leaves makes room for others"
+        assert bodies(await letters(broker, queue, 5)) == bodies(found[:5])
+
+    async def test_those_behind_a_small_one_may_be_large(
+        self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(letters_module, "_ASKED", 2)
+        monkeypatch.setattr(letters_module, "ASKED_BYTES", 5_000)
+        sizes = [1] + 40 * [1000]
+        await broker.publish([Outgoing(queue, bytes(size), reason="r") for size in sizes])
+        most = 0
+        async with broker._quarantine._visit(queue) as found:
+            async for _ in found:
+                most = max(most, len(found._arrived))
+        assert most < 8
+
     @pytest.mark.parametrize("limit", [1, 3])
     @pytest.mark.parametrize("other", [{}, {"x-overflow": "drop-head"}, {"x-max-length": 1000}])
     async def test_looking_at_letters_does_not_wear_them_out(
@@ -480,8 +516,8 @@ class TestOthersQuarantines:
         monkeypatch.setattr(letters_module, "_PATIENCE", 0.1)
         consume, consuming = letters_module._Visit._consume, set[asyncio.Task[None]]()
 
-        async def consume_late(visit: letters_module._Visit, held: int) -> None:
-            begin = lambda: consuming.add(asyncio.create_task(consume(visit, held)))  # noqa: E731
+        async def consume_late(visit: letters_module._Visit, more: int) -> None:
+            begin = lambda: consuming.add(asyncio.create_task(consume(visit, more)))  # noqa: E731
             asyncio.get_running_loop().call_later(0.4, begin)
 
         monkeypatch.setattr(letters_module._Visit, "_consume", consume_late)

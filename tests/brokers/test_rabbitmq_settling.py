@@ -234,7 +234,7 @@ class TestMuch:
         self, broker: RabbitMQBroker, queue: str
     ) -> None:
         await broker.publish([Outgoing(queue, b"%d" % n, reason="r") for n in range(500)])
-        async with broker._quarantine._visit(queue) as found:
+        async with broker._quarantine._visit(queue, window=499) as found:
             await until(lambda: len(found._arrived) == 500, saying="all letters to be here")
             turns = 0
 

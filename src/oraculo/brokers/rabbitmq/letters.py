@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from hashlib import blake2b
 from itertools import count
-from math import ceil, isfinite
+from math import isfinite
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -35,9 +35,13 @@ PERSISTENT = 2
 CHUNK = 500  # dead letters that are moved at once
 CHUNK_BYTES = 1024 * 1024  # and how large they may be, but for a single one: a link may be slow
 RENEWED_BYTES = 16 * 1024 * 1024  # of letters at one look: more arrive meanwhile, and wait in memory
+ASKED_BYTES = 16 * 1024 * 1024  # of letters that are asked for at once, as far as those before tell
+_ASKED = 100  # letters that are asked for at first; then, at most, twice as many as came
 _PATIENCE = 1.0  # seconds without a letter that should be there: somebody else has it now
-_FIRST_PATIENCE = 5.0  # for the first that is consumed: a quorum queue reads all from disk before it hands over any
+_FIRST_PATIENCE = 5.0  # for the first of those asked for: a quorum queue reads all from disk before it hands over any
+_SLOWEST = 128 * 1024  # bytes a second: for a large letter that long, too
 _MOST_PREFETCH = 65_535
+_GOT = 1  # the tag of the letter that is asked for alone, before any is consumed
 _TURN = 50  # letters that are read before the rest of the loop gets a turn
 
 _OURS = "x-oraculo-"
@@ -268,7 +272,11 @@ class _Visit:
         self._renewed: list[int] = []  # the tags of those whose place is taken
         self._renewable = RENEWED_BYTES  # so many more
         self._held: dict[int, None] = {}  # the tags of what is not settled, ascending
+        self._may_hold = 0  # that were consumed
         self._count = 0
+        self._seen = 0
+        self._came = 0
+        self._came_bytes = 0
         self._arrived: deque[_Found] = deque()
         self._signal = asyncio.Event()
         channel.on_close = lambda _: self._signal.set()
@@ -276,6 +284,8 @@ class _Visit:
 
     def _on_message(self, tag: int, _: bool, properties: bytes, body: bytes) -> None:
         self._held[tag] = None
+        self._came += 1
+        self._came_bytes += len(body)
         self._arrived.append(_Found(tag, properties, body))
         self._signal.set()
 
@@ -290,15 +300,15 @@ class _Visit:
             behind = None
         if behind is not None:
             self._count = behind + 1
-        if behind:
-            await self._consume(window or behind)
+        if behind and window:
+            await self._consume(window)
 
-    async def _consume(self, held: int) -> None:
-        """As many consumers as it takes to hold so many: a prefetch counts for each, and has a highest value. None at
-        all would be worse: a quorum queue takes that for 2,000."""
-        await self._channel.call("basic_qos", prefetch_count=min(held, _MOST_PREFETCH))
-        for _ in range(ceil(held / _MOST_PREFETCH)):
-            await self._channel.call("basic_consume", queue=self._queue, on_message_callback=unused)
+    async def _consume(self, more: int) -> None:
+        """So many more may be held: a prefetch counts for each consumer. None at all would be worse: a quorum queue
+        takes that for 2,000."""
+        await self._channel.call("basic_qos", prefetch_count=more)
+        await self._channel.call("basic_consume", queue=self._queue, on_message_callback=unused)
+        self._may_hold += more
 
     def read(self, found: _Found) -> DeadLetter:
         """Once for each."""
@@ -342,15 +352,35 @@ class _Visit:
             self._renewed = []
 
     async def __aiter__(self) -> AsyncIterator[_Found]:
-        for number in range(self._count):
-            if number % _TURN == 0:
+        while self._seen < self._count:
+            if self._seen % _TURN == 0:
                 await asyncio.sleep(0)  # while they come faster than they are read, nothing else here waits
-            while not self._arrived:
-                if self._channel.fault is not None:
-                    raise self._channel.fault
-                if not await self._has_signal(_PATIENCE if number > 1 else _FIRST_PATIENCE):
-                    return
+            if not self._arrived and not await self._comes():
+                return
+            self._seen += 1
             yield self._arrived.popleft()
+
+    async def _comes(self) -> bool:
+        patience = self._came_bytes / max(self._came, 1) / _SLOWEST
+        if self._holds_all_it_may():
+            await self._consume(self._next_few())
+            patience += _FIRST_PATIENCE
+        else:
+            patience += _PATIENCE
+        while not self._arrived:
+            if self._channel.fault is not None:
+                raise self._channel.fault
+            if not await self._has_signal(patience):
+                return False
+        return True
+
+    def _holds_all_it_may(self) -> bool:
+        return len(self._held) - (_GOT in self._held) >= self._may_hold
+
+    def _next_few(self) -> int:
+        """All at once the server would read into its memory before it hands over the first."""
+        fitting = ASKED_BYTES * self._came // max(self._came_bytes, 1)
+        return max(1, min(self._count - self._seen, fitting, _ASKED + 2 * self._came, _MOST_PREFETCH))
 
     def settle(self, tags: Sequence[int]) -> None:
         """One ack for all up to the oldest that is still held, and one for each behind it. Of many the server would
