@@ -16,13 +16,13 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
 from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_definition
 from oraculo.core.run import Changes, Run, RunHead, RunStatus
-from oraculo.engine import inputs, operations, outbox
+from oraculo.engine import inputs, operations, outbox, quarantine
 from oraculo.engine.cache import IDLE, HotRuns, Plans
 from oraculo.engine.watchers import Lookout
 from oraculo.errors import BrokerError, BrokerUnavailable, StoreError, StoreUnavailable, UnknownPipeline
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
-from oraculo.ports.store import Committed, Creation, Store
+from oraculo.ports.store import Committed, Creation, Snapshot, Store
 from oraculo.ports.telemetry import DeadLettered, Record
 from oraculo.settings import (
     BrokerSettings,
@@ -538,3 +538,34 @@ async def test_a_dead_letter_that_its_full_quarantine_takes_at_last_is_told_once
         await until(lambda: oraculo.operations.dead_letters("executador_x"), saying="the dead letter")
     assert broker.refusals == 3
     assert [letter.run_id for letter in told.letters] == [run["correlation_id"]]
+
+
+async def test_of_a_redrive_only_a_few_large_runs_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand runs of a megabyte took another one."""
+
+    class Counting(SqliteStore):
+        most = 0
+
+        async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
+            self.most = max(self.most, len(run_ids))
+            return await super().load(run_ids)
+
+    monkeypatch.setattr(quarantine, "_PAGE_BYTES", 5_000)
+    app = failing_app("executador_x", failures=None, for_good=True)
+    store, settings = Counting(MEMORY), Settings(engine=EngineSettings(poll=0.02))
+    async with Harness(app, store=store, settings=settings) as oraculo:
+        request = {"destinos": ["executador_x"], "payload": {"texto": "x" * 1000}}
+        ids = [await oraculo.submit(request) for _ in range(30)]
+        await until_letters(oraculo, 30)
+        app.broken = False  # type: ignore[attr-defined]
+        store.most = 0
+        assert (await oraculo.operations.redrive("executador_x")).reopened == 30
+        assert 0 < store.most < 5
+        assert {(await oraculo.ended(run_id))["status"] for run_id in ids} == {"concluida"}
+
+
+async def until_letters(oraculo: Harness, count: int) -> None:
+    async def are_there() -> bool:
+        return len(await oraculo.operations.dead_letters("executador_x", limit=count)) == count
+
+    await until(are_there, saying="the dead letters")

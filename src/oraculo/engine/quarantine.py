@@ -14,7 +14,7 @@ from oraculo.core.machine import Verdict
 from oraculo.core.message import decode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import Run, Task, TaskStatus
-from oraculo.core.slices import pages
+from oraculo.core.slices import slices
 from oraculo.engine.cache import Plans
 from oraculo.engine.inputs import Inbox, Wish, patiently
 from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound
@@ -22,6 +22,7 @@ from oraculo.ports.broker import LETTER_SEPARATOR, Broker, DeadLetter
 from oraculo.ports.store import Store
 
 _PAGE = 200  # letters whose runs are looked at, and opened, together
+_PAGE_BYTES = 16 * 1024 * 1024  # of these letters: their runs are about as large
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,10 @@ class _Letter(NamedTuple):
 
     id: str
     command: _Command | None
+    size: int
+
+    def weight(self) -> int:
+        return self.size + _PAGE_BYTES // _PAGE
 
 
 @dataclass(slots=True)
@@ -86,7 +91,7 @@ class Quarantine:
         letters of opened tasks are gone, the next redrive deletes these as obsolete."""
         letters, physical = await self._named(queue, ids), self._names.physical(queue)
         move, reopened, obsolete = list[str](), list[str](), list[str]()
-        for some in pages(letters, _PAGE):
+        for some in slices(letters, _Letter.weight, _PAGE_BYTES):
             found = await self._sort(some)
             reopened += await self._reopen(found)
             move += found.move
@@ -149,9 +154,11 @@ class Quarantine:
         self._expect_brokers_of(ids or ())
         await self._expect_queue(queue)
         letters: list[_Letter] = []
-        await self._broker.look_through(
-            self._names.physical(queue), lambda letter: letters.append(_Letter(letter.id, _command(letter))), ids
-        )
+
+        def see(letter: DeadLetter) -> None:
+            letters.append(_Letter(letter.id, _command(letter), len(letter.body)))
+
+        await self._broker.look_through(self._names.physical(queue), see, ids)
         if missing := set(ids or ()).difference(letter.id for letter in letters):
             raise NotFound(f"queue '{queue}' has no dead letter with the id {', '.join(sorted(missing))}")
         return letters
