@@ -36,6 +36,8 @@ _COMMAND_LINE = """\
 | `ORACULO_CONFIG` | the file to read in the place of `oraculo.toml` |
 | `ORACULO_URL` | where the server is that `submit`, `runs`, `dlq`, `pipelines`, `asyncapi` and `doctor` ask |
 | `ORACULO_API_KEY` | the key that they show it |
+
+Unless `ORACULO_URL` is set, they ask `http://127.0.0.1:8000`, whatever `[api]` says.
 """
 
 

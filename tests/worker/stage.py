@@ -104,7 +104,7 @@ class Stage:
         self._readers: dict[str, tuple[MemoryConsumer, list[Message]]] = {}
 
     def worker(self, app: App, **options: Any) -> Worker:
-        settings = {name: options.pop(name) for name in ("concurrency", "remembered", "stop_grace") if name in options}
+        settings = {name: options.pop(name) for name in WorkerSettings.__struct_fields__ if name in options}
         return Worker(app, self.broker, WorkerSettings(**settings), **options)
 
     async def send(self, queue: str, payload: object = None, *, prefix: str = "", **fields: Any) -> None:

@@ -94,6 +94,24 @@ async def test_the_prefetch_follows_the_limit(stage: Stage, own: int | None, pre
     assert stage.broker.consumed == [("q", prefetch)]
 
 
+async def test_what_is_not_fetched_ahead_is_there_for_another_worker(stage: Stage) -> None:
+    crowds = Crowd(), Crowd()
+    apps = App("a"), App("b")
+    for app, crowd in zip(apps, crowds, strict=True):
+        app.queue("q")(crowd.enter)
+    for _ in range(4):
+        await stage.send("q")
+    async with stage.worker(apps[0], concurrency=2, ahead=0):
+        await quiesce()
+        async with stage.worker(apps[1], concurrency=2, ahead=0):
+            await quiesce()
+            assert [crowd.inside for crowd in crowds] == [2, 2]
+            for crowd in crowds:
+                crowd.go_on.set()
+            for _ in range(4):
+                await stage.answer()
+
+
 async def test_answers_that_are_ready_together_are_published_and_acked_together(stage: Stage) -> None:
     app = App("a")
 

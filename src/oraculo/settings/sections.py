@@ -132,6 +132,7 @@ class WebhookSettings(Section, frozen=True):
 
 class WorkerSettings(Section, frozen=True):
     concurrency: Count = 16  # commands in work at a time
+    ahead: CountOrNone = 1  # fetched beside each that may be in work; 0 where they take long: others can have them
     remembered: CountOrNone = 10_000  # answers kept to answer a repeated command again
     stop_grace: Pause = 30.0  # at a stop, for what is in work
 

@@ -147,10 +147,11 @@ class Worker:
         return min(handler.concurrency or self._settings.concurrency, self._settings.concurrency)
 
     def _intake_of(self, lane: Lane) -> QueueIntake:
-        # Twice what may run: the next commands are here when the present ones end.
+        # More than what may run: the next commands are here when the present ones end.
+        prefetch = lane.limit * (1 + self._settings.ahead)
         receive = functools.partial(self._dispatcher.receive, lane)
         queue = self._names.physical(lane.queue)
-        return QueueIntake(self._broker, queue, lane.limit * 2, receive, self._entropy, TroubleLog().of_queue)
+        return QueueIntake(self._broker, queue, prefetch, receive, self._entropy, TroubleLog().of_queue)
 
     async def _renew_leases(self) -> None:
         """One loop for everything that is held, waiting or in work."""
