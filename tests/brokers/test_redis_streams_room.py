@@ -237,10 +237,12 @@ async def test_a_server_that_evicts_is_full_at_its_limit_alone(server: Server) -
     queue = fresh_name()
     async with limited(server) as full:
         full.plain.config_set("maxmemory-policy", "volatile-lru")
+        full.plain.set("cached", "x", ex=1000)  # without any it would evict nothing
         try:
             full.leave(KEPT // 4)
             assert await full.broker.publish(commands(queue, 2)) == ["redis"] * 2
         finally:
+            full.plain.delete("cached")
             full.plain.config_set("maxmemory-policy", "noeviction")
 
 

@@ -38,13 +38,17 @@ async def is_red(oraculo: Stage) -> bool:
     return not (await oraculo.operations.health()).is_ready
 
 
+@pytest.mark.parametrize("policy", ["noeviction", "volatile-lru"])  # the latter has nothing to evict here
 @pytest.mark.parametrize(("wide", "runs"), [BATCHED, LONE], ids=["batched", "one by one"])
-async def test_a_server_full_of_commands_is_emptied_by_a_worker(fleet: Fleet, wide: int, runs: int) -> None:
+async def test_a_server_full_of_commands_is_emptied_by_a_worker(
+    fleet: Fleet, wide: int, runs: int, policy: str
+) -> None:
     server = fleet.breakable("redis")
     settings, done = settings_for(server.url), list[str]()
     with redis.Redis.from_url(server.url) as plain:
         plain.execute_command("FLUSHALL", "SYNC")  # else it is freed little by little
         plain.config_set("maxmemory", LIMIT)
+        plain.config_set("maxmemory-policy", policy)
         try:
             async with Stage(settings, recording_app(Journal(), (WELL,))) as oraculo:
                 steps = [{"id": f"t{n}", "fila": UNREAD} for n in range(wide)]
@@ -71,5 +75,6 @@ async def test_a_server_full_of_commands_is_emptied_by_a_worker(fleet: Fleet, wi
                 assert len(done) == len(set(done)) == wide * runs
                 assert (await oraculo.operations.health()).is_ready
         finally:
+            plain.config_set("maxmemory-policy", "noeviction")
             plain.config_set("maxmemory", 0)
             plain.execute_command("FLUSHALL", "SYNC")  # else it is freed little by little

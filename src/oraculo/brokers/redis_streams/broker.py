@@ -36,7 +36,7 @@ from oraculo.brokers.redis_streams.layout import (
     table,
     text,
 )
-from oraculo.brokers.redis_streams.room import LOOK, Room, room_of, size_of
+from oraculo.brokers.redis_streams.room import LOOKS, Room, evicts, room_of, size_of
 from oraculo.brokers.redis_streams.scripts import LAST_ID, PAGE, REDRIVE, TIDY, UPKEEP
 from oraculo.brokers.redis_streams.server import (
     ERRORS,
@@ -268,10 +268,11 @@ class RedisStreamsBroker:
         Trims first, where that is due: what plain workers acked and did not delete may be all that fills it, and
         nothing is published meanwhile that would bring the trimming along."""
         trimmed = self._trimmer.due()
-        told = await self._server.call([*map(trim_command, trimmed), LOOK, *(("XLEN", name) for name in names)])
+        told = await self._server.call([*map(trim_command, trimmed), *LOOKS, *(("XLEN", name) for name in names)])
         self._trimmer.absorb(trimmed, told[: len(trimmed)])
-        self._room.absorb(told[len(trimmed)])
-        lengths = zip(names, told[len(trimmed) + 1 :], strict=True)
+        seen = len(trimmed) + len(LOOKS)
+        self._room.absorb(told[len(trimmed) : seen])
+        lengths = zip(names, told[seen:], strict=True)
         return {name: length for name, length in lengths if isinstance(length, int)}
 
     async def _send_in_parts(self, messages: Sequence[Outgoing], waiting: set[int]) -> Sequence[str]:
@@ -335,8 +336,8 @@ class RedisStreamsBroker:
         before = [*map(trim_command, trimmed), *looks]
         told = await call([*before, *groups, *together], repeatable=False)
         self._trimmer.absorb(trimmed, told[: len(trimmed)])
-        for seen in told[len(trimmed) : len(before)]:
-            self._room.absorb(seen)
+        if looks:
+            self._room.absorb(told[len(trimmed) : len(before)])
         replies = self._outcomes(told[len(before) :], len(groups), len(added))
         *others, ended = replies
         if is_aborted(ended) and any(map(is_about_key, others)) and not _concerning_all(others):
@@ -496,7 +497,7 @@ def _reason_not_to_write(about: dict[bytes, bytes]) -> str | None:
         return "is still loading its data"
     if about.get(b"role") == b"slave" and about.get(b"slave_read_only") == b"1":
         return "is a replica, and read-only"
-    if 0 < most <= used and about.get(b"maxmemory_policy") == b"noeviction":
+    if 0 < most <= used and not evicts(about):
         return f"has reached its maxmemory: {used} of {most} bytes"
     if about.get(b"min_slaves_good_slaves") == b"0":  # told only where min-replicas-to-write is set
         return "refuses to write, because no replica keeps up and min-replicas-to-write asks for some"

@@ -6,6 +6,7 @@ memory is kept from them, wherever the server has a limit (`maxmemory`), evicts 
 of that part is for answers alone, the other half also for queues that have little in them.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
@@ -20,9 +21,10 @@ CLOSE = 2  # times as much left as is kept: then it is asked before each call, e
 LOOKED_EVERY = 0.25  # seconds
 SHARE_OF_A_CALL = 2  # one part in so many of what is left, or one message: several engines may look at a time
 SHARE_OF_A_QUEUE = 16  # one part in so many of what is kept: a queue that has more has no claim on any of it
+_DATABASE = re.compile(rb"db\d+$")
 _OVERHEAD = 128  # bytes that a message takes beside its own
 
-LOOK: Command = ("INFO", "memory")
+LOOKS: Sequence[Command] = (("INFO", "memory"), ("INFO", "keyspace"))  # Redis 6 takes one section at a time
 
 
 class Room:
@@ -53,11 +55,15 @@ class Room:
         if now < self._next_look or not self._is_permitted or not any(message.leaves_room for message in messages):
             return []
         self._next_look = now + LOOKED_EVERY
-        return [LOOK]
+        return list(LOOKS)
 
-    def absorb(self, reply: Any) -> None:
-        self._is_permitted = not (isinstance(reply, ReplyError) and error_code(reply) == "NOPERM")
-        self._left, self._kept = room_of(read_info(reply))
+    def absorb(self, replies: Sequence[Any]) -> None:
+        """Those to LOOKS."""
+        about: dict[bytes, bytes] = {}
+        for reply in replies:
+            self._is_permitted = not (isinstance(reply, ReplyError) and error_code(reply) == "NOPERM")
+            about |= read_info(reply)
+        self._left, self._kept = room_of(about)
 
     def note_sent(self, messages: Sequence[Outgoing]) -> None:
         if self.is_known:
@@ -105,8 +111,17 @@ def room_of(about: dict[bytes, bytes]) -> tuple[float, int]:
     """How many bytes are left beside those that are kept, and how many these are. Infinite where nothing is known of a
     limit, or where the server evicts what it may rather than refuse."""
     most = int(about.get(b"maxmemory", b"0"))
-    if most == 0 or about.get(b"maxmemory_policy") != b"noeviction":
+    if most == 0 or evicts(about):
         return inf, 0
     used = int(about.get(b"used_memory", b"0")) - int(about.get(b"mem_not_counted_for_evict", b"0"))
     kept = min(most // KEPT_SHARE, MOST_KEPT)
     return most - used - kept, kept
+
+
+def evicts(about: dict[bytes, bytes]) -> bool:
+    """The volatile policies, which many providers set, evict only keys that expire; where none does they refuse as
+    `noeviction` does."""
+    policy = about.get(b"maxmemory_policy", b"")
+    if not policy.startswith(b"volatile-"):
+        return policy != b"noeviction"
+    return any(_DATABASE.match(name) and b"expires=0" not in held.split(b",") for name, held in about.items())
