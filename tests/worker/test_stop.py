@@ -264,3 +264,26 @@ async def test_the_broker_stays_open(stage: Stage) -> None:
     async with stage.worker(app):
         pass
     assert "memory" in await stage.broker.check()
+
+
+async def test_a_broker_that_says_nothing_takes_its_time_once_and_not_of_each_queue(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, gone = App("a"), BrokerUnavailable("no answer in time")
+
+    async def silent(*_: object) -> None:
+        await asyncio.sleep(0.2)
+        raise gone
+
+    for n in range(10):
+        app.queue(f"q{n}", concurrency=1)(lambda payload: asyncio.sleep(60))
+    for n in range(10):
+        await stage.send(f"q{n}")
+        await stage.send(f"q{n}")
+    worker = stage.worker(app, concurrency=1, stop_grace=0.0)
+    await worker.start()
+    await quiesce()
+    monkeypatch.setattr(MemoryConsumer, "retry", silent)
+    monkeypatch.setattr(MemoryConsumer, "close", silent)
+    async with asyncio.timeout(1.5):
+        await worker.stop()

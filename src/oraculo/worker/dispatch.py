@@ -4,7 +4,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
@@ -263,10 +263,13 @@ class Dispatcher:
         waiting = [*self._suspects.dismiss(), *(job for lane in self._lanes for job in lane.backlog)]
         for lane in self._lanes:
             lane.backlog.clear()
+        held: defaultdict[Subscription, list[Delivery]] = defaultdict(list)
         for job in waiting:
             self._close(job)
             for receipt in job.receipts:
-                await receipt.subscription.give_back(receipt.delivery, _STOPPING)
+                held[receipt.subscription].append(receipt.delivery)
+        # At once: a broker that says nothing takes its time of each queue.
+        await asyncio.gather(*(_give_back(subscription, deliveries) for subscription, deliveries in held.items()))
 
     async def wait(self, timeout: float) -> None:
         """Until everything that owes an answer has ended, or the time is up."""
@@ -283,6 +286,11 @@ class Dispatcher:
             task.cancel()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=timeout)
+
+
+async def _give_back(subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
+    for delivery in deliveries:
+        await subscription.give_back(delivery, _STOPPING)
 
 
 def read_command(body: bytes) -> Message:

@@ -187,8 +187,7 @@ class Worker:
         self._outbox.close()
         await asyncio.wait([self._outbox_duty], timeout=PUBLISH_GRACE)
         await _cancel([self._outbox_duty, self._lease_duty])
-        for intake in self._intakes:
-            await intake.close()
+        await asyncio.gather(*(intake.close() for intake in self._intakes))
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
