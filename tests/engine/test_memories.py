@@ -10,9 +10,13 @@ from oraculo.brokers.failover import FailoverBroker
 from oraculo.core.naming import QueueNames
 from oraculo.engine import memories
 from oraculo.engine.links import LinkWatch
+from oraculo.engine.operations import Operations
+from oraculo.engine.service import Engine, Role
 from oraculo.errors import BrokerError, StoreUnavailable
 from oraculo.ports.broker import Broker, Outgoing, QueueState
+from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.telemetry import CommandsTakenBack, LoopFailed
+from oraculo.settings import EngineSettings, Settings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
 from tests.engine import broker_stage as stage
@@ -20,6 +24,7 @@ from tests.engine.broker_stage import QUICK, Durable, Told, sent_by
 from tests.engine.workers import failing_app
 from tests.waiting import until
 
+SLOW = Settings(engine=EngineSettings(poll=30))
 QUEUE = "executador_a"
 REQUEST = {"destinos": [QUEUE], "payload": {}, "timeout": 30}
 NAMES = QueueNames()
@@ -152,8 +157,45 @@ async def test_of_a_new_broker_nothing_is_missed() -> None:
     assert not told.of(CommandsTakenBack)
 
 
-async def test_a_new_broker_has_its_mark_at_once() -> None:
-    """An engine that is killed before it is left makes the next one send again what is open."""
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_a_broker_to_which_nothing_was_given_has_its_mark_before_anything_is_sent(is_begun: bool) -> None:
+    """Else an engine that is killed in its first second leaves the mark half made, and the next one sends all again."""
+    broker = Lasting("rabbitmq")
+    if is_begun:
+        await broker.start()
+        await broker.declare([NAMES.memory])
+    async with Harness(settings=SLOW, broker=broker):
+        assert await is_marked(broker)
+
+
+async def test_what_an_api_sent_before_the_first_engine_is_not_sent_again(tmp_path: Path) -> None:
+    broker, told, path = Lasting("rabbitmq"), Told(), str(tmp_path / "oraculo.db")
+    front = Engine(
+        QUICK,
+        broker,
+        SqliteStore(path),
+        clock=SystemClock(),
+        entropy=SystemEntropy(),
+        telemetry=Told(),
+        role=Role.FRONT,
+    )
+    await front.start()
+    await Operations(front).submit(msgspec.json.encode(REQUEST))
+    await until(lambda: waiting(broker))
+    await front.stop()
+    async with Harness(settings=QUICK, broker=broker, store=SqliteStore(path), telemetry=told):
+        several = broker.looks + 10
+        await until(lambda: broker.looks > several)
+        assert await waiting(broker) == 1
+    assert not told.of(CommandsTakenBack)
+
+
+async def test_a_new_broker_that_was_away_at_the_start_has_its_mark_at_the_first_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def nothing(_: memories.Memories) -> None: ...
+
+    monkeypatch.setattr(memories.Memories, "begin", nothing)
     broker = Marked("rabbitmq")
     async with Harness(settings=QUICK, broker=broker):
         await until(lambda: broker.looked_for_before > 0)

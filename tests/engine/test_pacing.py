@@ -325,6 +325,20 @@ async def test_a_rest_ends_when_enough_has_gathered() -> None:
 
 
 @pytest.mark.parametrize("after_loss", [False, True])
+async def test_runs_that_rest_do_not_take_all_the_places_for_messages_unless_a_race_was_lost(after_loss: bool) -> None:
+    """The engine would hear nothing of other runs until one has rested; to lose again and again takes longer still."""
+    inbox = Inbox(0.0, most_held=4)
+    for run_id in ("wide", "wider"):
+        inbox.rest(run_id, Rest(60.0, enough=500, after_loss=after_loss))
+    inbox.hold("wide", answers(1))
+    inbox.hold("wider", answers(2))
+    assert set(inbox.resting(["wide", "wider"])) == {"wide", "wider"}
+    inbox.hold("wide", answers(1))
+    assert ("wide" in inbox.resting(["wide"])) is after_loss
+    inbox.end_all_rests()
+
+
+@pytest.mark.parametrize("after_loss", [False, True])
 async def test_a_rest_ends_when_somebody_waits_for_what_is_held_unless_a_race_was_lost(after_loss: bool) -> None:
     """A timer, say, with which all others would wait; and what came before it is decided before."""
     inbox, [one], timer = Inbox(0.0), answers(1), wish()

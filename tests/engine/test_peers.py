@@ -501,7 +501,10 @@ async def test_commands_of_others_are_left_while_the_broker_takes_nothing(group:
         assert looks > 1, "alone, it looks all the same"
 
 
-async def test_commands_that_an_api_is_still_sending_are_not_sent_again_by_the_engine_beside_it(group: Group) -> None:
+@pytest.mark.parametrize("at_its_start", [False, True])
+async def test_commands_that_an_api_is_still_sending_are_not_sent_again_by_the_engine_beside_it(
+    group: Group, at_its_start: bool
+) -> None:
     """Which is the only one, and does not know it."""
     slow = Slow(group.server)
     engine, front = group.member(poll=30.0), group.member(role=Role.FRONT, broker=slow)
@@ -509,7 +512,7 @@ async def test_commands_that_an_api_is_still_sending_are_not_sent_again_by_the_e
         engine.engine.peers.has_apis_beside = True
         await front.submit({"destinos": ["nobody"]})
         for _ in range(3):
-            await engine.engine._outbox.sweep()
+            await engine.engine._outbox.sweep(at_once=at_its_start)
         slow.gate.set()
         await front.engine._outbox.flushed()
         [state] = await group.server.queues(["nobody"])

@@ -128,13 +128,17 @@ class _Held(NamedTuple):
 
 class Inbox:
     """Gathers inputs until the intake takes them. What fills it is bounded at its source: messages by the consumers'
-    prefetch, wishes and submissions by the callers who wait for them, notes by the outbox's window."""
+    prefetch, wishes and submissions by the callers who wait for them, notes by the outbox's window.
 
-    def __init__(self, linger: float) -> None:
+    `most_held`: messages for runs that rest. They take places of the prefetch, and what comes for other runs needs
+    some."""
+
+    def __init__(self, linger: float, most_held: float = inf) -> None:
         self._inputs: deque[Input] = deque()
         self._notes: deque[Note] = deque()
         self._held: dict[str, _Held] = {}  # by the runs that rest
         self._lets_rest = True
+        self._most_held = most_held
         self._linger = linger
         self._waiter: asyncio.Future[None] | None = None
         self._lingering: asyncio.TimerHandle | None = None
@@ -197,7 +201,8 @@ class Inbox:
         held.inputs.extend(inputs)
         held.notes.extend(notes)
         somebody_waits = any(not isinstance(one, Arrived) for one in inputs) and not held.rest.after_loss
-        if somebody_waits or len(held.inputs) >= held.rest.enough:
+        is_full = sum(len(each.inputs) for each in self._held.values()) >= self._most_held and not held.rest.after_loss
+        if somebody_waits or is_full or len(held.inputs) >= held.rest.enough:
             self._end_rest(run_id)
 
     def _end_rest(self, run_id: str) -> None:

@@ -21,6 +21,7 @@ MARK = (
     b'"nota":"as long as it is here, this broker has forgotten nothing; leave it"}'
 )
 LOOK_EVERY = 2.0  # seconds
+BEGUN_WITHIN = 1.0  # seconds that a start waits for the marks: what is late the looks see to
 SIGHTS = 5  # of a queue without its message, after which the engine that made it is not waited for
 # By an engine that saw the message before: RabbitMQ counts none in a queue whose leader does not answer.
 SIGHTS_MORE = 30
@@ -31,6 +32,15 @@ class Memories:
         self._memories = [_Memory(each, links, names.memory) for each in broker.behind()]
         self._telemetry = telemetry
         self._poll = poll
+
+    async def begin(self) -> None:
+        """Before anything is sent. A broker to which nothing was given has nothing to lose and gets its mark at once,
+        also from an API: else whoever looks first would take it for one that forgot what was sent meanwhile."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEGUN_WITHIN):
+                for memory in self._memories:
+                    with suppress(BrokerError):  # the looks that follow tell
+                        await memory.begin()
 
     async def run(self) -> None:
         while True:
@@ -70,6 +80,16 @@ class _Memory:
     @property
     def is_in_haste(self) -> bool:
         return self._is_lost or not self._is_reached
+
+    async def begin(self) -> None:
+        """What was begun and not ended is ended here too: its engine died, or ends it once more, which is no harm."""
+        [link] = self._broker.links()
+        if link.trouble is None and not await self._is_marked() and await self._links.gave_nothing_to(self.name):
+            await self._broker.declare([self._mark])
+            await self._broker.publish([Outgoing(self._mark, MARK)])
+
+    async def _is_marked(self) -> bool:
+        return any(state.ready for state in await self._broker.queues([self._mark]))
 
     async def look(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -272,11 +272,12 @@ class Outbox:
         What is seen for the first time may be another process's, on its way now. Alone, it is sent when the next sweep
         still finds it; with others, which may have much to send, when the one that committed it would be missed by now,
         and those that come first had their time. `at_once` skips that courtesy: at start, and for what this
-        engine had no room for, when there is no other.
+        engine had no room for, when there is no other. At a start an API beside may be sending a wide run just now.
         """
         if self.trouble is not None and not self._peers.is_alone:
             return  # others' commands would only be sent twice when the broker is back
-        at_once, now = (at_once or self._spilled) and self._peers.is_alone, asyncio.get_running_loop().time()
+        at_once = ((at_once and not self._peers.has_apis_beside) or self._spilled) and self._peers.is_alone
+        now = asyncio.get_running_loop().time()
         self._spilled = False
         self._rations.begin(now, lambda one: at_once or self._is_ours(one, now))
         seen: dict[Unsent, float] = {}

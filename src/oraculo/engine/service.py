@@ -99,7 +99,7 @@ class Engine:
         # Apart from the event loop's own, which name servers that are silent may fill.
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="oraculo-engine")
         self.plans = Plans()
-        self.inbox = Inbox(engine.note_linger)
+        self.inbox = Inbox(engine.note_linger, most_held=(engine.prefetch + 1) // 2)
         self.watchers = Watchers()
         self._earlier = self._earlier_results()
         self.results = LargeResults(objects, self._earlier, self._claim_fault, settings, telemetry, self.threads)
@@ -169,6 +169,8 @@ class Engine:
         self._connected = await self._connects()
         if self._connected and not self.broker.capabilities.durable:
             await self.store.forget_sent()
+        if self._connected and self.broker.capabilities.shared:
+            await self._memories.begin()
         self._deciding = asyncio.create_task(self._decide(), name="intake")
         self._duties = [self._duty(name, work) for name, work in self._works().items()]
         if self._connected:
