@@ -18,6 +18,7 @@ from tests.waiting import until
 QUEUE = "images-queue"
 ENTRY = "orchestrator-queue"
 LAST = "last-queue"  # nobody serves it until the end, so that no run is over before its trouble
+MAPPED = "text-queue"  # of ours, whose commands go on to BullMQ's of the same name
 PART = "ponte bullmq"
 
 pytestmark = pytest.mark.timeout(240)
@@ -176,15 +177,19 @@ async def test_a_server_that_is_killed_and_started_again(name: str, fleet: Fleet
 
 async def test_a_redis_that_is_away_is_told_and_steps_wait_for_it(fleet: Fleet, tmp_path: Path) -> None:
     server = fleet.breakable("redis")
-    settings = bull_settings(fleet.url("rabbitmq"), server.url)
+    settings = bull_settings(fleet.url("rabbitmq"), server.url, queues=(MAPPED,))
     worker = node_worker(settings, tmp_path, QUEUE)
     async with BullCluster(tmp_path, settings) as cluster:
         await until(lambda: _is_well(cluster), within=20, saying="the bridge to be well")
         await asyncio.to_thread(server.kill)
         run_id = await cluster.start_run(only(faz="eco"))
+        mapped = await cluster.start_run({"destinos": [MAPPED], "timeout": 100})
         hasty = await cluster.start_run({**only(faz="eco"), "timeout": 2})
         await until(cluster.trouble, within=20, saying="the bridge to tell of it")
         assert f"cannot reach 127.0.0.1:{server.port}" in str(await cluster.trouble())
+        for waiting in (run_id, mapped):
+            told = (await cluster.client.get(f"/orquestracoes/{waiting}/explicacao")).json()["explicacao"]
+            assert f"; {PART} cannot be used (cannot reach 127.0.0.1:{server.port}" in told
         assert (await cluster.ended(hasty))["falhas"]["passo"]["status"] == "timeout"
         assert (await cluster.summary(run_id))["status"] == "em_execucao"
         await asyncio.to_thread(server.start)

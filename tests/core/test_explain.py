@@ -71,8 +71,58 @@ def test_that_a_command_is_no_longer_in_its_queue_is_told_after_a_while() -> Non
     assert taken not in told(driver, a=Audience(1, 0, 0, 2, {0: "delivered too often"})), "it is known where it is"
     driver.apply(Progressed(0, None, "baixando"))
     assert taken not in told(driver, a=Audience(1, 0)), "somebody is at work"
-    bridged = fan_out("celery://t").sent().at(10)
-    assert "no longer" not in explain(bridged.run, bridged.now, {"ponte-celery": Audience(1, 0)}), "it was handed on"
+    bridged, audience = fan_out("celery://t").sent().at(10), Audience(1, 0, is_bridged=True)
+    assert "no longer" not in explain(bridged.run, bridged.now, {"ponte-celery": audience}), "it was handed on"
+
+
+def test_that_a_command_is_gone_from_a_queue_where_nobody_listens_is_told_after_a_while() -> None:
+    driver = fan_out("a", timeout=30).sent()
+    both = ", and nobody listens on queue a, and it is no longer there: whoever took it is at work, or gone, or the "
+    assert "no longer" not in told(driver.at(9), a=Audience(0, 0))
+    assert f"sent 10 s ago{both}queue was emptied);" in told(driver.at(10), a=Audience(0, 0))
+    assert f"{both}queue was emptied; if nobody is at work on it, it may be in a.dlq" in told(
+        driver, a=Audience(0, 0, dead_letters=1)
+    )
+    assert "no longer" not in told(driver, a=Audience(0, 0, ready=1)), "it may be that one"
+    assert "no longer" not in told(driver, a=Audience(0, 1)), "somebody took one"
+    assert "no longer" not in told(driver, a=Audience(0, 0, is_bridged=True)), "it was handed on"
+    assert "no longer" not in told(driver, a=Audience(0, 0, 0, 1, {0: "delivered too often"})), (
+        "it is known where it is"
+    )
+
+
+def test_how_many_messages_wait_in_the_queue_is_told_after_a_while() -> None:
+    driver = fan_out("a", timeout=30).sent()
+    assert "wait in" not in told(driver.at(9), a=Audience(2, 0, ready=27))
+    assert "sent 10 s ago, and 27 messages wait in queue a, where 2 listen);" in told(
+        driver.at(10), a=Audience(2, 0, ready=27)
+    )
+    assert "sent 10 s ago, and 1 message waits in queue a, where 1 listens);" in told(driver, a=Audience(1, 1, ready=1))
+    assert "took 2 messages of it and is at work, or gone, and 3 messages wait in queue a);" in told(
+        driver, a=Audience(0, 2, ready=3)
+    )
+    assert "nobody listens on queue a);" in told(driver, a=Audience(0, 0, ready=3)), "that says enough"
+    driver.apply(Progressed(0, None, "baixando"))
+    assert "wait in" not in told(driver, a=Audience(2, 0, ready=27)), "somebody is at work"
+
+
+def test_where_it_is_not_known_who_listens_nobody_seems_to_take_what_only_waits() -> None:
+    driver = fan_out("a", timeout=30).sent().at(10)
+    assert "sent 10 s ago, and 27 messages wait in queue a, and nobody seems to take them);" in told(
+        driver, a=Audience(None, 0, ready=27)
+    )
+    assert "1 message waits in queue a, and nobody seems to take it);" in told(driver, a=Audience(None, 0, ready=1))
+    assert "27 messages wait in queue a);" in told(driver, a=Audience(None, 1, ready=27)), "somebody is at work"
+    assert "2 messages wait in queue a);" in told(driver, a=Audience(None, 0, ready=2, delayed=2)), "nobody may yet"
+
+
+def test_of_several_brokers_it_is_the_one_with_the_command_where_messages_wait() -> None:
+    driver = fan_out("a", timeout=30)
+    driver.apply(Sent(0, 1, via="redis"))
+    at = {"redis": Audience(1, 0, ready=2), "rabbitmq": Audience(1, 0, ready=5)}
+    assert ", and 2 messages wait in queue a at broker redis, where 1 listens);" in told(
+        driver.at(10), a=Audience(1, 0, ready=7, at=at)
+    )
 
 
 def test_a_command_that_is_a_dead_letter_is_told_with_its_reason() -> None:
@@ -97,18 +147,29 @@ def test_that_the_command_of_an_ended_task_is_a_dead_letter_is_told_where_nobody
     assert "b.dlq" not in sentence, "that is where each goes that failed"
     assert "c.dlq" not in sentence, "it was never sent"
     assert "; if nobody is at work on it, it may be in a.dlq, which has 2" in told(driver, a=counted)
+    assert "dlq" not in told(driver, a=counted._replace(is_bridged=True))
 
 
 def test_dead_letters_are_counted_where_it_is_not_known_whose_they_are() -> None:
-    driver = fan_out("a").sent()
+    driver = fan_out("a").sent().at(10)
     assert (
-        "sent 0 s ago; if nobody is at work on it, it may be in a.dlq, which has 2 dead letters: "
-        "`oraculo dlq list a` tells"
+        "; if nobody is at work on it, it may be in a.dlq, which has 2 dead letters: `oraculo dlq list a` tells);"
     ) in told(driver, a=Audience(1, 0, 0, 2))
     assert "may be in a.dlq, which has 1 dead letter:" in told(driver, a=Audience(0, 0, 0, 1))
     assert "dlq" not in told(driver, a=Audience(1, 0))
     assert "dlq" not in told(driver, a=Audience(1, 0, 1, 2)), "its command may be the one that waits"
     assert "dlq" not in told(driver, a=Audience(1, 1, 0, 2)), "its command may be in work"
+    assert "dlq" not in told(driver, a=Audience(1, 0, 0, 2, is_bridged=True)), "all steps behind a bridge share it"
+
+
+def test_no_command_is_suspected_to_be_a_dead_letter_while_somebody_may_just_be_at_work_on_it() -> None:
+    driver, others = fan_out("a").sent(), Audience(1, 0, 0, 2)
+    assert "dlq" not in told(driver.at(9), a=others)
+    assert "dlq" in told(driver.at(10), a=others)
+    driver.apply(Progressed(0, 42.0))
+    assert "42 % done);" in told(driver, a=others)
+    driver.apply(Progressed(0, None, "baixando"))
+    assert "dlq" not in told(driver, a=others)
 
 
 def test_brokers_that_cannot_be_used_are_told_while_the_run_is_open() -> None:

@@ -45,6 +45,10 @@ class Stage(Harness):
         await self._worker_broker.close()
         await super().__aexit__(kind, error, trace)
 
+    async def listen_on(self, queue: str) -> Consumer:
+        """As a worker that takes one message at a time, of which the engine's own connection knows nothing."""
+        return await self._worker_broker.consume(self.engine.names.physical(queue), prefetch=1)
+
     async def next_on(self, queue: str) -> Delivery:
         """The next message on a queue that no worker reads."""
         if self._listening is None:

@@ -79,8 +79,11 @@ async def test_what_failed_for_good_rests_with_its_reason_and_is_redriven(settin
         assert list(await oraculo.operations.dead_letters("executador_x", limit=10)) == []
 
 
-async def test_a_command_that_rests_while_its_run_waits_is_told_of(settings: Settings) -> None:
+async def test_a_command_that_rests_while_its_run_waits_is_told_of(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On RabbitMQ it cannot be looked for without taking the dead letters from others meanwhile."""
+    monkeypatch.setattr("oraculo.core.explain._SLOW", 0.0)
     async with Stage(settings) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_x"], "payload": {}, "timeout": 60})
         consumer = await oraculo.broker.consume(oraculo.engine.names.physical("executador_x"), prefetch=1)
@@ -167,3 +170,35 @@ async def test_a_run_outlives_the_engine_that_began_it(settings: Settings, tmp_p
     await store.start()
     assert await check_store(store) == []
     await store.close()
+
+
+async def test_it_is_told_what_waits_in_a_queue_and_what_is_gone_from_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as the broker tells: NATS not who listens, RabbitMQ not what others have in work."""
+    monkeypatch.setattr("oraculo.core.explain._SLOW", 0.0)
+    async with Stage(settings) as oraculo:
+        counts = oraculo.broker.capabilities.counts_consumers
+        runs = [await oraculo.submit({"destinos": ["executador_x"], "payload": {}}) for _ in range(3)]
+
+        async def is_told(words: str) -> None:
+            async def of_sent() -> bool:
+                return f"ago, and {words});" in await oraculo.operations.explain(runs[0])
+
+            await until(of_sent, saying=words)
+
+        nobody, waiting = "nobody listens on queue executador_x", "messages wait in queue executador_x"
+        await is_told(nobody if counts else f"3 {waiting}, and nobody seems to take them")
+        consumer = await oraculo.listen_on("executador_x")
+        taken = await consumer.take(1)
+        await is_told(f"2 {waiting}{', where 1 listens' if counts else ''}")
+        for _ in range(2):
+            await consumer.ack(taken)
+            taken = await consumer.take(1)
+        await consumer.ack(taken)
+        lost = ": whoever took it is at work, or gone, or the queue was emptied"
+        await is_told(f"no longer in queue executador_x{lost}")
+        await consumer.close()
+        await is_told(
+            f"{nobody}, and it is no longer there{lost}" if counts else f"no longer in queue executador_x{lost}"
+        )

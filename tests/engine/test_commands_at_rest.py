@@ -12,6 +12,7 @@ from tests.engine.workers import Journal, answer, recording_app
 from tests.waiting import until
 
 impatient = stage.impatient
+SLOW = "oraculo.core.explain._SLOW"
 COUNTED = "it may be in executador_a.dlq, which has 2 dead letters: "
 FOUND = ", and its command is in executador_a.dlq: it kills; "
 
@@ -53,16 +54,21 @@ async def test_it_is_told_also_after_the_run_has_ended() -> None:
 
 async def test_many_dead_letters_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explanation, "_MOST_LETTERS", 1)
+    monkeypatch.setattr(SLOW, 0.0)
     async with Harness(settings=QUICK) as oraculo:
         assert COUNTED in await told(oraculo, await quarantined(oraculo))
 
 
-async def test_dead_letters_that_would_be_hidden_from_others_are_not_looked_through() -> None:
+async def test_dead_letters_that_would_be_hidden_from_others_are_not_looked_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SLOW, 0.0)
     async with Harness(settings=QUICK, broker=Durable("rabbitmq")) as oraculo:
         assert COUNTED in await told(oraculo, await quarantined(oraculo))
 
 
 async def test_dead_letters_that_cannot_be_read_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SLOW, 0.0)
     async with Harness(settings=QUICK) as oraculo:
         run_id = await quarantined(oraculo)
 

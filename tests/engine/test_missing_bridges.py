@@ -1,4 +1,5 @@
-"""A step behind a bridge that runs nowhere: its explanation names the setting that makes one."""
+"""A step behind a bridge that runs nowhere, or cannot work: its explanation says so. Queues of ours that the bridge to
+BullMQ reads as well are such a step's too."""
 
 from collections.abc import Sequence
 
@@ -10,10 +11,14 @@ from oraculo.core import bridge as bridges
 from oraculo.engine.service import Role
 from oraculo.ports.broker import Capabilities, QueueState
 from oraculo.ports.clock import SystemClock
+from oraculo.settings import BullmqSettings, Settings
 from oraculo.testing.harness import Harness
+from tests.waiting import until
 
 CELERY = "no bridge to celery runs here (is ORACULO_CELERY_BROKER_URL set where engines run?)"
 BULLMQ = "no bridge to bullmq runs here (is ORACULO_BULLMQ_URL set where engines run?)"
+MAPPED = Settings(bullmq=BullmqSettings(queues=("images-queue",)))
+BEHIND_BULLMQ = ["bullmq://images-queue", "images-queue"]
 
 
 class Counting(MemoryBroker):
@@ -34,8 +39,9 @@ class Uncounted(Counting):
 class Idle:
     """A bridge of this very engine."""
 
-    name = bridges.CELERY
-    trouble = None
+    def __init__(self, name: str = bridges.CELERY, trouble: str | None = None) -> None:
+        self.name = name
+        self.trouble = trouble
 
     async def start(self) -> None: ...
 
@@ -79,3 +85,44 @@ async def test_a_bridge_that_runs_here_is_not_missed() -> None:
     oraculo.engine.bridges = [Idle()]
     async with oraculo:
         assert "no bridge" not in await explanation(oraculo, "celery://app.tarefa")
+
+
+@pytest.mark.parametrize("destination", BEHIND_BULLMQ)
+async def test_a_bridge_that_nobody_has_is_missed_by_every_queue_that_it_would_read(destination: str) -> None:
+    async with Harness(broker=Counting(SystemClock()), settings=MAPPED) as oraculo:
+        assert BULLMQ in await explanation(oraculo, destination)
+        assert "no bridge" not in await explanation(oraculo, "text-queue")
+
+
+@pytest.mark.parametrize("destination", BEHIND_BULLMQ)
+async def test_a_bridge_that_cannot_work_is_told_for_every_queue_that_it_reads(destination: str) -> None:
+    oraculo = Harness(settings=MAPPED)
+    oraculo.engine.bridges = [Idle(bridges.BULLMQ, "cannot reach 127.0.0.1:1")]
+    async with oraculo:
+        told = "; ponte bullmq cannot be used (cannot reach 127.0.0.1:1); "
+        assert told in await explanation(oraculo, destination)
+        assert "ponte" not in await explanation(oraculo, "text-queue")
+
+
+@pytest.mark.parametrize("destination", BEHIND_BULLMQ)
+async def test_what_a_bridge_handed_on_is_not_missed_in_its_queue(
+    destination: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oraculo.core.explain._SLOW", 0.0)
+    broker = Counting(SystemClock())
+    async with Harness(broker=broker, settings=MAPPED) as oraculo:
+
+        async def of_taken(target: str) -> str:
+            """The explanation, once it is noted that the command was sent, and somebody has taken and settled it."""
+            run_id = await oraculo.submit({"destinos": [target], "payload": {}})
+            consumer = await broker.consume(bridges.queue_of(target), prefetch=1)
+            await consumer.ack(await consumer.take(1))
+
+            async def of_sent() -> str:
+                sentence = await oraculo.operations.explain(run_id)
+                return sentence if ", sent " in sentence else ""
+
+            return await until(of_sent, saying="the command to be noted as sent")
+
+        assert "no longer in queue text-queue" in await of_taken("text-queue")
+        assert "no longer" not in await of_taken(destination)

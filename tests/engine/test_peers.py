@@ -262,10 +262,13 @@ async def test_a_front_says_that_no_engine_is_alive(group: Group) -> None:
     async with acquainted(front):
         health = await front.operations.health()
         assert health.is_ready, "runs are accepted all the same"
-        assert health.parts["engines"] == "no engine is alive: runs are accepted, and wait until one is started"
+        why = (
+            "no engine gives a sign of life: runs are accepted, and wait; start one, or see by its own /health/ready "
+            "whether the store takes its writes"
+        )
+        assert health.parts["engines"] == why, "one that cannot write is alive all the same"
         run_id = await front.submit({"destinos": ["executador_x"]})
-        why = "nothing is decided now (no engine is alive: runs are accepted, and wait until one is started)"
-        assert why in await front.operations.explain(run_id)
+        assert f"nothing is decided now ({why})" in await front.operations.explain(run_id)
         assert await front.operations.engines() == []
         async with group.member():
             assert (await front.operations.health()).parts["engines"] is None

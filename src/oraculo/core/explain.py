@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from oraculo.core.aggregate import end_status, summary
-from oraculo.core.naming import ANSWERS, BRIDGE_PREFIX, dlq_of
+from oraculo.core.naming import ANSWERS, dlq_of
 from oraculo.core.pipeline import Kind
 from oraculo.core.run import Channel, Delivery, DeliveryStatus, Run, Task, TaskStatus
 from oraculo.core.timestamps import in_words, to_iso
@@ -26,10 +26,12 @@ class Audience(NamedTuple):
     dead_letters: int = 0
     own_letters: Mapping[int, str] | None = None  # why the commands of these tasks are among them; None: not known
     at: Mapping[str, "Audience"] = MappingProxyType({})  # of several brokers, each one's
+    delayed: int = 0  # those of `ready` that nobody is to take yet
+    is_bridged: bool = False  # a bridge reads it, and hands the commands on to where they wait for others
 
 
 _UNKNOWN = Audience(None, 0)
-_SLOW = 10.0  # seconds without an answer, after which it is told that somebody must have the command
+_SLOW = 10.0  # seconds without a word of whoever is to answer, after which it is told where the command may be
 
 
 def explain(
@@ -98,11 +100,19 @@ def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audien
     waited = max(0.0, now - (task.sent_at or now))
     progress = "" if task.percent is None else f", {task.percent:g} % done"
     own = f", its own deadline in {in_words(max(0.0, task.deadline - now))}" if task.deadline is not None else ""
-    audience = audiences.get(step.queue, _UNKNOWN)
-    why = _deafness(step.queue, audience, task.via) + _quarantine(step.queue, audience, task)
-    if not why and task.percent is None and task.note is None and waited >= _SLOW:
-        why = _absence(step.queue, audience, task.via)
+    why = _whereabouts(step.queue, audiences.get(step.queue, _UNKNOWN), task, waited)
     return f"'{step.id}' ({attempt}, sent {in_words(waited)} ago{progress}{own}{why})"
+
+
+def _whereabouts(queue: str, audience: Audience, task: Task, waited: float) -> str:
+    """Of a command that was sent. Nothing is suspected while somebody may just be at work on it."""
+    deaf = _deafness(queue, audience, task.via)
+    if letter := _letter(queue, audience, task):
+        return deaf + letter
+    if waited < _SLOW or task.percent is not None or task.note is not None:
+        return deaf
+    waiting = _backlog(queue, audience, task.via) or _absence(queue, audience, task.via)
+    return deaf + waiting + _suspicion(queue, audience)
 
 
 def _deafness(queue: str, audience: Audience, via: str | None) -> str:
@@ -123,27 +133,52 @@ def _at(audience: Audience, via: str | None) -> Audience:
     return audience.at.get(via or "", _UNKNOWN) if audience.at else audience
 
 
+def _backlog(queue: str, audience: Audience, via: str | None) -> str:
+    """Its command may be one of those that wait. Where nobody listens, that says enough."""
+    there = _at(audience, via)
+    if not there.ready or (there.consumers == 0 and not there.held):
+        return ""
+    waiting = f"{_count(there.ready, 'message')} {'waits' if there.ready == 1 else 'wait'}"
+    place = f"{queue} at broker {via}" if len(audience.at) > 1 else queue
+    listening = ""
+    if there.consumers:
+        listening = f", where {there.consumers} {'listens' if there.consumers == 1 else 'listen'}"
+    elif there.consumers is None and not there.held and there.ready > there.delayed:
+        listening = f", and nobody seems to take {'it' if there.ready == 1 else 'them'}"
+    return f", and {waiting} in queue {place}{listening}"
+
+
 def _absence(queue: str, audience: Audience, via: str | None) -> str:
     """Of a command that nobody has said anything of: it may have been lost with a queue that was deleted, which no
-    broker tells. A bridge hands it on to where it waits for others."""
+    broker tells, and who starts a worker then waits in vain. That somebody took it is told by `_deafness` already where
+    nobody listens."""
     there = _at(audience, via)
-    if there is _UNKNOWN or there.ready or queue.startswith(BRIDGE_PREFIX):
+    if there is _UNKNOWN or there.ready or audience.is_bridged or (there.consumers == 0 and there.held):
         return ""
-    return f", and no longer in queue {queue}: whoever took it is at work, or gone, or the queue was emptied"
+    gone = "it is no longer there" if there.consumers == 0 else f"no longer in queue {queue}"
+    return f", and {gone}: whoever took it is at work, or gone, or the queue was emptied"
 
 
-def _quarantine(queue: str, audience: Audience, task: Task) -> str:
-    """Nobody answers a command that rests there: its worker may have ended each time that it had it.
-    Where nobody looked whose they are, it is not there as long as it may be in the queue or in work."""
-    dlq, look = dlq_of(queue), f"`oraculo dlq list {queue}`"
-    if audience.own_letters is None:
-        if not audience.dead_letters or audience.ready or audience.held:
-            return ""
-        letters = _count(audience.dead_letters, "dead letter")
-        return f"; if nobody is at work on it, it may be in {dlq}, which has {letters}: {look} tells"
-    if (why := audience.own_letters.get(task.number)) is None:
+def _letter(queue: str, audience: Audience, task: Task) -> str:
+    """Nobody answers a command that rests there: its worker may have ended each time that it had it."""
+    if (why := (audience.own_letters or {}).get(task.number)) is None:
         return ""
-    return f", and its command is in {dlq}: {_line(why)}; look at it with {look}, and redrive or discard it"
+    look = f"look at it with {_listing(queue)}, and redrive or discard it"
+    return f", and its command is in {dlq_of(queue)}: {_line(why)}; {look}"
+
+
+def _suspicion(queue: str, audience: Audience) -> str:
+    """Where nobody looked whose the dead letters are. It is none while it may be in the queue or in work, as far as is
+    known: RabbitMQ does not tell what others hold. All steps behind a bridge share its quarantine."""
+    is_unlikely = audience.ready or audience.held or audience.is_bridged
+    if audience.own_letters is not None or not audience.dead_letters or is_unlikely:
+        return ""
+    letters = _count(audience.dead_letters, "dead letter")
+    return f"; if nobody is at work on it, it may be in {dlq_of(queue)}, which has {letters}: {_listing(queue)} tells"
+
+
+def _listing(queue: str) -> str:
+    return f"`oraculo dlq list {queue}`"
 
 
 def _what_then(run: Run, now: float, active: Sequence[Task]) -> str:
@@ -218,7 +253,8 @@ def _why_ended(run: Run, now: float, audiences: Mapping[str, Audience], refused:
 def _end_state(run: Run, task: Task, audiences: Mapping[str, Audience]) -> str:
     step, resting = run.plan.steps[task.number], ""
     if task.status is TaskStatus.TIMED_OUT and task.sent_at is not None:
-        resting = _quarantine(step.queue, audiences.get(step.queue, _UNKNOWN), task)
+        audience = audiences.get(step.queue, _UNKNOWN)
+        resting = _letter(step.queue, audience, task) or _suspicion(step.queue, audience)
     return f"'{step.id}' {task.status}: {_line(task.reason)}{resting}"
 
 

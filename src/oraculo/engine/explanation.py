@@ -35,6 +35,8 @@ class Explanation:
     def __init__(self, engine: Engine, quarantine: Quarantine) -> None:
         self._engine = engine
         self._quarantine = quarantine
+        self._bridged = {kind: {queue} for kind, queue in bridges.QUEUES.items()}  # what each bridge reads
+        self._bridged[bridges.BULLMQ].update(engine.settings.bullmq.queues)
 
     async def of(self, run: Run) -> str:
         threads, width = self._engine.threads, len(run.tasks)
@@ -96,7 +98,7 @@ class Explanation:
         return {
             f"ponte {bridge.name}": bridge.trouble
             for bridge in self._engine.bridges
-            if bridge.trouble is not None and bridges.QUEUES[bridge.name] in queues
+            if bridge.trouble is not None and not self._bridged[bridge.name].isdisjoint(queues)
         }
 
     def _missing_bridges(self, audiences: Mapping[str, Audience]) -> list[str]:
@@ -106,8 +108,8 @@ class Explanation:
         unheard = (0, None) if is_sole else (0,)
         return [
             f"no bridge to {kind} runs here (is {_SETTINGS[kind]} set where engines run?)"
-            for kind, queue in bridges.QUEUES.items()
-            if kind not in here and queue in audiences and audiences[queue].consumers in unheard
+            for kind, queues in self._bridged.items()
+            if kind not in here and any(audiences[queue].consumers in unheard for queue in queues & audiences.keys())
         ]
 
     async def _audiences(self, queues: Collection[str]) -> dict[str, Audience]:
@@ -119,7 +121,9 @@ class Explanation:
             return {}
         unseen = Audience(0 if broker.capabilities.counts_consumers else None, 0)
         seen = {names.logical(state.queue): _audience(state) for state in states}
-        return dict.fromkeys(queues, unseen) | seen
+        found = dict.fromkeys(queues, unseen) | seen
+        bridged = set().union(*self._bridged.values()) & found.keys()
+        return found | {queue: found[queue]._replace(is_bridged=True) for queue in bridged}
 
     async def _searched(self, run: Run, queue: str, audience: Audience) -> Audience:
         """For commands of the run among the dead letters, where these are few and looking takes them from nobody."""
@@ -133,7 +137,7 @@ class Explanation:
 
 def _audience(state: QueueState) -> Audience:
     at = {broker: _audience(part) for broker, part in state.at.items()}
-    return Audience(state.consumers, state.unacked, state.ready, state.dead_letters, at=at)
+    return Audience(state.consumers, state.unacked, state.ready, state.dead_letters, at=at, delayed=state.delayed)
 
 
 def _queues_of(run: Run) -> _Queues:

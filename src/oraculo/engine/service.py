@@ -401,7 +401,10 @@ class Engine:
 
     async def _expect_engines(self) -> None:
         if not await self.living_engines():
-            raise StoreError("no engine is alive: runs are accepted, and wait until one is started")
+            raise StoreError(
+                "no engine gives a sign of life: runs are accepted, and wait; start one, or see by its own "
+                "/health/ready whether the store takes its writes"
+            )
 
     async def health(self) -> Health:
         """All at once: whoever asks waits for the slowest, and not for one after the other."""
