@@ -14,7 +14,8 @@ OraculoError
 │   └── IdempotencyKeyReused  the same key with another body
 ├── BrokerError             the broker refused or did not confirm
 │   ├── BrokerUnavailable   it cannot be reached now; worth a retry
-│   │   └── NotTaken        it works, and did not take some messages (in ports/broker.py)
+│   │   ├── NotTaken        it works, and did not take some messages (in ports/broker.py)
+│   │   └── ConsumerDoubted a consumer may not hear, and is made again to be sure (there, too)
 │   └── MessageTooLarge     the broker will never take a message of that size
 ├── StoreError              the store refused
 │   └── StoreUnavailable    it cannot be reached now; worth a retry

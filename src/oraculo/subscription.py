@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from oraculo.core.retry import RetryPolicy
-from oraculo.ports.broker import Broker, Consumer, Delivery
+from oraculo.ports.broker import Broker, Consumer, ConsumerDoubted, Delivery
 from oraculo.ports.clock import Entropy
 
 LONGEST_PAUSE = 5.0  # seconds; with its jitter a thousand workers ask 400 times a second for a broker that is away
@@ -129,6 +129,8 @@ class QueueIntake:
             try:
                 await self.subscribe()
                 await self._take_until_closed()
+            except ConsumerDoubted:
+                self._backoff.reset()  # nothing failed
             except Exception as error:  # noqa: BLE001 - whoever reads outlives whatever its broker does
                 self._tell(self._queue, "the queue cannot be read; trying again", error)
             await self.close()

@@ -1,11 +1,13 @@
 import base64
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from oraculo.ports.broker import QueueState
 from oraculo.ports.telemetry import CommandsPublished
 from oraculo.settings import BrokerSettings
 
@@ -40,6 +42,20 @@ async def test_queues_tell_their_depth_and_consumers(service: Service) -> None:
         "dlq": 1,
     }
     assert queues["resultados"]["consumidores"] == 1
+
+
+async def test_what_the_broker_does_not_tell_is_null(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what workers hold on RabbitMQ."""
+
+    async def queues(_names: Sequence[str] | None = None) -> list[QueueState]:
+        return [QueueState("fila_x", 3, None, 0, 1)]
+
+    monkeypatch.setattr(service.engine.broker, "queues", queues)
+    (shown,) = (await service.client.get("/filas")).json()["filas"]
+    assert (shown["em_processamento"], shown["consumidores"]) == (None, 1)
+    document = (await service.client.get("/openapi.json")).json()
+    told = document["components"]["schemas"]["Filas"]["properties"]["filas"]["items"]["properties"]
+    assert {"type": "null"} in told["em_processamento"]["anyOf"]
 
 
 async def test_a_prefix_is_not_shown(tmp_path: Path) -> None:

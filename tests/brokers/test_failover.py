@@ -7,7 +7,7 @@ import pytest
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Consumer, NotTaken, Outgoing
+from oraculo.ports.broker import Broker, Consumer, NotTaken, Outgoing, QueueState
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import failover_stage as stage
 from tests.brokers.failover_stage import Named, Two, troubles
@@ -346,6 +346,21 @@ async def test_dead_letters_are_shown_though_one_broker_cannot_tell_of_its_own(
     with pytest.raises(NotTaken, match="no leader"):
         await both.look_through("q", lambda letter: seen.append(letter.body), ["first:1"])
     assert troubles(both) == {"first": None, "second": None}
+
+
+async def test_what_one_broker_does_not_tell_is_not_known_of_the_whole(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, first, second = two
+    await second.declare(["q"])
+
+    async def untold(_names: Sequence[str] | None = None) -> list[QueueState]:
+        return [QueueState("q", 1, None, 0, 1)]
+
+    monkeypatch.setattr(first, "queues", untold)
+    [state] = await both.queues(["q"])
+    assert (state.ready, state.unacked) == (1, None)
+    assert {name: at.unacked for name, at in state.at.items()} == {"first": None, "second": 0}
 
 
 async def test_a_queue_is_told_of_as_a_whole_and_as_each_broker_has_it(two: Two) -> None:

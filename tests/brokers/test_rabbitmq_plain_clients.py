@@ -57,6 +57,24 @@ class TestPlainClients:
             assert (properties.delivery_mode, properties.priority) == (2, priority)
             channel.basic_ack(method.delivery_tag)
 
+    async def test_what_others_hold_is_not_known_and_not_said_to_be_nothing(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        """AMQP does not tell it."""
+        await broker.publish(messages(queue, 3))
+        consumer = await broker.consume(queue, prefetch=1)
+        await take(consumer, 1)
+        assert (await state(broker, queue)).unacked == 1
+        with plain_channel(url) as channel:
+            channel.basic_qos(prefetch_count=1)
+            channel.basic_consume(queue, lambda *_: None)
+            channel.connection.process_data_events(time_limit=0)
+            held = await eventually(lambda: state(broker, queue), lambda now: now.ready == 1)
+            assert (held.unacked, held.consumers) == (None, 2)
+        await eventually(lambda: state(broker, queue), lambda now: (now.ready, now.unacked) == (2, 1))
+        await consumer.close()
+        await eventually(lambda: state(broker, queue), lambda now: (now.ready, now.unacked) == (3, 0))
+
     async def test_a_plain_message_goes_every_way_and_keeps_what_it_carries(self, url: str, queue: str) -> None:
         async with running(url, delivery_limit=3) as broker:
             await broker.declare([queue])

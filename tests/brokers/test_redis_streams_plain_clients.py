@@ -10,7 +10,7 @@ import redis
 from structlog.testing import capture_logs
 
 from oraculo.brokers.redis_streams.scripts import TRIMMED
-from oraculo.ports.broker import NO_REASON, Outgoing
+from oraculo.ports.broker import NO_REASON, NotTaken, Outgoing
 from oraculo.testing.broker_suite import GARBAGE
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import LEASE, PATIENCE, bodies, messages, read_plain, started, state, take
@@ -43,6 +43,38 @@ class TestPlainClients:
                 plain.xdel(queue, entry)
             found = await state(broker, queue)
             assert (found.ready, found.unacked) == (0, 0)
+
+    @pytest.mark.parametrize("count", [1, 3])
+    async def test_a_queue_that_was_deleted_has_its_group_again_with_the_next_message(
+        self, url: str, plain: Any, queue: str, count: int
+    ) -> None:
+        """As by a purge: a plain worker that only reads would get NOGROUP for ever."""
+        other = f"{queue}-other"
+        async with started(url) as broker:
+            await broker.publish([*messages(queue, 1), *messages(other, 1)])
+            plain.delete(queue)
+            vias = await broker.publish([*messages(queue, count), *messages(other, 1)])
+            assert vias == [broker.name] * (count + 1)
+            ((_, entries),) = read_plain(plain, queue)
+            assert [fields[b"body"] for _, fields in entries] == [b"%d" % number for number in range(count)]
+            assert plain.xlen(other) == 2  # what was there took its message once
+            await broker.publish(messages(queue, 1))
+            assert plain.xlen(queue) == count + 1
+
+    async def test_what_is_deleted_together_with_a_refusal_is_told_apart(
+        self, url: str, plain: Any, queue: str
+    ) -> None:
+        """Some of a batch found their queue deleted, others found something else under its name."""
+        other = f"{queue}-other"
+        async with started(url) as broker:
+            await broker.publish([*messages(queue, 1), *messages(other, 1)])
+            plain.delete(queue, other)
+            plain.set(other, "no stream")
+            with pytest.raises(NotTaken) as refused:
+                await broker.publish([*messages(queue, 1), *messages(other, 1)])
+            assert list(refused.value.vias) == [broker.name, None]
+            assert len(read_plain(plain, queue)[0][1]) == 1
+            plain.delete(other)
 
     async def test_both_share_a_queue(self, url: str, plain: Any, queue: str) -> None:
         async with started(url) as broker:

@@ -10,7 +10,7 @@ from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
 from oraculo.brokers.vigil import CANARY, UNPROVEN_ROUNDS, VigilantBroker
 from oraculo.core.message import decode_message
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Broker, Delivery, Outgoing
+from oraculo.ports.broker import Broker, ConsumerDoubted, Delivery, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import ConsumerRebuilt, Record
 from oraculo.testing.broker_suite import BrokerSuite
@@ -136,8 +136,9 @@ async def test_a_deaf_consumer_is_closed_to_the_end(monkeypatch: pytest.MonkeyPa
     async with watched("q") as (broker, memory, _):
         memory.is_deaf = True
         consumer = await broker.consume("q", prefetch=10)
-        with pytest.raises(BrokerUnavailable):
+        with pytest.raises(BrokerUnavailable) as proven:
             await consumer.take(10)
+        assert not isinstance(proven.value, ConsumerDoubted)
         await consumer.close()
         assert closed.is_set()
 
@@ -197,13 +198,32 @@ async def test_a_consumer_whose_canaries_others_take_is_made_again_without_alarm
         snatching = asyncio.create_task(snatch())
         memory.is_deaf = True
         consumer = await broker.consume("q", prefetch=10)
-        with pytest.raises(BrokerUnavailable, match="is made again"):
+        with pytest.raises(ConsumerDoubted, match="is made again"):
             async with asyncio.timeout(10 * UNPROVEN_ROUNDS):
                 await consumer.take(10)
         assert deaf(broker) == []
         assert not told.records
         await other.close()
         await snatching
+
+
+async def test_canaries_that_are_gone_and_never_settled_may_have_been_swallowed_and_are_told_of() -> None:
+    async with watched("q") as (broker, memory, _):
+        other = await memory.consume("q", prefetch=100)
+
+        async def swallow() -> None:
+            while await other.take(100):
+                pass
+
+        swallowing = asyncio.create_task(swallow())
+        memory.is_deaf = True
+        consumer = await broker.consume("q", prefetch=10)
+        with pytest.raises(BrokerUnavailable, match="heard nothing and is made again") as told:
+            async with asyncio.timeout(10 * UNPROVEN_ROUNDS):
+                await consumer.take(10)
+        assert not isinstance(told.value, ConsumerDoubted)
+        await other.close()
+        await swallowing
 
 
 async def test_a_consumer_that_is_full_needs_no_proof() -> None:

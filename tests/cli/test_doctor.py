@@ -217,6 +217,8 @@ def test_each_of_several_brokers_is_told_of(fleet: Fleet) -> None:
     assert code == 1
     assert [check["estado"] for check in states.values()] == ["ok", "ok", "ok", "erro"]
     assert [check["detalhe"].split()[0] for check in states.values()][:3] == ["RabbitMQ", "Valkey", "NATS"]
+    assert [name.split("://")[0] for name in states] == ["broker amqp", "broker redis", "broker nats", "broker redis"]
+    assert not [name for name in states if "@" in name]
 
 
 def test_each_node_of_a_cluster_is_told_of(fleet: Fleet) -> None:

@@ -16,7 +16,13 @@ def test_something_else_is_told_at_once_and_what_comes_in_turns_is_not_told_at_e
 
 def test_after_a_while_without_it_it_is_told_at_once_and_as_one() -> None:
     repeats = Repeats()
-    assert [repeats.times("away", second) for second in (0, 1, 2, 20, 21, 90_000)] == [1, 0, 0, 1, 0, 1]
+    assert [repeats.times("away", second) for second in (0, 1, 2, 63, 64, 90_000)] == [1, 0, 0, 1, 0, 1]
+
+
+def test_what_takes_long_to_fail_is_told_once_a_minute_too() -> None:
+    """As each attempt at a server that is frozen: it waits 15 s for an answer, and the next comes after a pause."""
+    repeats = Repeats()
+    assert [repeats.times("away", second) for second in range(0, 200, 20)] == [1, 0, 0, 3, 0, 0, 3, 0, 0, 3]
 
 
 def test_so_many_are_remembered_and_the_one_met_longest_ago_is_forgotten() -> None:

@@ -10,15 +10,16 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.run import Changes
-from oraculo.engine import intake, reading
+from oraculo.engine import intake, reading, service
 from oraculo.errors import BrokerUnavailable, StoreRefuses, StoreUnavailable
 from oraculo.ports.broker import Consumer, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation
-from oraculo.ports.telemetry import Record
+from oraculo.ports.telemetry import LoopFailed, Record, StoreBack
 from oraculo.settings import BrokerSettings, EngineSettings, RunSettings, Settings, StoreSettings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
+from tests.engine.broker_stage import Told
 from tests.engine.workers import Journal, answer, failing_app, recording_app
 from tests.waiting import until
 
@@ -134,6 +135,29 @@ class FlakyStore(SqliteStore):
             self.after -= 1
             raise StoreUnavailable("the disk went away before it could answer")
         return committed
+
+
+@pytest.mark.parametrize("call", ["attend", "commit"])
+async def test_a_store_that_is_back_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """Whether an idle engine missed it or one that had something to write."""
+    monkeypatch.setattr(service, "_PAUSE_AFTER_FAILURE", 0.02)
+    store, told = SqliteStore(str(tmp_path / "o.db")), Told()
+    works = getattr(store, call)
+
+    async def is_away(*_given: object) -> None:
+        raise StoreUnavailable("the disk is away")
+
+    async with Harness(settings=QUICK, store=store, telemetry=told) as oraculo:
+        monkeypatch.setattr(store, call, is_away)
+        submitting = asyncio.create_task(oraculo.submit({"destinos": ["executador_x"], "payload": {}}))
+        await until(lambda: told.of(LoopFailed), saying="the absence to be told")
+        if call == "commit":
+            await until(lambda: oraculo.engine.peers._is_store_away, saying="the absence to be noticed")
+        assert told.of(StoreBack) == []
+        monkeypatch.setattr(store, call, works)
+        await until(lambda: told.of(StoreBack), saying="the return to be told")
+        await submitting
+        assert told.of(StoreBack) == [StoreBack("sqlite")]
 
 
 async def test_a_store_that_is_away_is_waited_for(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from oraculo.engine import service
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Link
+from oraculo.ports.broker import ConsumerDoubted, Delivery, Link
+from oraculo.ports.telemetry import LoopFailed
 from oraculo.testing.harness import Harness
 from tests.engine import broker_stage as stage
-from tests.engine.broker_stage import QUICK, Durable, DurableUnreadable, is_ready, sent_by
+from tests.engine.broker_stage import QUICK, Durable, DurableUnreadable, Told, is_ready, sent_by
 from tests.engine.workers import answer
 from tests.waiting import until
 
@@ -43,6 +44,39 @@ async def test_nobody_who_reads_our_queues_is_told_by_readiness() -> None:
         assert "nobody reads resultados, orquestrador" in (health.parts["consumers"] or "")
         broker.is_closed = False
         await until(lambda: is_ready(oraculo), saying="readiness")
+
+
+async def test_a_consumer_that_is_only_doubted_is_made_again_at_once_and_without_alarm() -> None:
+    """As where other engines take all canaries: nothing is wrong, and readiness stays green all the while."""
+
+    class Doubting(Durable):
+        def __init__(self) -> None:
+            super().__init__("redis")
+            self.made: list[str] = []
+            self.unread_meanwhile: list[Sequence[str]] = []
+
+        async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+            if queue in self.made:
+                self.unread_meanwhile.append(oraculo.engine.own_queues.without_consumer)
+            consumer = await super().consume(queue, prefetch=prefetch)
+            self.made.append(queue)
+            if self.made.count(queue) < 4:
+
+                async def take(limit: int) -> Sequence[Delivery]:
+                    raise ConsumerDoubted("to be sure")
+
+                consumer.take = take  # type: ignore[method-assign]
+            return consumer
+
+    broker, told = Doubting(), Told()
+    async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
+        await until(lambda: len(broker.made) == 8, saying="both to be made again")
+        assert broker.unread_meanwhile == [[]] * 6
+        assert told.of(LoopFailed) == []
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: sent_by(oraculo, run_id, ["redis"]))
+        await oraculo.publish("resultados", answer(run_id, tipo_evento="resultado_execucao"))
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
 
 
 async def test_what_cannot_be_read_is_told_with_the_reason_by_readiness_and_by_the_run(

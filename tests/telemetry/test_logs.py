@@ -20,6 +20,7 @@ from oraculo.ports.telemetry import (
     Record,
     RunFinished,
     RunsPruned,
+    StoreBack,
 )
 from oraculo.settings import LogSettings
 from oraculo.telemetry import logs
@@ -196,6 +197,7 @@ def test_console_in_a_file_has_no_colours() -> None:
         (RunsPruned(3), "info"),
         (BrokerChanged("rabbitmq", "refused"), "error"),
         (BrokerChanged("rabbitmq", None), "warning"),
+        (StoreBack("postgres"), "warning"),
     ],
 )
 def test_each_record_is_told_at_its_level(record: Record, level: str) -> None:

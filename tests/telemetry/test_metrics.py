@@ -18,6 +18,7 @@ from oraculo.ports.telemetry import (
     Record,
     RunFinished,
     RunsPruned,
+    StoreBack,
 )
 from oraculo.telemetry import metrics as module
 from oraculo.telemetry.metrics import MAX_QUEUES, OTHER, Metrics
@@ -88,7 +89,10 @@ def test_each_record_moves_its_metrics(record: Record, expected: dict[str, float
 
 
 def test_every_kind_of_record_is_counted() -> None:
-    of_the_store = {EnginesChanged}  # it is asked at every scrape, also by who is none of the engines
+    of_the_store = {
+        EnginesChanged,  # it is asked at every scrape, also by who is none of the engines
+        StoreBack,  # what failed until then was counted, each time
+    }
     assert set(Metrics()._handlers) == set(Record.__subclasses__()) - of_the_store
 
 
@@ -125,7 +129,7 @@ def test_queues_past_the_limit_share_one_label() -> None:
 def test_the_state_of_queues() -> None:
     metrics = Metrics()
     metrics.set_queues([QueueState("old", 1, 1, 1, 1)])
-    metrics.set_queues([QueueState("a", 3, 2, 1, consumers=4), QueueState("b", 5, 0, 0)])
+    metrics.set_queues([QueueState("a", 3, 2, 1, consumers=4), QueueState("b", 5, None, 0)])
     found = samples(metrics)
     assert found['oraculo_queue_ready{queue="a"}'] == 3
     assert found['oraculo_queue_unacked{queue="a"}'] == 2
@@ -133,6 +137,7 @@ def test_the_state_of_queues() -> None:
     assert found['oraculo_queue_consumers{queue="a"}'] == 4
     assert found['oraculo_queue_ready{queue="b"}'] == 5
     assert 'oraculo_queue_consumers{queue="b"}' not in found
+    assert 'oraculo_queue_unacked{queue="b"}' not in found
     assert not [name for name in found if "old" in name]
 
 
@@ -144,7 +149,16 @@ def test_queue_states_past_the_limit_are_summed() -> None:
     found = samples(metrics)
     assert found[f'oraculo_queue_ready{{queue="{OTHER}"}}'] == 8
     assert found[f'oraculo_queue_dead_letters{{queue="{OTHER}"}}'] == 12
+    assert found[f'oraculo_queue_unacked{{queue="{OTHER}"}}'] == 4
     assert found[f'oraculo_queue_consumers{{queue="{OTHER}"}}'] == 2
+
+
+def test_a_sum_with_one_that_is_not_known_is_not_known() -> None:
+    metrics = Metrics()
+    metrics.set_queues([QueueState(f"q{number}", 2, 1 if number % 2 else None, 3) for number in range(MAX_QUEUES + 4)])
+    found = samples(metrics)
+    assert found[f'oraculo_queue_ready{{queue="{OTHER}"}}'] == 8
+    assert f'oraculo_queue_unacked{{queue="{OTHER}"}}' not in found
 
 
 def test_queues_of_strangers_take_no_label_from_our_own() -> None:

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from oraculo.core.retry import RetryPolicy
 from oraculo.core.timestamps import from_iso
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.ports.broker import ConsumerDoubted, NotTaken, Outgoing
 from oraculo.settings import BrokerSettings, Settings
 from oraculo.subscription import Backoff
 from oraculo.testing.harness import Harness
@@ -62,6 +62,16 @@ async def test_what_fails_again_and_again_is_told_once(stage: Stage) -> None:
         ("the queue cannot be read; trying again", "no such user"),
         ("answers could not be published; trying again", "away"),
     ]
+
+
+async def test_a_consumer_that_is_only_doubted_is_made_again_without_a_word(stage: Stage) -> None:
+    stage.broker.fail("take", ConsumerDoubted("to be sure"))
+    with capture_logs() as logs:
+        async with stage.worker(counting_app()[0]):
+            await stage.send("q")
+            await stage.payload()
+    assert [queue for queue, _ in stage.broker.consumed] == ["q", "q"]
+    assert not [line for line in logs if line["log_level"] == "warning"]
 
 
 async def test_nothing_is_acked_before_its_answer_is_confirmed(stage: Stage) -> None:

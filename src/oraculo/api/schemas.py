@@ -275,7 +275,7 @@ _QUEUE = record(
     {
         "fila": TEXT,
         "mensagens": COUNT,
-        "em_processamento": COUNT,
+        "em_processamento": nullable({**COUNT, "description": "null: the broker does not tell"}),
         "consumidores": nullable({**COUNT, "description": "null: the broker does not tell"}),
         "dlq": COUNT,
     }

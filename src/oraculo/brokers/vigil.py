@@ -6,15 +6,29 @@ who would not know it: there, messages that wait while the consumer has room and
 
 A deaf consumer is closed and its `take` raises, so that whoever owns it subscribes again; until that one has heard
 something, or there is nothing to hear, `links()` tells of the queue. Where the canary went to somebody else nothing is
-proven either way, and after a few such rounds the consumer is made again without alarm: that costs little.
+proven either way, and after a few such rounds the consumer is made again without alarm: that costs little. Its `take`
+raises ConsumerDoubted then; but not where what is gone is held each time, for then it may be this one that swallows it.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from typing import NamedTuple
+
+import structlog
 
 from oraculo.errors import BrokerUnavailable
-from oraculo.ports.broker import Broker, Capabilities, Consumer, DeadLetter, Delivery, Link, Outgoing, QueueState
+from oraculo.ports.broker import (
+    Broker,
+    Capabilities,
+    Consumer,
+    ConsumerDoubted,
+    DeadLetter,
+    Delivery,
+    Link,
+    Outgoing,
+    QueueState,
+)
 from oraculo.ports.clock import Clock
 from oraculo.ports.telemetry import ConsumerRebuilt, Telemetry
 
@@ -26,6 +40,8 @@ PATIENCE = 5.0  # seconds in which a canary, or what waits in the queue, must ha
 UNPROVEN_ROUNDS = 4
 _LOOKS = 10  # at most, in the time that a consumer may be silent, at one that has no room
 _KEPT = 300.0  # seconds that a canary which nobody takes may stay
+
+_log = structlog.get_logger("oraculo.brokers.vigil")
 
 
 class VigilantBroker:
@@ -114,50 +130,72 @@ class VigilantBroker:
 
     # -- for its consumers ----------------------------------------------------------------------------------------
 
-    async def watch(self, consumer: "VigilantConsumer") -> None:
-        """Returns when the consumer is to be made again."""
-        unproven = 0
+    async def watch(self, consumer: "VigilantConsumer") -> BrokerUnavailable:
+        """Returns when the consumer is to be made again: what its owner is told."""
+        unproven: list[_Unheard] = []
         while True:
             if await consumer.silent_for(self._silence):
-                unproven = 0
+                unproven.clear()
             try:
-                verdict = await self._prove(consumer)
+                unheard = await self._prove(consumer)
             except Exception:  # noqa: BLE001 - the broker is away: that is told elsewhere, and is not deafness
                 continue
-            if verdict is None:
-                unproven = 0
-            elif verdict:
+            if unheard is None:
+                unproven.clear()
+            elif unheard.waiting:
+                why = f"heard nothing in {self._patience:g} s while {unheard.waiting} messages wait"
                 self._deaf[consumer.queue] = None
-                self._telemetry.emit(ConsumerRebuilt(self.name, consumer.queue, verdict))
-                return
-            elif (unproven := unproven + 1) >= UNPROVEN_ROUNDS:
-                return
+                self._telemetry.emit(ConsumerRebuilt(self.name, consumer.queue, why))
+                return _deaf(consumer)
+            else:
+                unproven.append(unheard)
+                if len(unproven) >= UNPROVEN_ROUNDS:
+                    return self._end_of(consumer, unproven)
 
-    async def _prove(self, consumer: "VigilantConsumer") -> str | None:
-        """None: it hears, or there is nothing to hear. A text: it is deaf, and how that was seen. Empty: what there was
-        to hear went to another, so that nothing can be said."""
+    def _end_of(self, consumer: "VigilantConsumer", unproven: Sequence["_Unheard"]) -> BrokerUnavailable:
+        if all(unheard.is_held for unheard in unproven):
+            return _deaf(consumer)
+        why = "others took what it should have heard"
+        _log.debug("a consumer is made again to be sure", broker=self.name, queue=consumer.queue, reason=why)
+        return ConsumerDoubted(f"the consumer of {consumer.queue} is made again to be sure: {why}")
+
+    async def _prove(self, consumer: "VigilantConsumer") -> "_Unheard | None":
+        """None: it hears, or there is nothing to hear."""
         consumer.listen()
-        if consumer.queue in self._own_queues:
+        is_own = consumer.queue in self._own_queues
+        if is_own:
             expires_at = self._clock.now() + _KEPT
             await self._broker.publish([Outgoing(consumer.queue, CANARY, expires_at=expires_at)])
-        elif not await self._waits_in(consumer.queue):
+        elif not _waiting(await self._broker.queues([consumer.queue])):
             self._deaf.pop(consumer.queue, None)  # another has what was missed: it may be long until this one can hear
             return None
         if await consumer.hears_within(self._patience):
             return None
-        waiting = await self._waits_in(consumer.queue)
+        states = await self._broker.queues([consumer.queue])
         if consumer.has_heard or not consumer.has_listened:
             return None
-        return f"heard nothing in {self._patience:g} s while {waiting} messages wait" if waiting else ""
-
-    async def _waits_in(self, queue: str) -> int:
-        return sum(state.ready - state.delayed for state in await self._broker.queues([queue]))
+        return _Unheard(_waiting(states), is_own and any(state.unacked for state in states))
 
     def heard(self, consumer: "VigilantConsumer") -> None:
         self._deaf.pop(consumer.queue, None)
 
     def forget(self, consumer: "VigilantConsumer") -> None:
         self._consumers.discard(consumer)
+
+
+class _Unheard(NamedTuple):
+    """What a consumer should have heard."""
+
+    waiting: int  # messages: then it is deaf; with 0 they went somewhere, and nothing is proven
+    is_held: bool  # by somebody, who may be this consumer, and swallow them: who hears a canary settles it at once
+
+
+def _waiting(states: Sequence[QueueState]) -> int:
+    return sum(state.ready - state.delayed for state in states)
+
+
+def _deaf(consumer: "VigilantConsumer") -> BrokerUnavailable:
+    return BrokerUnavailable(f"the consumer of {consumer.queue} heard nothing and is made again")
 
 
 class VigilantConsumer:
@@ -171,14 +209,14 @@ class VigilantConsumer:
         self._takers = 0
         self._waits_since = 0.0  # by the loop's time: somebody, for a message, without a break
         self._was_away = False  # nobody waited in `take` for a moment: then silence proves nothing
-        self._is_deaf = False
+        self._end: BrokerUnavailable | None = None  # why it is made again
         self._watching = asyncio.create_task(self._watch(), name=f"vigil over {queue}")
 
     async def take(self, limit: int) -> Sequence[Delivery]:
         while True:
             deliveries = await self._wait_for(limit)
-            if self._is_deaf:
-                raise BrokerUnavailable(f"the consumer of {self.queue} heard nothing and is made again")
+            if self._end is not None:
+                raise self._end
             if deliveries:
                 self._heard.set()
                 self._waits_since = asyncio.get_running_loop().time()
@@ -223,7 +261,9 @@ class VigilantConsumer:
 
     async def close(self) -> None:
         self._vigil.forget(self)
-        if self._is_deaf:  # then the watch is closing it: cut off in the middle of that, it would stay half open
+        if (
+            self._end is not None
+        ):  # then the watch is closing it: cut off in the middle of that, it would stay half open
             await asyncio.wait([self._watching])
         self.stop_watching()
         await self._inner.close()
@@ -234,8 +274,7 @@ class VigilantConsumer:
         self._watching.cancel()
 
     async def _watch(self) -> None:
-        await self._vigil.watch(self)
-        self._is_deaf = True
+        self._end = await self._vigil.watch(self)
         await self._inner.close()  # which ends the take that waits
 
     async def silent_for(self, seconds: float) -> bool:

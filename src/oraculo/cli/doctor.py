@@ -308,7 +308,8 @@ def _labelled(name: str, url: str, count: int) -> str:
     """With several of a kind, which one."""
     from oraculo.settings.urls import redacted
 
-    return name if count == 1 else f"{name} {redacted(url).rpartition('@')[2].removeprefix('//')}"
+    scheme, mark, place = redacted(url).rpartition("://")
+    return name if count == 1 else f"{name} {scheme}{mark}{place.rpartition('@')[2]}"
 
 
 async def _part(name: str, prove: Callable[[], Awaitable[str]], close: Callable[[], Awaitable[None]]) -> Check:

@@ -130,7 +130,7 @@ async def _until(look: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _is_empty(broker: Broker, queue: str) -> bool:
-    return all(state.ready + state.unacked == 0 for state in await broker.queues([queue]))
+    return all(state.ready + (state.unacked or 0) == 0 for state in await broker.queues([queue]))
 
 
 async def _has_no_letters(broker: Broker, queue: str) -> bool:

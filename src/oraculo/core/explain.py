@@ -21,7 +21,7 @@ class Audience(NamedTuple):
     """Of a queue, as its broker tells."""
 
     consumers: int | None  # None: it does not tell
-    held: int  # messages that somebody took and has not settled
+    held: int | None  # messages that somebody took and has not settled; None: not known
     ready: int = 0  # messages that wait for somebody to take them
     dead_letters: int = 0
     own_letters: Mapping[int, str] | None = None  # why the commands of these tasks are among them; None: not known

@@ -5,7 +5,7 @@ from math import inf
 from typing import NamedTuple
 
 _PAUSE = 60.0  # seconds between two tellings of the same
-_QUIET = 15.0  # seconds without it, after which it is met anew
+_QUIET = 60.0  # seconds without it, after which it is met anew: to meet a server that is frozen takes 15 and more
 _MOST = 1000  # that are remembered
 
 

@@ -10,10 +10,10 @@ from contextlib import suppress
 from hashlib import blake2b
 
 from oraculo.engine.store_clock import read_clock
-from oraculo.errors import OraculoError, StoreError
+from oraculo.errors import OraculoError, StoreError, StoreUnavailable
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
-from oraculo.ports.telemetry import EnginesChanged, LoopFailed, Telemetry
+from oraculo.ports.telemetry import EnginesChanged, LoopFailed, StoreBack, Telemetry
 
 TTL = 5.0  # seconds, or so many polls, after which an engine that was not seen counts as gone
 _LOOK_AGAIN = 1.0
@@ -42,6 +42,7 @@ class Peers:
         self.ttl = max(TTL, TTL * poll)
         self.departures = 0  # how often others were found to have gone
         self.clock_fault: str | None = None
+        self._is_store_away = False
 
     @property
     def is_alone(self) -> bool:
@@ -95,8 +96,20 @@ class Peers:
     async def run(self) -> None:
         while True:
             if self._is_well():
-                await self.attend()
+                await self._attend_and_tell()
+            else:  # nothing but the store keeps an engine from deciding
+                self._is_store_away = True
             await asyncio.sleep(self._poll)
+
+    async def _attend_and_tell(self) -> None:
+        try:
+            await self.attend()
+        except StoreUnavailable:
+            self._is_store_away = True
+            raise
+        if self._is_store_away:
+            self._is_store_away = False
+            self._telemetry.emit(StoreBack(self._store.name))
 
     async def depart(self) -> None:
         with suppress(OraculoError):  # then the others find out by themselves

@@ -8,7 +8,7 @@ from math import inf
 from oraculo.core.unread import UnreadQueues
 from oraculo.engine.inputs import Arrived, Inbox
 from oraculo.errors import BrokerError, BrokerUnavailable, OraculoError
-from oraculo.ports.broker import Broker, Consumer
+from oraculo.ports.broker import Broker, Consumer, ConsumerDoubted
 from oraculo.settings.sections import EngineSettings
 
 HEARD_WITHIN = 5.0  # seconds in which what waits in a queue must get less to be waited for
@@ -34,14 +34,30 @@ class OwnQueues:
         """Until the consumer is lost. When cancelled it leaves it open, for what was taken to be settled on."""
         consumer = self._consumers.get(queue) or await self._subscribe(queue)
         try:
-            while deliveries := await consumer.take(self._settings.batch):
-                self._unread.brought(queue)
-                self._inbox.put([Arrived(delivery, consumer) for delivery in deliveries])
+            while await self._is_only_doubted(queue, consumer):
+                consumer = await self._replaced(queue, consumer)
         except Exception as error:
             self._cannot_read(queue, error)
             await self._drop(queue)
             raise
         await self._drop(queue)
+
+    async def _is_only_doubted(self, queue: str, consumer: Consumer) -> bool:
+        """Takes until the consumer ends. Whether nothing but a doubt ended it."""
+        try:
+            while deliveries := await consumer.take(self._settings.batch):
+                self._unread.brought(queue)
+                self._inbox.put([Arrived(delivery, consumer) for delivery in deliveries])
+        except ConsumerDoubted:
+            return True
+        return False
+
+    async def _replaced(self, queue: str, doubted: Consumer) -> Consumer:
+        """Without a moment in which the queue has no consumer: nothing is wrong with it."""
+        consumer = await self._broker.consume(queue, prefetch=self._settings.prefetch)
+        self._keep(queue, consumer)
+        await self._let_go(doubted)
+        return consumer
 
     async def heard_out(self, queue: str) -> None:
         """Returns when nothing waits in it any more, or it does not get less. Twice nothing: what is on its way to us
@@ -64,20 +80,26 @@ class OwnQueues:
         except Exception as error:
             self._cannot_read(queue, error)
             raise
+        self._keep(queue, consumer)
+        return consumer
+
+    def _keep(self, queue: str, consumer: Consumer) -> None:
         self._consumers[queue] = consumer
         self._unread.made(queue, asyncio.get_running_loop().time())
-        return consumer
 
     def _cannot_read(self, queue: str, error: Exception) -> None:
         self._unread.failed(queue, str(error) or type(error).__name__, asyncio.get_running_loop().time())
 
     async def _drop(self, queue: str) -> None:
         if (lost := self._consumers.pop(queue, None)) is not None:
-            # What it brought may still be decided; but while the store is away, each consumer would bring it anew.
-            if len(self._inbox) > self._settings.prefetch:
-                self._inbox.forget_arrived(lost)
-            with suppress(OraculoError):
-                await lost.close()
+            await self._let_go(lost)
+
+    async def _let_go(self, lost: Consumer) -> None:
+        # What it brought may still be decided; but while the store is away, each consumer would bring it anew.
+        if len(self._inbox) > self._settings.prefetch:
+            self._inbox.forget_arrived(lost)
+        with suppress(OraculoError):
+            await lost.close()
 
     async def close(self) -> None:
         for queue in list(self._consumers):

@@ -73,6 +73,11 @@ class NotTaken(BrokerUnavailable):
         return self.vias.count(None)
 
 
+class ConsumerDoubted(BrokerUnavailable):
+    """Nothing is wrong as far as anybody knows, and nothing proves that the consumer hears: whoever owns it subscribes
+    again at once, without alarm."""
+
+
 class Delivery(msgspec.Struct, gc=False):
     """A message handed to a consumer: it stays the broker's until it is acked, retried or dead-lettered."""
 
@@ -97,7 +102,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 class QueueState(msgspec.Struct, frozen=True):
     queue: str
     ready: int  # waiting to be delivered, those that wait for a delay included
-    unacked: int  # delivered and not yet settled
+    unacked: int | None  # delivered and not yet settled; None: the broker does not tell
     dead_letters: int
     consumers: int | None = None  # None: the broker does not tell
     delayed: int = 0  # those of `ready` that wait for a delay, as far as the broker tells

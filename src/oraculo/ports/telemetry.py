@@ -83,6 +83,12 @@ class BrokerChanged(Record, frozen=True, gc=False):
     trouble: str | None
 
 
+class StoreBack(Record, frozen=True, gc=False):
+    """It works again. That it did not was told by each duty that failed."""
+
+    store: str
+
+
 class CommandsTakenBack(Record, frozen=True, gc=False):
     """Runs whose commands are sent again, because the broker that took them was lost."""
 

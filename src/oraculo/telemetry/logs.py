@@ -33,6 +33,7 @@ from oraculo.ports.telemetry import (
     Record,
     RunFinished,
     RunsPruned,
+    StoreBack,
 )
 from oraculo.settings import LogSettings
 
@@ -173,6 +174,7 @@ _TELLINGS: Mapping[type[Record], Callable[[Any], _Telling]] = {
     EnginesChanged: _always("engines that share the store", INFO),
     ConsumerRebuilt: _always("a consumer was deaf and is made again", ERROR),
     BrokerChanged: _of_broker,
+    StoreBack: _always("the store is back", WARNING),
     CommandsTakenBack: _always("what a lost broker took is sent again", WARNING),
 }
 _UNFORESEEN = _always("something happened", INFO)

@@ -24,7 +24,7 @@
 | `oraculo_engines` | gauge | | engines that share the store and are alive; not told while the store does not answer |
 | `oraculo_runs` | gauge | status | runs in the store |
 | `oraculo_queue_ready` | gauge | queue | messages that wait |
-| `oraculo_queue_unacked` | gauge | queue | messages delivered and not yet settled |
+| `oraculo_queue_unacked` | gauge | queue | messages delivered and not yet settled, where the broker tells |
 | `oraculo_queue_dead_letters` | gauge | queue | messages in quarantine |
 | `oraculo_queue_consumers` | gauge | queue | consumers, where the broker tells |
 
@@ -271,7 +271,7 @@ class Metrics(Collector):
 
 _QUEUE_GAUGES = {
     "ready": "Messages that wait.",
-    "unacked": "Messages delivered and not yet settled.",
+    "unacked": "Messages delivered and not yet settled, where the broker tells.",
     "dead_letters": "Messages in quarantine.",
     "consumers": "Consumers, where the broker tells.",
 }
@@ -296,7 +296,7 @@ def _joined(one: QueueState | None, other: QueueState) -> QueueState:
     return QueueState(
         queue=OTHER,
         ready=one.ready + other.ready,
-        unacked=one.unacked + other.unacked,
+        unacked=None if one.unacked is None or other.unacked is None else one.unacked + other.unacked,
         dead_letters=one.dead_letters + other.dead_letters,
         consumers=sum(consumers) if consumers else None,
     )

@@ -279,7 +279,7 @@ class WorkerCheck:
 
     async def _held(self) -> int:
         state = await self._state(self._physical)
-        return 0 if state is None else state.unacked
+        return 0 if state is None else state.unacked or 0
 
     # -- asking -----------------------------------------------------------------------------------------------------
 

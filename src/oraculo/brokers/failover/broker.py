@@ -329,10 +329,11 @@ def _by_preference(messages: Sequence[Outgoing]) -> dict[str | None, list[int]]:
 def _sum(queue: str, at: Mapping[str, QueueState]) -> QueueState:
     """Consumers are not added up: each of ours listens to every broker."""
     each = at.values()
+    held = [state.unacked for state in each if state.unacked is not None]
     return QueueState(
         queue,
         sum(state.ready for state in each),
-        sum(state.unacked for state in each),
+        sum(held) if len(held) == len(at) else None,
         sum(state.dead_letters for state in each),
         max((state.consumers for state in each if state.consumers is not None), default=None),
         sum(state.delayed for state in each),

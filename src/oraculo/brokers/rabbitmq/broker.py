@@ -146,8 +146,9 @@ class RabbitMQBroker:
         return consumer
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
-        """All: the last that this object declared, published to or consumed, for AMQP cannot list the others. Unacked
-        are those that its own consumers hold; of messages that wait for a delay it knows those that it delayed."""
+        """All: the last that this object declared, published to or consumed, for AMQP cannot list the others. What
+        consumers hold AMQP does not tell: unacked is known only where all of them are its own, or there are none. Of
+        messages that wait for a delay it knows those that it delayed."""
         async with self._watched():
             wanted = self._queues.names if names is None else [name for name in names if not is_dlq(name)]
             states: dict[str, QueueState | None] = {}
@@ -275,7 +276,9 @@ class RabbitMQBroker:
         dead_letters = await self._queues.depth(dlq_of(name))
         dead_count = (dead_letters.messages if dead_letters else 0) + self._held(dlq_of(name))
         delayed = await self._queues.delayed(name)
-        return QueueState(name, depth.messages + delayed, self._held(name), dead_count, depth.consumers, delayed)
+        own = sum(consumer.queue == name for consumer in self._consumers)
+        unacked = self._held(name) if depth.consumers <= own else None
+        return QueueState(name, depth.messages + delayed, unacked, dead_count, depth.consumers, delayed)
 
     def _held(self, queue: str) -> int:
         return sum(consumer.unsettled for consumer in self._consumers if consumer.queue == queue)

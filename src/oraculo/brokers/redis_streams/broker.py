@@ -137,6 +137,8 @@ class RedisStreamsBroker:
         new = [name for name in names if name not in server.known]
         looks = self._room.looks_due(messages, asyncio.get_running_loop().time())
         replies = await self._add(looks, [group_command(name) for name in new], added)
+        if None in replies:
+            replies[len(new) :] = await self._add_to_deleted(added, replies[len(new) :])
         self._room.note_sent(messages)
         if ReplyError in set(map(type, replies)):
             self._raise_if_too_large(messages[-1], replies[-1])
@@ -249,11 +251,13 @@ class RedisStreamsBroker:
     # -- publishing -----------------------------------------------------------------------------------------------
 
     def _addition(self, message: Outgoing) -> Command:
+        """To a queue whose group is known only if it is still there: else it would be made without its group."""
         place = _place_of(message)
+        if_there = ("NOMKSTREAM",) if place in self._server.known else ()
         if message.reason is None:
-            return ("XADD", place, "*", "body", message.body)
+            return ("XADD", place, *if_there, "*", "body", message.body)
         why, at = text(message.reason), self._terms.now()
-        return ("XADD", place, "*", "body", message.body, "reason", why, "at", at, "redeliveries", 0)
+        return ("XADD", place, *if_there, "*", "body", message.body, "reason", why, "at", at, "redeliveries", 0)
 
     async def _without_room(self, messages: Sequence[Outgoing]) -> set[int]:
         """The places of those that would take what is kept for answers."""
@@ -343,6 +347,17 @@ class RedisStreamsBroker:
         if is_aborted(ended) and any(map(is_about_key, others)) and not _concerning_all(others):
             return await call([*groups, *added], repeatable=False)
         return replies
+
+    async def _add_to_deleted(self, added: list[Command], outcomes: list[Any]) -> list[Any]:
+        """None is what became of a message whose queue somebody deleted, as a purge does. It is made again with its
+        group: a plain worker reads by that, and may make none."""
+        missing = [place for place, outcome in enumerate(outcomes) if outcome is None]
+        again = [(*added[place][:2], *added[place][3:]) for place in missing]  # wherever it is, there or not
+        names = {str(command[1]): None for command in again}
+        self._server.known.difference_update(names)  # so that the next publish makes sure of them
+        told = await self._server.call([*map(group_command, names), *again], repeatable=False)
+        found = dict(zip(missing, told[len(names) :], strict=True))
+        return [found.get(place, outcome) for place, outcome in enumerate(outcomes)]
 
     def _together(self, added: list[Command]) -> list[Command]:
         """In one step, where a queue gets several: who waits for it has them all at once. Else it would be given the

@@ -304,7 +304,7 @@ class NothingIsDropped(Law):
     def at_rest(self, history: dict[str, Sequence[HistoryEntry]], queues: Sequence[QueueState]) -> None:
         for state in queues:
             if state.queue in (naming.ANSWERS, naming.REQUESTS) and (state.ready or state.unacked):
-                self.broken(f"queue {state.queue} still holds {state.ready + state.unacked} messages")
+                self.broken(f"queue {state.queue} still holds {state.ready + (state.unacked or 0)} messages")
         for letter in self.world.letters:
             if not letter.reason:
                 self.broken(f"a dead letter of {letter.queue} has no reason: {letter.body!r}")
