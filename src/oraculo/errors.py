@@ -16,7 +16,8 @@ OraculoError
 │   ├── BrokerUnavailable   it cannot be reached now; worth a retry
 │   │   ├── NotTaken        it works, and did not take some messages (in ports/broker.py)
 │   │   └── ConsumerDoubted a consumer may not hear, and is made again to be sure (there, too)
-│   └── MessageTooLarge     the broker will never take a message of that size
+│   ├── MessageTooLarge     the broker will never take a message of that size
+│   └── NotAnId             no dead letter there can have that id (in ports/broker.py)
 ├── StoreError              the store refused
 │   └── StoreUnavailable    it cannot be reached now; worth a retry
 │       └── StoreRefuses    it answers, and takes nothing from anybody until it is mended

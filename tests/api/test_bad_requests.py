@@ -1,5 +1,6 @@
 """Every bad input is refused with the field that is wrong, and nothing of it is kept."""
 
+import gzip
 import socket
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,19 @@ async def test_another_kind_of_body_is_refused(service: Service, path: str) -> N
     headers = {"content-type": "application/xml"}
     assert_problem(await service.client.post(path, content=b"<a/>", headers=headers), 415, None, "application/json")
     assert_problem(await service.client.put("/pipelines/x", content=b"<a/>", headers=headers), 415, None, "yaml")
+
+
+async def test_a_packed_body_is_refused_as_that(service: Service) -> None:
+    headers = {"content-encoding": "gzip"}
+    for method, path in (("POST", "/orquestracoes"), ("PUT", "/pipelines/x")):
+        reply = await service.client.request(method, path, content=gzip.compress(b"{}"), headers=headers)
+        assert_problem(reply, 415, None, "gzip")
+        assert reply.headers["accept-encoding"] == "identity"
+
+
+async def test_a_body_that_is_said_to_be_unpacked_is_taken(service: Service) -> None:
+    headers = {"content-encoding": "identity"}
+    assert (await service.client.post("/orquestracoes", json={"destinos": ["a"]}, headers=headers)).status_code == 202
 
 
 SMALL = msgspec.structs.replace(SETTINGS, limits=LimitSettings(payload_bytes=100, request_bytes=1000))

@@ -12,7 +12,7 @@ from oraculo.settings import ApiSettings
 
 from .service import SETTINGS, Service, assert_problem, running
 
-WITH_KEYS = msgspec.structs.replace(SETTINGS, api=ApiSettings(keys=("chave-um", "chave-dóis")))
+WITH_KEYS = msgspec.structs.replace(SETTINGS, api=ApiSettings(keys=("chave-um", "chave-dóis", "chave-à")))
 
 
 async def test_an_unknown_address_is_a_problem(service: Service) -> None:
@@ -54,6 +54,9 @@ GOOD_KEYS = [
     {"authorization": "bearer  chave-um "},
     {"X-API-Key": "chave-um"},
     {b"X-API-Key": "chave-dóis".encode()},
+    {"X-API-Key": " \tchave-um\t "},
+    {b"X-API-Key": "chave-à ".encode()},  # its last byte is a blank to who takes it for latin-1
+    {b"Authorization": "Bearer chave-à".encode()},
 ]
 BAD_KEYS: list[dict[Any, Any]] = [
     {},

@@ -1,9 +1,10 @@
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from oraculo.errors import BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable
 
 from .service import Service, assert_problem
 
@@ -51,11 +52,14 @@ async def test_one_is_put_as_yaml(service: Service, kind: str) -> None:
     assert again.json() == shown
 
 
-async def test_one_is_put_while_the_broker_is_away(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def away(_queues: Sequence[str]) -> None:
-        raise BrokerUnavailable("no broker works")
+@pytest.mark.parametrize("error", [BrokerUnavailable("no broker works"), BrokerError("not allowed")])
+async def test_one_is_put_while_the_broker_is_away_or_refuses_a_queue(
+    service: Service, monkeypatch: pytest.MonkeyPatch, error: BrokerError
+) -> None:
+    async def fails(_queues: Sequence[str]) -> None:
+        raise error
 
-    monkeypatch.setattr(service.broker, "declare", away)
+    monkeypatch.setattr(service.broker, "declare", fails)
     reply = await service.client.put("/pipelines/meu", content=YAML)
     assert reply.status_code == 201
     assert (await service.client.get("/pipelines/meu")).json() == reply.json()
@@ -157,6 +161,59 @@ async def test_one_is_deleted_but_a_built_in_one_is_not(service: Service) -> Non
     assert_problem(await service.client.delete("/pipelines/meu"), 404, None, "'meu'")
     assert_problem(await service.client.get("/pipelines/meu"), 404, None, "'meu'")
     assert_problem(await service.client.delete("/pipelines/coleta-execucao"), 409, None, "built in")
+
+
+async def test_of_those_who_delete_one_at_once_all_but_one_are_told_that_it_is_gone(service: Service) -> None:
+    await service.client.put("/pipelines/meu", content=YAML)
+    replies = await asyncio.gather(*(service.client.delete("/pipelines/meu") for _ in range(5)))
+    done, *others = sorted(replies, key=lambda reply: reply.status_code)
+    assert done.status_code == 204
+    for reply in others:
+        assert_problem(reply, 404, None, "'meu'")
+
+
+async def test_one_that_another_engine_deletes_at_the_same_time_is_gone_and_no_file(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.client.put("/pipelines/meu", content=YAML)
+    delete = service.engine.store.delete_pipeline
+
+    async def slower(name: str) -> bool:
+        assert await delete(name)
+        return await delete(name)
+
+    monkeypatch.setattr(service.engine.store, "delete_pipeline", slower)
+    assert_problem(await service.client.delete("/pipelines/meu"), 404, None, "'meu'")
+    assert_problem(await service.client.get("/pipelines/meu"), 404, None, "'meu'")
+
+
+@pytest.mark.parametrize("change", ["PUT", "DELETE"])
+async def test_what_was_read_before_a_change_does_not_undo_it(
+    service: Service, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Every process looks now and then what others put, also while it is told something newer."""
+    old = (await service.client.put("/pipelines/meu", json={"steps": [{"type": "velho"}]})).json()
+    pipelines, has_read, may_go_on = service.engine.store.pipelines, asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> Mapping[str, bytes]:
+        found, is_first = await pipelines(), not has_read.is_set()
+        has_read.set()
+        if is_first:
+            await may_go_on.wait()
+        return found
+
+    monkeypatch.setattr(service.engine.store, "pipelines", slowly)
+    looking = asyncio.create_task(service.engine.refresh_pipelines())
+    await has_read.wait()
+    request = service.client.request(change, "/pipelines/meu", content=YAML if change == "PUT" else None)
+    changing = asyncio.create_task(request)
+    await asyncio.wait({changing}, timeout=0.3)  # it may wait for the look, or be done before
+    may_go_on.set()
+    reply, _ = await asyncio.gather(changing, looking)
+    assert reply.status_code == (200 if change == "PUT" else 204)
+    shown = await service.client.get("/pipelines/meu")
+    assert shown.status_code == (200 if change == "PUT" else 404)
+    assert shown.json().get("hash") != old["hash"]
 
 
 async def test_an_unknown_one_is_told_the_nearest(service: Service) -> None:

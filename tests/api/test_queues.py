@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from oraculo.errors import BrokerError
 from oraculo.ports.broker import QueueState
 from oraculo.ports.telemetry import CommandsPublished
 from oraculo.settings import BrokerSettings
@@ -192,6 +193,47 @@ async def test_one_is_discarded(service: Service) -> None:
     assert reply.content == b""
     assert_problem(await service.client.delete(url), 404, None, letter["id"])
     assert (await letters(service))["mensagens"] == []
+
+
+async def test_one_that_somebody_else_moves_at_the_same_time_is_not_discarded(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.bury("fila_x", b"1")
+    (letter,) = (await letters(service))["mensagens"]
+    discard = service.broker.discard
+
+    async def slower(queue: str, ids: Sequence[str]) -> int:
+        assert await service.broker.redrive(queue) == 1
+        return await discard(queue, ids)
+
+    monkeypatch.setattr(service.broker, "discard", slower)
+    assert_problem(await service.client.delete(f"/filas/fila_x/dlq/{letter['id']}"), 404, None, letter["id"])
+
+
+REFUSED = "fila_x holds something under that name that is not a stream"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "described"),
+    [
+        ("GET", "/filas", "/filas"),
+        ("GET", "/filas/fila_x/dlq", "/filas/{fila}/dlq"),
+        ("GET", "/filas/fila_x/dlq?cursor=1", "/filas/{fila}/dlq"),
+        ("POST", "/filas/fila_x/dlq/reenviar", "/filas/{fila}/dlq/reenviar"),
+        ("DELETE", "/filas/fila_x/dlq/1", "/filas/{fila}/dlq/{letter_id}"),
+    ],
+)
+async def test_a_refusal_of_the_broker_is_told_in_its_words(
+    service: Service, monkeypatch: pytest.MonkeyPatch, method: str, path: str, described: str
+) -> None:
+    async def refuse(_names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        raise BrokerError(REFUSED)
+
+    monkeypatch.setattr(service.broker, "queues", refuse)
+    reply = await service.client.request(method, path)
+    assert_problem(reply, 502, None, REFUSED)
+    document = (await service.client.get("/openapi.json")).json()
+    assert "502" in document["paths"][described][method.lower()]["responses"]
 
 
 async def test_unknown_queues_are_not_found(service: Service) -> None:

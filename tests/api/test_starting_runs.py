@@ -86,6 +86,13 @@ async def test_the_same_key_and_body_give_the_same_run(service: Service) -> None
     assert len(await service.runs()) == 1
 
 
+async def test_blanks_around_a_key_are_not_of_it(service: Service) -> None:
+    for key in ("chave-1", "chave-1  ", "\tchave-1"):
+        reply = await service.client.post("/orquestracoes", json=FAN_OUT, headers={"Idempotency-Key": key})
+        assert reply.status_code == 202
+    assert len(await service.runs()) == 1
+
+
 async def test_the_same_key_and_body_give_the_same_run_though_its_pipeline_is_gone(service: Service) -> None:
     await service.client.put("/pipelines/minha", json={"steps": [{"type": "A", "queue": "executador_a"}]})
     headers, body = {"Idempotency-Key": "chave-1"}, {"pipeline": "minha"}

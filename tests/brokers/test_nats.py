@@ -26,6 +26,7 @@ from tests.brokers.nats_stage import (
     PATIENCE,
     PROMPT,
     BareNats,
+    api,
     assert_fails_soon,
     bodies,
     eventually,
@@ -61,6 +62,10 @@ class TestConformance(BrokerSuite):
             for queue in queues:
                 for name in (queue, dlq_of(queue)):
                     await client.request(f"$JS.API.STREAM.DELETE.{name.replace('.', '=')}", timeout=5)
+
+    async def delete_alone(self, queue: str) -> None:
+        async with plain_client(self.url) as client:
+            assert "error" not in await api(client, f"STREAM.DELETE.{queue}")
 
 
 # -- making and starting --------------------------------------------------------------------------------------------

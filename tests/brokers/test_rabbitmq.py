@@ -56,6 +56,10 @@ class TestConformance(BrokerSuite):
     async def forget(self, queues: Sequence[str]) -> None:
         forget(self.url, queues)
 
+    async def delete_alone(self, queue: str) -> None:
+        with plain_channel(self.url) as channel:
+            channel.queue_delete(queue)
+
 
 # -- many queues ----------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,10 @@ class TestConformance(BrokerSuite):
         with redis.Redis.from_url(self.url) as client:
             client.delete(*(queue + end for queue in queues for end in ENDS))
 
+    async def delete_alone(self, queue: str) -> None:
+        with redis.Redis.from_url(self.url) as client:
+            client.delete(queue)
+
 
 class TestLife:
     async def test_the_check_names_server_version_and_place(self, url: str) -> None:

@@ -8,6 +8,7 @@ from oraculo.bootstrap import make_broker, make_worker
 from oraculo.ports.broker import Consumer, Delivery
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Store
+from oraculo.ports.telemetry import Telemetry
 from oraculo.settings import BrokerSettings, EngineSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
 from oraculo.worker import App, Worker
@@ -23,11 +24,14 @@ def settings_for(url: str, **broker: Any) -> Settings:
 
 
 class Stage(Harness):
-    def __init__(self, settings: Settings, *apps: App, store: Store | None = None) -> None:
+    def __init__(
+        self, settings: Settings, *apps: App, store: Store | None = None, telemetry: Telemetry | None = None
+    ) -> None:
         clock = SystemClock()
         prefix = settings.broker.prefix
         own = (f"{prefix}orquestrador", f"{prefix}resultados")
-        super().__init__(settings=settings, broker=make_broker(settings, clock, own_queues=own), store=store)
+        broker = make_broker(settings, clock, own_queues=own)
+        super().__init__(settings=settings, broker=broker, store=store, telemetry=telemetry)
         self._worker_broker = make_broker(settings, clock)
         self._fleet: list[Worker] = [make_worker(app, self._worker_broker, settings, clock) for app in apps]
         self._listening: Consumer | None = None

@@ -11,10 +11,14 @@ from oraculo.ports.telemetry import LoopFailed
 from oraculo.settings import EngineSettings, Settings
 from oraculo.testing.harness import Harness
 from tests.brokers.failover_stage import Named
-from tests.engine.broker_stage import Told
+from tests.engine import broker_stage as stage
+from tests.engine.broker_stage import Durable, Told, sent_by
 from tests.waiting import until
 
 QUICK = Settings(engine=EngineSettings(poll=0.02))
+impatient = stage.impatient  # a fixture
+
+REFUSED = LoopFailed("pipelines", "the queue 'escavador_youtube' is refused: not allowed")
 
 
 class Ledger(Named):
@@ -34,6 +38,10 @@ class Ledger(Named):
             raise NotTaken("no leader")
         self._expect_here()
         await super().declare(queues)
+
+
+class DurableLedger(Ledger, Durable):
+    pass
 
 
 def pipeline(*queues: str) -> bytes:
@@ -58,6 +66,45 @@ async def test_a_start_is_not_held_up_by_a_queue_that_cannot_be_made_now() -> No
         assert not told.of(LoopFailed)
         broker.without_leader.clear()
         await until(lambda: broker.queues(["escavador_youtube"]), saying="the queue, once it can be made")
+
+
+async def test_a_start_is_not_held_up_by_a_queue_that_is_refused_which_is_told() -> None:
+    broker, told = Ledger(), Told()
+    broker.refused = {"escavador_youtube"}
+    async with Harness(settings=QUICK, broker=broker, telemetry=told):
+        assert told.of(LoopFailed) == [REFUSED]
+        assert await broker.queues(["executador_relatorio"]), "the others are there"
+        assert not await broker.queues(["escavador_youtube"])
+
+
+async def test_a_refused_queue_and_one_that_cannot_be_made_now_keep_no_other_from_being_made() -> None:
+    broker = Ledger()
+    broker.refused, broker.without_leader = {"escavador_youtube"}, {"escavador_blog"}
+    async with Harness(settings=QUICK, broker=broker):
+        assert await broker.queues(["executador_relatorio"])
+        broker.without_leader.clear()
+        await until(lambda: broker.queues(["escavador_blog"]), saying="the queue, once it can be made")
+
+
+async def test_no_engine_starts_whose_own_queue_is_refused() -> None:
+    broker = Ledger()
+    broker.refused = {"resultados"}
+    with pytest.raises(BrokerError, match="not allowed"):
+        async with Harness(settings=QUICK, broker=broker):
+            pass
+
+
+async def test_a_broker_that_comes_after_the_start_and_refuses_a_queue_is_looked_after_as_any_other() -> None:
+    broker, told = DurableLedger(), Told()
+    broker.away, broker.refused = "not there yet", {"escavador_youtube"}
+    async with Harness(settings=QUICK, broker=broker, telemetry=told) as oraculo:
+        broker.come_back()
+        await until(lambda: REFUSED in told.of(LoopFailed), saying="the refusal to be told")
+        run_id = await oraculo.submit({"destinos": ["executador_a"]})
+        await until(lambda: sent_by(oraculo, run_id, ["ledger"]), saying="the command to be sent")
+        broker._depot.queues.pop("executador_a")  # type: ignore[union-attr]
+        broker.losses += 1
+        await until(lambda: broker.queues(["executador_a"]), saying="the command to be sent again")
 
 
 async def looks(oraculo: Harness, count: int = 3) -> None:
@@ -116,7 +163,6 @@ async def test_a_queue_that_is_refused_is_not_asked_for_at_every_look() -> None:
     broker = Ledger()
     async with Harness(settings=QUICK, broker=broker) as oraculo:
         broker.refused = {"executador_a"}
-        with pytest.raises(BrokerError, match="not allowed"):
-            await oraculo.operations.put_pipeline("novo", pipeline("executador_a"))
+        await oraculo.operations.put_pipeline("novo", pipeline("executador_a"))
         await looks(oraculo)
         assert broker.asked.count("executador_a") == 3  # by the one who put it, with others, and alone

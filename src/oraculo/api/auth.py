@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from oraculo.api.parameters import BLANKS
 from oraculo.api.problems import Problem, problem_reply
 
 OPEN_PATHS = frozenset({"/health", "/health/ready"})
@@ -32,5 +33,6 @@ class ApiKeys:
 
 def _given_key(headers: Headers) -> bytes:
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    return key.encode("latin-1")  # header values are latin-1 to Starlette: these are the bytes that were sent
+    key = token if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    # Header values are latin-1 to Starlette: these are the bytes that were sent.
+    return key.strip(BLANKS).encode("latin-1")

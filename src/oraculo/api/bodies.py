@@ -33,8 +33,12 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def expect_kind(request: Request, kinds: frozenset[str]) -> None:
-    """Raises 415 when the body is said to be of another kind; a body without a Content-Type is taken for right, and so
-    is one with the type that curl gives to what was sent with `-d` and nothing said."""
+    """Raises 415 when the body is said to be of another kind, or packed; a body without a Content-Type is taken for
+    right, and so is one with the type that curl gives to what was sent with `-d` and nothing said."""
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        detail = f"The body must not be packed; got the Content-Encoding {coding}."
+        raise HTTPException(415, detail, {"Accept-Encoding": "identity"})
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     suffixes = tuple(_SUFFIXES[known] for known in kinds if known in _SUFFIXES)
     if kind in ("", _UNSAID) or kind in kinds or kind.endswith(suffixes):

@@ -27,6 +27,7 @@ _PROBLEMS = {
     413: "Larger than the limit.",
     415: "The body is of a kind that cannot be read.",
     422: "Something given breaks a rule; `erros` names it.",
+    502: "The broker refused; `detail` has its words.",
     503: "The store, the broker or the object store cannot be reached now; try again after `Retry-After` seconds.",
 }
 _SECURITY_SCHEMES = {

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from oraculo.errors import NotFound
 
 MAX_SEQ = 2**31 - 1
+BLANKS = " \t"  # that may stand around the value of a header; no others, for they may be bytes of a letter
 
 
 def _none_if_empty(value: Any) -> Any:

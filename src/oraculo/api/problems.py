@@ -15,6 +15,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from oraculo.errors import (
+    BrokerError,
     BrokerUnavailable,
     Conflict,
     Fault,
@@ -47,6 +48,7 @@ _KINDS: Sequence[tuple[type[Exception], int, str, str]] = (
     (Conflict, 409, "conflict", "It clashes with what is there"),
     (StoreUnavailable, 503, "store-unavailable", "The store cannot be reached now"),
     (BrokerUnavailable, 503, "broker-unavailable", "The broker cannot be reached now"),
+    (BrokerError, 502, "broker-refused", "The broker refused"),
     (ObjectsUnavailable, 503, "objects-unavailable", "The object store cannot be reached now"),
     (Exception, 500, "internal-error", "Something went wrong inside"),
 )

@@ -18,8 +18,8 @@ from oraculo.core.json_guard import UNREADABLE, is_too_deep, json_fault
 from oraculo.core.message import fault_of, in_our_words
 from oraculo.core.timestamps import to_iso
 from oraculo.engine.operations import Operations
-from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidJson, InvalidRequest, NotFound
-from oraculo.ports.broker import DeadLetter, Link, QueueState
+from oraculo.errors import Fault, InvalidJson, InvalidRequest, NotFound
+from oraculo.ports.broker import DeadLetter, Link, NotAnId, QueueState
 
 router = APIRouter(tags=["filas"], default_response_class=Response)
 
@@ -29,7 +29,7 @@ _PAGE = 100
 @router.get(
     QUEUES,
     summary="Depth and consumers of each queue",
-    responses={200: reply("The queues.", "Filas"), **problems()},
+    responses={200: reply("The queues.", "Filas"), **problems(502)},
 )
 async def list_queues(operations: Door) -> Response:
     states = sorted(await operations.queues(), key=operations.queue_name)
@@ -54,7 +54,7 @@ def _queue_view(name: str, state: QueueState) -> dict[str, Any]:
 @router.get(
     DEAD_LETTERS,
     summary="Dead letters with their reasons, oldest first",
-    responses={200: reply("A page of them.", "CartasMortas"), **problems(404, 422)},
+    responses={200: reply("A page of them.", "CartasMortas"), **problems(404, 422, 502)},
 )
 async def list_dead_letters(
     operations: Door,
@@ -72,12 +72,7 @@ async def list_dead_letters(
 async def _letters(operations: Operations, queue: str, limit: int, cursor: str | None) -> Sequence[DeadLetter]:
     try:
         return await operations.dead_letters(queue, limit=limit, after=cursor)
-    except BrokerUnavailable:
-        raise
-    except BrokerError:
-        if cursor is None:
-            raise
-        # Only a broker knows what its ids look like, and it refuses what cannot be one.
+    except NotAnId:  # only a broker knows what its ids look like
         raise InvalidRequest(Fault("cursor", "must be the `cursor` of a page before")) from None
 
 
@@ -152,7 +147,7 @@ _RIGHT = {
     DEAD_LETTERS + "/reenviar",
     summary="Try dead letters again, all or by id",
     description="The command of a failed subtask reopens its run. When an id is unknown, nothing is moved.",
-    responses={200: reply("How many.", "Reenvio"), **problems(400, 404, 413, 415, 422)},
+    responses={200: reply("How many.", "Reenvio"), **problems(400, 404, 413, 415, 422, 502)},
     openapi_extra=json_body("ReenvioPedido", required=False, example={"ids": ["1"]}),
 )
 async def redrive(request: Request, shared: Shared, fila: Queue) -> Response:
@@ -178,7 +173,7 @@ def _ids(body: bytes) -> list[str] | None:
     DEAD_LETTERS + "/{letter_id:segment}",
     summary="Discard a dead letter",
     status_code=204,
-    responses={204: reply("Discarded."), **problems(404, 422)},
+    responses={204: reply("Discarded."), **problems(404, 422, 502)},
 )
 async def discard(operations: Door, fila: Queue, letter_id: LetterId) -> Response:
     _expect_name(fila)

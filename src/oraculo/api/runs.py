@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from oraculo.api.bodies import JSON_KINDS, expect_kind, read_body
 from oraculo.api.context import Door, Shared
 from oraculo.api.openapi import REQUEST_EXAMPLES, header, header_parameter, json_body, problems, reply
-from oraculo.api.parameters import Cursor, OptionalName, RunId, TaskId, WhenGiven, when_empty
+from oraculo.api.parameters import BLANKS, Cursor, OptionalName, RunId, TaskId, WhenGiven, when_empty
 from oraculo.api.paths import RUN, RUNS
 from oraculo.api.preferences import applied, valid_traceparent, wait_of
 from oraculo.api.problems import FieldConflict
@@ -55,7 +55,7 @@ async def start_run(
     try:
         submitted = await shared.operations.submit(
             await read_body(request, shared.settings.limits.request_bytes),  # not kept here while it is waited for
-            idempotency_key=idempotency_key,
+            idempotency_key=idempotency_key and idempotency_key.strip(BLANKS),
             traceparent=valid_traceparent(traceparent),
             wait=wait or 0,
         )

@@ -18,7 +18,7 @@ from itertools import takewhile
 from math import inf
 
 from oraculo.brokers.memory_queues import Budget, Lanes, Message, Quarantine, Queue
-from oraculo.core.naming import dlq_name, dlq_of, is_dlq, shown, source_name
+from oraculo.core.naming import dlq_name, dlq_of, is_dlq, source_name
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import (
     NO_REASON,
@@ -27,6 +27,7 @@ from oraculo.ports.broker import (
     DeadLetter,
     Delivery,
     Link,
+    NotAnId,
     NotTaken,
     Outgoing,
     QueueState,
@@ -511,7 +512,7 @@ class MemoryBroker:
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         if after is not None and not _number(after):
-            raise BrokerError(f"after: not the id of a dead letter: {shown(after)}")
+            raise NotAnId(after)
         letters, source = self._open().letters(queue), source_name(queue)
         found = letters.peek(limit, _number(after or "")) if letters else ()
         return [_shown_letter(source, letter) for letter in found]

@@ -261,9 +261,7 @@ class VigilantConsumer:
 
     async def close(self) -> None:
         self._vigil.forget(self)
-        if (
-            self._end is not None
-        ):  # then the watch is closing it: cut off in the middle of that, it would stay half open
+        if self._end is not None:  # the watch is closing it: cut off in the middle of that, it would stay half open
             await asyncio.wait([self._watching])
         self.stop_watching()
         await self._inner.close()

@@ -185,7 +185,9 @@ class _PipelineReader:
         elif name in naming.FOLDERS:
             self._fault("name", naming.NO_FOLDER)
         elif not isinstance(name, str) or not naming.is_name(name):
-            self._fault("name", _missing(name, "1 to 128 letters, digits, '_', '-' or '.'"))
+            right = "1 to 128 letters, digits, '_', '-' or '.'"
+            told = f"must be {right}; got {naming.shown(name)}" if isinstance(name, str) else _missing(name, right)
+            self._fault("name", told)
         return name if isinstance(name, str) else ""
 
     def _on_late(self, source: dict[str, Any]) -> OnLate:

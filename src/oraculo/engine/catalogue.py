@@ -49,6 +49,7 @@ class Catalogue:
         self._seen: dict[Path, _Mark] = {}
         self._read: dict[Path, tuple[_Mark, Definition]] = {}  # the files that could be read
         self._mark = ""
+        self._turn = asyncio.Lock()  # of whoever changes what users put, or reads it: what was read before is older
 
     @property
     def pipelines(self) -> Mapping[str, Definition]:
@@ -76,6 +77,10 @@ class Catalogue:
 
     async def refresh_stored(self, store: Store) -> bool:
         """Reads what users put again when somebody put or deleted one, through this process or another."""
+        async with self._turn:
+            return await self._refresh_stored(store)
+
+    async def _refresh_stored(self, store: Store) -> bool:
         if (mark := await store.pipelines_mark()) == self._mark:
             return False
         stored = await store.pipelines()
@@ -113,23 +118,30 @@ class Catalogue:
             default_timeout=self._default_timeout,
         )
         definition = await asyncio.get_running_loop().run_in_executor(self._threads, read)
-        is_new = name not in self._merged
-        await store.put_pipeline(name, encode_definition(definition), clock.now())
-        self._layers[Origin.STORED] = {**self._layers[Origin.STORED], name: definition}
-        self._merge()
+        async with self._turn:
+            await self._refresh_stored(store)  # another engine may have put or deleted it a moment ago
+            is_new = name not in self._merged
+            await store.put_pipeline(name, encode_definition(definition), clock.now())
+            self._layers[Origin.STORED] = {**self._layers[Origin.STORED], name: definition}
+            self._merge()
         return definition, is_new
 
     async def delete(self, name: str, store: Store) -> None:
-        self.get(name)
-        if not await store.delete_pipeline(name):
+        """Raises NotFound, also when another engine was faster, or Conflict."""
+        async with self._turn:
+            await self._refresh_stored(store)
+            self.get(name)
+            was_stored = await store.delete_pipeline(name)
+            self._layers[Origin.STORED] = {
+                other: found for other, found in self._layers[Origin.STORED].items() if other != name
+            }
+            self._merge()
+        if not was_stored:
+            self.get(name)
             where = "built in" if self.origin(name) is Origin.BUILT_IN else "a file of the pipelines folder"
             raise Conflict(
                 f"pipeline '{name}' is {where} and cannot be deleted here; PUT one of that name to replace it"
             )
-        self._layers[Origin.STORED] = {
-            other: found for other, found in self._layers[Origin.STORED].items() if other != name
-        }
-        self._merge()
 
     def _merge(self) -> None:
         self._merged = {name: found for origin in Origin for name, found in self._layers[origin].items()}

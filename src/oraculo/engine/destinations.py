@@ -2,28 +2,37 @@
 the first command finds its queue."""
 
 from collections.abc import Collection
-from contextlib import suppress
 
 from oraculo.core.naming import QueueNames
 from oraculo.engine.catalogue import Catalogue
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, NotTaken
+from oraculo.ports.telemetry import LoopFailed, Telemetry
 
 
 class Destinations:
-    def __init__(self, broker: Broker, catalogue: Catalogue, names: QueueNames) -> None:
+    def __init__(self, broker: Broker, catalogue: Catalogue, names: QueueNames, telemetry: Telemetry) -> None:
         self._broker = broker
         self._catalogue = catalogue
         self._names = names
+        self._telemetry = telemetry
         self._declared: set[str] = set()
         self._working: set[tuple[str, int]] = set()  # the brokers, each with its losses, that have those queues
 
     async def declare_all(self) -> None:
-        """With the queues that engines read themselves: nothing is known of the broker yet."""
+        """With the queues that engines read themselves: nothing is known of the broker yet. Where one of these is
+        refused, nothing works, and it raises; any other is a pipeline's, and keeps nobody from starting."""
         self._working = self._working_brokers()
         await self._broker.declare([self._names.requests, self._names.answers])
-        with suppress(NotTaken):  # one that cannot be made now is no reason not to work; the next look tries again
-            await self.declare(self._catalogue.destinations())
+        queues = self._catalogue.destinations()
+        try:
+            await self.declare(queues)
+        except NotTaken:
+            pass  # one that cannot be made now; the next look tries again
+        except BrokerUnavailable:
+            raise
+        except BrokerError:
+            await self._declare_singly(queues)
 
     async def declare(self, queues: Collection[str]) -> None:
         """Also those that were declared before: somebody may have deleted one."""
@@ -50,10 +59,13 @@ class Destinations:
         for queue in sorted(queues):
             try:
                 await self.declare([queue])
+            except NotTaken:
+                pass  # the next look tries again
             except BrokerUnavailable:
                 return
-            except BrokerError:
+            except BrokerError as error:
                 self._declared.add(queue)
+                self._telemetry.emit(LoopFailed("pipelines", f"the queue '{queue}' is refused: {error}"))
 
     def _working_brokers(self) -> set[tuple[str, int]]:
         return {(link.name, link.losses) for link in self._broker.links() if link.trouble is None}

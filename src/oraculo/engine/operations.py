@@ -26,7 +26,6 @@ from oraculo.engine.service import Engine
 from oraculo.engine.watchers import Watch
 from oraculo.errors import (
     BrokerError,
-    BrokerUnavailable,
     Conflict,
     Fault,
     IdempotencyKeyReused,
@@ -255,14 +254,13 @@ class Operations:
 
     async def put_pipeline(self, name: str, text: bytes) -> tuple[Definition, bool]:
         self._expect_accepting()
-        await self._engine.refresh_pipelines()  # another engine may have put or deleted it a moment ago
         definition, is_new = await self._engine.catalogue.put(name, text, self._engine.store, self._engine.clock)
-        with suppress(BrokerUnavailable):  # it is put, and its queues are declared when the broker is back
+        # It is put. Its queues are declared when the broker is back; one that is refused is told of by each run.
+        with suppress(BrokerError):
             await self._engine.destinations.declare({step.queue for step in definition.steps})
         return definition, is_new
 
     async def delete_pipeline(self, name: str) -> None:
-        await self._engine.refresh_pipelines()
         await self._engine.catalogue.delete(name, self._engine.store)
 
     # -- queues -----------------------------------------------------------------------------------------------

@@ -101,11 +101,15 @@ class Quarantine:
         return Redrive(moved, len(reopened), len(obsolete))
 
     async def discard(self, queue: str, letter_id: str) -> None:
+        """Raises NotFound, also when somebody else was faster."""
         letter, *_ = await self._named(queue, [letter_id])
-        await self._broker.discard(self._names.physical(queue), [letter_id])
-        command = letter.command
-        if command is None:
-            return
+        count = await self._broker.discard(self._names.physical(queue), [letter_id])
+        if letter.command is not None:
+            await self._note_discarded(letter.command)
+        if not count:
+            raise _no_letter(queue, [letter_id])
+
+    async def _note_discarded(self, command: _Command) -> None:
         run = (await self._runs([command])).get(command.run_id)
         if run and (task := _task_of(run, command)) and _is_last(task, command):
             await self._wish(run.id, DeadLetterDiscarded(task.number))
@@ -160,7 +164,7 @@ class Quarantine:
 
         await self._broker.look_through(self._names.physical(queue), see, ids)
         if missing := set(ids or ()).difference(letter.id for letter in letters):
-            raise NotFound(f"queue '{queue}' has no dead letter with the id {', '.join(sorted(missing))}")
+            raise _no_letter(queue, missing)
         return letters
 
     def _expect_brokers_of(self, ids: Sequence[str]) -> None:
@@ -172,6 +176,10 @@ class Quarantine:
     async def _expect_queue(self, queue: str) -> None:
         if not await self._broker.queues([self._names.physical(queue)]):
             raise NotFound(f"there is no queue '{queue}'")
+
+
+def _no_letter(queue: str, ids: Iterable[str]) -> NotFound:
+    return NotFound(f"queue '{queue}' has no dead letter with the id {', '.join(sorted(ids))}")
 
 
 def _command(letter: DeadLetter) -> _Command | None:

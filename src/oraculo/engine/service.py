@@ -106,7 +106,7 @@ class Engine:
 
         # What comes in.
         self.catalogue = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout, self.threads)
-        self.destinations = Destinations(broker, self.catalogue, self.names)
+        self.destinations = Destinations(broker, self.catalogue, self.names, telemetry)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
         self.own_queues = OwnQueues(broker, self.inbox, own_queues, engine)
         self.maker = RunMaker(self.catalogue, self.plans, clock, entropy, settings)

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from oraculo.errors import BrokerUnavailable
+from oraculo.core.naming import shown
+from oraculo.errors import BrokerError, BrokerUnavailable
 
 NO_REASON = "published to the dead-letter queue without a reason"
 LETTER_SEPARATOR = ":"  # of several brokers, between the name of a dead letter's and its id there
@@ -76,6 +77,13 @@ class NotTaken(BrokerUnavailable):
 class ConsumerDoubted(BrokerUnavailable):
     """Nothing is wrong as far as anybody knows, and nothing proves that the consumer hears: whoever owns it subscribes
     again at once, without alarm."""
+
+
+class NotAnId(BrokerError):
+    """What was given for the id of a dead letter cannot be one there."""
+
+    def __init__(self, given: str) -> None:
+        super().__init__(f"after: not the id of a dead letter: {shown(given)}")
 
 
 class Delivery(msgspec.Struct, gc=False):
@@ -194,12 +202,14 @@ class Broker(Protocol):
         ...
 
     async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
-        """The state of the named queues that exist, or of all; dead-letter queues are counted with their queue."""
+        """The state of the named queues that exist, or of all; dead-letter queues are counted with their queue. One
+        that somebody deleted is told of while its dead-letter queue is there: nobody else would see what rests in it.
+        """
         ...
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         """Looks at the quarantine of `queue`, oldest first, starting behind id `after`. Takes nothing out.
-        Raises BrokerError when `after` cannot be an id."""
+        Raises NotAnId when `after` cannot be one."""
         ...
 
     async def look_through(

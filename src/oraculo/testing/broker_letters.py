@@ -1,7 +1,9 @@
 """The part of the broker suite about dead letters. `broker_suite` has the rest."""
 
+import asyncio
+
 from oraculo.core.naming import dlq_of
-from oraculo.ports.broker import DeadLetter, Outgoing
+from oraculo.ports.broker import DeadLetter, NotAnId, Outgoing
 from oraculo.testing.broker_stage import BrokerStage
 
 
@@ -152,6 +154,23 @@ class BrokerLetters(BrokerStage):
             assert await broker.discard(queue, [first.id, third.id]) == 2
             assert list(await self.letters(broker, queue, 1)) == [second]
             await self.assert_empty(broker, queue)
+
+    async def test_the_dead_letters_of_a_queue_that_somebody_deleted_are_told_of_and_moved_back(self) -> None:
+        async with self.running() as (broker, queue):
+            await self.bury(broker, queue, 2)
+            await self.delete_alone(queue)
+            await self.state_where(broker, queue, lambda s: (s.ready, s.unacked, s.dead_letters) == (0, 0, 2))
+            assert [state.dead_letters for state in await broker.queues() if state.queue == queue] == [2]
+            assert len(await self.letters(broker, queue, 2)) == 2
+            assert await broker.redrive(queue) == 2
+            consumer = await broker.consume(queue, prefetch=10)
+            assert sorted(delivery.body for delivery in await self.take(consumer, 2)) == [b"letter 0", b"letter 1"]
+
+    async def test_what_cannot_be_the_id_of_a_letter_is_refused_as_that(self) -> None:
+        async with self.running() as (broker, queue):
+            looking = broker.dead_letters(queue, limit=10, after="no id at all")
+            [outcome] = await asyncio.gather(looking, return_exceptions=True)
+            assert isinstance(outcome, NotAnId), f"{outcome!r} is not NotAnId"
 
     async def test_a_queue_that_does_not_exist_has_no_dead_letters(self) -> None:
         async with self.running() as (broker, _):

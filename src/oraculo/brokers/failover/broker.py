@@ -17,6 +17,7 @@ from oraculo.ports.broker import (
     Capabilities,
     DeadLetter,
     Link,
+    NotAnId,
     NotTaken,
     Outgoing,
     QueueState,
@@ -269,7 +270,7 @@ class FailoverBroker:
         for number, branch in enumerate(self._branches):
             if separator and branch.name == name:
                 return number, letter_id
-        raise BrokerError(f"after: not the id of a dead letter: {after[:80]!r}")
+        raise NotAnId(after)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         if ids is None:

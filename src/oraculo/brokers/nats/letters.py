@@ -17,10 +17,9 @@ from oraculo.brokers.nats.layout import (
 )
 from oraculo.brokers.nats.outgoing import Refusals
 from oraculo.brokers.nats.replies import ApiError, Request
-from oraculo.core.naming import dlq_name, shown, source_name
+from oraculo.core.naming import dlq_name, source_name
 from oraculo.core.slices import pages
-from oraculo.errors import BrokerError
-from oraculo.ports.broker import DeadLetter
+from oraculo.ports.broker import DeadLetter, NotAnId
 
 PAGE = 128  # letters that are looked at together
 PAGE_BYTES = 16 * 1024 * 1024  # and how large they may be; a server cuts off whoever leaves 64 MB unread
@@ -49,7 +48,7 @@ class Quarantine:
 
     async def peek(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         if after is not None and not _sequence(after):
-            raise BrokerError(f"after: not the id of a dead letter: {shown(after)}")
+            raise NotAnId(after)
         found: list[DeadLetter] = []
         position = _sequence(after or "0")
         async with self._calling() as connection:

@@ -34,7 +34,7 @@ from oraculo.brokers.rabbitmq.letters import (
     fitted,
 )
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Publisher
-from oraculo.brokers.rabbitmq.queues import LOOKS_TOGETHER, Queues
+from oraculo.brokers.rabbitmq.queues import LOOKS_TOGETHER, Depth, Queues
 from oraculo.brokers.rabbitmq.sending import Sender, StuckQueues
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_name, dlq_of, is_dlq
@@ -269,11 +269,11 @@ class RabbitMQBroker:
         return consumer
 
     async def _state(self, name: str) -> QueueState | None:
-        depth = await self._queues.depth(name)
-        if depth is None:
+        depth, dead_letters = await self._queues.depth(name), await self._queues.depth(dlq_of(name))
+        if depth is None and dead_letters is None:
             self._queues.forget(name)
             return None
-        dead_letters = await self._queues.depth(dlq_of(name))
+        depth = depth or Depth(0, 0)
         dead_count = (dead_letters.messages if dead_letters else 0) + self._held(dlq_of(name))
         delayed = await self._queues.delayed(name)
         own = sum(consumer.queue == name for consumer in self._consumers)

@@ -25,9 +25,9 @@ from pika import BasicProperties
 from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, Refused, unused
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
-from oraculo.core.naming import AMQP_REASON_HEADER, LONGEST_REASON, dlq_name, shown, source_name
+from oraculo.core.naming import AMQP_REASON_HEADER, LONGEST_REASON, dlq_name, source_name
 from oraculo.errors import BrokerError
-from oraculo.ports.broker import NO_REASON, DeadLetter
+from oraculo.ports.broker import NO_REASON, DeadLetter, NotAnId
 
 Item = TypeVar("Item")
 
@@ -413,7 +413,7 @@ class Quarantine:
 
     async def peek(self, queue: str, limit: int, after: str | None) -> list[DeadLetter]:
         if after is not None and not _ID.fullmatch(after):
-            raise BrokerError(f"after: not the id of a dead letter: {shown(after)}")
+            raise NotAnId(after)
         page: list[DeadLetter] = []
 
         def put(letter: DeadLetter) -> None:

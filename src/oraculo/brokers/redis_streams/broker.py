@@ -50,10 +50,10 @@ from oraculo.brokers.redis_streams.server import (
 )
 from oraculo.brokers.redis_streams.trimming import Trimmer, trim_command
 from oraculo.clients.redis import Command, ReplyError, connect, database_of, error_code, read_info, version_of
-from oraculo.core.naming import dlq_name, is_dlq, shown, source_name
+from oraculo.core.naming import dlq_name, is_dlq, source_name
 from oraculo.core.slices import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
-from oraculo.ports.broker import Broker, Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
+from oraculo.ports.broker import Broker, Capabilities, DeadLetter, Link, NotAnId, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
 
 PORT = 6379
@@ -180,7 +180,7 @@ class RedisStreamsBroker:
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         if after is not None and not is_id(after):
-            raise BrokerError(f"after: not the id of a dead letter: {shown(after)}")
+            raise NotAnId(after)
         if limit < 1 or after == LAST_ID:
             return []
         start = "-" if after is None else f"({after}"
