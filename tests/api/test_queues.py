@@ -95,6 +95,7 @@ async def test_a_dead_letter_tells_why_and_what(service: Service) -> None:
         (b"null", None, None),
         (b'{"correlation_id": 5}', {"correlation_id": 5}, None),
         (b"[" * 5000 + b"]" * 5000, None, "[" * 5000 + "]" * 5000),
+        (b"[" * 131 + b"]" * 131, json.loads("[" * 131 + "]" * 131), None),  # as deep as ours may be
         (b'"\\ud800"', None, '"\\ud800"'),
     ],
 )

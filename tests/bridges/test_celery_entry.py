@@ -156,9 +156,10 @@ async def test_a_request_that_could_only_be_refused_rests_in_the_dead_letters(
 
         told = await until(reasons, within=30, saying="the dead letters")
     fields = sorted(reason.partition(":")[0] for reason in told)
-    destination = ["destinos[0]", "destinos[0]", "destinos[0]", "destinos[0].fila"]
     surplus = ["argumentos_a_mais"] * 3
-    assert fields == [*surplus, "correlation_id", "destinos", *destination, "not valid JSON", "prioridade"]
+    wrong = [*surplus, "correlation_id", "destinos[0]", "destinos[0].fila", "not valid JSON", "prioridade"]
+    assert fields == sorted([*wrong, "fonte", "destino", "pipeline"])
+    assert "fonte: is required: it is an argument of iniciar_coleta" in told
 
 
 @pytest.fixture

@@ -136,6 +136,55 @@ def test_a_watcher_sits_out_a_restart(start: Start) -> None:
     assert f"run {run_id} concluida" in rest
 
 
+@contextmanager
+def submitting(url: str, wait: int) -> "Iterator[tuple[subprocess.Popen[str], str]]":
+    """`oraculo submit --wait` as a process, and the id of its run, once that is taken."""
+    args = ("submit", "--destino", "text-queue", "--wait", str(wait), "--url", url)
+    waiting = subprocess.Popen(
+        [*ORACULO, *args], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        (run,) = until(lambda: Cli(url).json("runs", "list")["orquestracoes"], saying="the run")
+        yield waiting, run["correlation_id"]
+    finally:
+        if waiting.poll() is None:
+            waiting.kill()
+        waiting.communicate()
+
+
+def test_who_submitted_and_waits_sits_out_a_restart(start: Start) -> None:
+    first = start("dev", "--no-samples", "--store", "sqlite:///estado.db")
+    url = first.url
+    with submitting(url, 60) as (waiting, run_id):
+        assert first.stop() == 0
+        start("dev", "--pace", "0", "--store", "sqlite:///estado.db", port=int(url.rpartition(":")[2]))
+        told, errors = waiting.communicate(timeout=60)
+    assert (waiting.returncode, errors) == (0, "")
+    assert f"run {run_id} concluida: 1 of 1" in told
+
+
+def test_a_server_that_does_not_come_back_in_the_wait_leaves_the_runs_id_and_1(start: Start) -> None:
+    dev = start("dev", "--no-samples")
+    with submitting(dev.url, 8) as (waiting, run_id):
+        assert dev.stop() == 0
+        told, errors = waiting.communicate(timeout=60)
+    assert (waiting.returncode, told) == (1, f"run {run_id} em_execucao\n")
+    assert f"no server answers at {dev.url}" in errors
+    assert f"oraculo runs watch {run_id} --url {dev.url}" in errors
+
+
+def test_a_server_that_comes_back_without_the_run_is_not_given_another(start: Start) -> None:
+    first = start("dev", "--no-samples", "--store", "sqlite:///estado.db")
+    url = first.url
+    with submitting(url, 60) as (waiting, run_id):
+        assert first.stop() == 0
+        start("dev", "--no-samples", "--store", "sqlite:///outro.db", port=int(url.rpartition(":")[2]))
+        told, errors = waiting.communicate(timeout=60)
+    assert (waiting.returncode, told) == (2, "")
+    assert run_id in errors
+    assert Cli(url).json("runs", "list")["orquestracoes"] == []
+
+
 def test_a_port_in_use_is_one_line_and_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

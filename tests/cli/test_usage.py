@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
 import pytest
@@ -109,6 +109,7 @@ def test_an_argument_that_is_not_utf_8_is_named(args: list[str | bytes], words: 
         (["--tipo", "a", "--pipeline", "b"], "--tipo and --pipeline"),
         (["--tipo", "a", "--payload", "{oops"], "--payload: must be a JSON object"),
         (["--tipo", "a", "--payload", "[1]"], "must be a JSON object"),
+        (["--tipo", "a", "--payload", '{"x": "\\ud800"}'], ": a text holds half a surrogate pair (\\ud800 to \\udfff)"),
         (["--tipo", "a", "--payload", "@missing.json"], "missing.json: cannot be read"),
         (["--destino", '{"fila": '], '--destino: must be a JSON object, as {"fila": "escavador_youtube"}: '),
         (["--tipo", "a", "--prioridade", "10"], "prioridade"),
@@ -226,6 +227,53 @@ def test_a_server_that_is_another_is_one_line(stranger: str, command: str) -> No
 def test_doctor_tells_of_a_server_that_is_another(stranger: str) -> None:
     result = invoke("doctor", "--url", f"{stranger}/[]")
     assert "answered 200 and not as ORÁCULO does" in result.stdout, result.output
+
+
+class Flickering(BaseHTTPRequestHandler):
+    """Goes away in the middle of the first request, is not well at the second, takes the third, and gives the run's
+    end to who asks for it once more."""
+
+    asked: list[tuple[str | None, str | None]]  # the key and the preference of each
+    taken: ClassVar = {"correlation_id": "r", "status": "em_execucao"}
+    ended: ClassVar = {"correlation_id": "r", "status": "concluida", "resumo": {}}
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append((self.headers["Idempotency-Key"], self.headers["Prefer"]))
+        if len(self.asked) == 1:
+            self.close_connection = True
+            return
+        status = (503, 202, 200)[len(self.asked) - 2]
+        body = json.dumps({503: {"detail": "the store is away"}, 202: self.taken, 200: self.ended}[status]).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def flickering() -> Iterator[str]:
+    Flickering.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Flickering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_submission_that_is_cut_off_is_made_again_under_the_same_key_by_who_waits(flickering: str) -> None:
+    result = invoke("submit", "--destino", "x", "--wait", "20", "--url", flickering, "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, Flickering.ended), result.stderr
+    keys, waits = zip(*Flickering.asked, strict=True)
+    assert len(set(keys)) == 1
+    assert waits[:3] == (None, None, None)
+    assert waits[3].startswith("wait=")
+
+
+def test_a_submission_that_is_cut_off_is_one_line_for_who_does_not_wait(flickering: str) -> None:
+    assert "no server answers at" in complaint(invoke("submit", "--destino", "x", "--url", flickering))
+    assert len(Flickering.asked) == 1
 
 
 # -- settings --------------------------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ class Task:
     result: bytes | None = None
     ended_by: str | None = None  # "answer", "size", "own deadline", "run deadline", "dependency", "quorum" or "request"
     motive: str = ""  # a pattern of what is told as the reason
+    blamed: frozenset[str] = frozenset()  # of a skipped one: what may be told, in the same words
     failure: str | None = None  # what a worker said last
     counted: Reply | None = None  # the answer that was counted last
     progress: tuple[float | None, str | None] = (None, None)
@@ -207,6 +208,7 @@ class Model:
         if self.asked.amends and reply.reason is None and by_time and self.status != "cancelada":
             was_open = self.is_open
             self._succeed(task, reply, "resposta_tardia_aceita", now)
+            self._blame_others([task])
             self._follow(now)
             if not was_open:
                 self._end(now, self.ended_at)
@@ -372,6 +374,7 @@ class Model:
         while more := [one for one in self.tasks.values() if one not in again and self._hopes_again(one, again)]:
             again += more
         self._reopen(again, now)
+        self._blame_others(again)
         return "applied"
 
     def _hopes_again(self, task: Task, reopened: Sequence[Task]) -> bool:
@@ -434,8 +437,21 @@ class Model:
             self._tell("tarefa_ignorada", task)
             skipped.append(task)
         for task in skipped:  # any of those that stood in its way may be told as the reason
-            told = (f"'{one.step.id}' ended as {one.status}" for one in self._failed_before(task))
-            task.motive = f"^({'|'.join(told)})$"
+            self._blame(task, self._in_its_way(task))
+
+    def _blame_others(self, causes: Sequence[Task]) -> None:
+        """These have failed no more: what stays skipped must not name them, unless nothing else is in its way."""
+        openings = tuple(f"'{one.step.id}' ended as" for one in causes)
+        for task in self.tasks.values():
+            if task.status == "ignorada":
+                left = frozenset(told for told in task.blamed if not told.startswith(openings))
+                self._blame(task, left | self._in_its_way(task) or task.blamed)
+
+    def _in_its_way(self, task: Task) -> frozenset[str]:
+        return frozenset(f"'{one.step.id}' ended as {one.status}" for one in self._failed_before(task))
+
+    def _blame(self, task: Task, told: frozenset[str]) -> None:
+        task.blamed, task.motive = told, f"^({'|'.join(sorted(told))})$"
 
     def _until_none(self, condition: Callable[[Task], bool]) -> Iterator[Task]:
         def found() -> Task | None:

@@ -13,6 +13,7 @@ from oraculo.core.aggregate import end_status
 from oraculo.core.events import Answered, Cancelled, Event, Redriven, Repeated, RunDue, TaskDue
 from oraculo.core.pipeline import Kind
 from oraculo.core.run import Cause, Changes, Run, RunStatus, Task, TaskStatus
+from oraculo.core.skipped import skipped_after
 
 from .building import OK, START, Driver, flow, pipeline, run_of
 from .stories import Stage, story_of
@@ -91,7 +92,7 @@ def check_counts(run: Run) -> None:
     for task in run.tasks:
         assert run.hopeless[task.number] == len(hopeless_dependencies(run, task.number))
         if is_unsuccessful(task):
-            assert machine._skipped_after(run, task) == looked_up_skipped_after(run, task)
+            assert skipped_after(run, task) == looked_up_skipped_after(run, task)
 
 
 @settings(max_examples=300, deadline=None)

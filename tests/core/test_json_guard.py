@@ -3,12 +3,13 @@
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oraculo.core.json_guard import MAX_DEPTH, check_json_text, holds_far_number, json_fault
+from oraculo.core.json_guard import HANDED_ON_DEPTH, MAX_DEPTH, check_json_text, holds_far_number, json_fault
 from oraculo.core.message import decode_message
 from oraculo.core.request import Limits, read_request
 from oraculo.errors import InvalidJson
@@ -89,6 +90,18 @@ def test_nesting_is_bounded(opening: bytes, closing: bytes) -> None:
     check_json_text(opening * MAX_DEPTH + b"1" + closing * MAX_DEPTH)
     deeper = MAX_DEPTH + 1
     assert problem(opening * deeper + b"1" + closing * deeper) == f"nested deeper than {MAX_DEPTH} levels"
+
+
+@pytest.mark.parametrize("limit", [MAX_DEPTH, HANDED_ON_DEPTH])
+def test_a_message_may_be_of_ours_unless_its_reader_says_otherwise(limit: int) -> None:
+    def message(levels: int) -> bytes:
+        inner = b'{"a":' * (levels - 1) + b"1" + b"}" * (levels - 1)
+        return b'{"correlation_id":"r","tipo_evento":"x","timestamp":"2025-10-14T12:00:00Z","payload":%s}' % inner
+
+    read = decode_message if limit == HANDED_ON_DEPTH else partial(decode_message, max_depth=limit)
+    read(message(limit))
+    with pytest.raises(InvalidJson, match=f"^nested deeper than {limit} levels$"):
+        read(message(limit + 1))
 
 
 def test_many_brackets_side_by_side_are_not_deep() -> None:

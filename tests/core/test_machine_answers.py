@@ -253,6 +253,16 @@ def test_an_answer_after_the_timeout_is_late(failed: bool) -> None:
     assert driver.told(last=1) == [("resposta_tardia", "a")]
 
 
+def test_what_stays_skipped_after_an_amendment_names_a_task_that_still_stands_in_its_way() -> None:
+    driver = flow("a", "b", "c<a,b", "d<a", timeout=30, onLate="amend").sent()
+    driver.at(30).run_due()
+    assert [driver.task(name).reason for name in "cd"] == ["'a' ended as timeout"] * 2
+    assert driver.ok("a") is Verdict.APPLIED
+    assert driver.statuses == {"a": "concluida", "b": "timeout", "c": "ignorada", "d": "ignorada"}
+    assert driver.task("c").reason == "'b' ended as timeout"
+    assert driver.task("d").reason == "'a' ended as timeout", "nothing else was in its way"
+
+
 def test_an_answer_to_a_task_that_was_never_sent_is_unknown() -> None:
     driver = flow("a", "b<a", "c").sent()
     assert driver.ok("b") is Verdict.UNKNOWN

@@ -3,6 +3,7 @@
 import pytest
 
 from oraculo.core import machine
+from oraculo.core.aggregate import aggregate
 from oraculo.core.events import Cancelled, DeadLetterDiscarded, Progressed, Redriven, Repeated, Sent
 from oraculo.core.history import Happened
 from oraculo.core.machine import Verdict
@@ -180,6 +181,21 @@ def test_redrive_reopens_the_task_and_what_was_skipped_because_of_it_alone() -> 
     driver.ok("b")
     driver.ok("e")
     assert (driver.status, driver.head.edition) == ("concluida", 3)
+
+
+def test_what_stays_skipped_after_a_redrive_names_a_task_that_still_stands_in_its_way() -> None:
+    driver = flow("a", "b", "c<a,b", "d<a,c").sent()
+    driver.fail_for_good("a")
+    driver.fail_for_good("b")
+    assert [driver.task(name).reason for name in "cd"] == ["'a' ended as erro"] * 2
+    driver.apply(Redriven(0))
+    assert driver.statuses == {"a": "pendente", "b": "erro", "c": "ignorada", "d": "ignorada"}
+    assert [driver.task(name).reason for name in "cd"] == ["'b' ended as erro", "'c' ended as ignorada"]
+    assert {driver.number("c"), driver.number("d")} <= set(driver.changes.tasks), "it is written"
+    driver.ok("a")
+    assert list(aggregate(driver.run)["resultados"]) == ["a"]
+    driver.apply(Redriven(1))
+    assert [driver.task(name).reason for name in "cd"] == [None, None]
 
 
 def test_redrive_reopens_what_meets_again_further_down() -> None:

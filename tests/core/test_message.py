@@ -150,6 +150,8 @@ def test_what_other_languages_write_is_named(body: bytes, told: str) -> None:
         (b"{}", None),
         (b"[" * 100_000, None),
         (b'{"correlation_id": "\xe7"}', None),
+        (b'{"correlation_id": "a\\u0000b"}', None),
+        (b'{"correlation_id": "x", "payload": "\\u0000 \xe7"}', "x"),
     ],
 )
 def test_the_run_of_a_bad_message_is_read_where_it_can_be(body: bytes, run_id: str | None) -> None:

@@ -89,7 +89,8 @@ def test_the_nearest_name_is_offered_else_the_known_ones() -> None:
 
 
 def test_of_the_known_names_the_first_twelve_are_told() -> None:
-    assert naming.nearest("zzz", "mlkjihgfedcba") == "; known: a, b, c, d, e, f, g, h, i, j, k, l"
+    assert naming.nearest("zzz", "mlkjihgfedcba") == "; known: a, b, c, d, e, f, g, h, i, j, k, l, …"
+    assert naming.nearest("zzz", "lkjihgfedcba") == "; known: a, b, c, d, e, f, g, h, i, j, k, l"
 
 
 def test_among_a_thousand_names_the_nearest_is_looked_for() -> None:

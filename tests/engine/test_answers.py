@@ -183,6 +183,18 @@ async def test_a_bad_answer_that_names_a_run_is_told_of_there() -> None:
         assert told in await oraculo.operations.explain(run_id)  # nothing came in time, as far as the run knows
 
 
+@pytest.mark.parametrize(("inside", "reason"), [(b"\\u0000", "holds a NUL"), (b"\xe7", "not UTF-8: byte")])
+async def test_so_is_one_that_most_cannot_read(inside: bytes, reason: str) -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit(TWO)
+        await sent(oraculo, run_id)
+        message = answer(run_id, tarefa="escavador_blog", payload={"texto": "INSIDE"})
+        await oraculo.publish("resultados", json.dumps(message).encode().replace(b"INSIDE", inside))
+        letter = await one_letter(oraculo)
+        assert letter.reason.startswith(reason)
+        assert f"; an answer was refused ({letter.reason}" in await oraculo.operations.explain(run_id)
+
+
 async def test_a_worker_gone_mad_does_not_fill_the_history_with_refused_answers() -> None:
     async with Harness() as oraculo:
         run_id = await oraculo.submit(TWO)

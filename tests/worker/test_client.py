@@ -159,6 +159,27 @@ async def test_garbage_on_the_reply_queue_is_dead_lettered(stage: Stage) -> None
     assert await stage.left("replies") == (0, 0, 1)
 
 
+@pytest.mark.parametrize("number", [b"1e999", b"9" * 5000])
+async def test_an_aggregate_that_python_cannot_read_fails_its_run_alone(stage: Stage, number: bytes) -> None:
+    """As a worker of another language may write it."""
+    async with Client(stage.broker, reply_queue="replies") as client:
+        far, near = (
+            asyncio.create_task(client.run(REQUEST, timeout=5, correlation_id=name)) for name in ("far", "near")
+        )
+        for _ in range(2):
+            await request_of(stage)
+        await stage.send_raw("replies", ended("far", {"resultados": {"a": {"n": "N"}}}).replace(b'"N"', number))
+        with pytest.raises(
+            OraculoError, match=r"^run far ended: payload: the aggregate cannot be read here: .*ange.*`or"
+        ):
+            await far
+        await stage.send_raw("replies", ended("near", {"status": "concluida"}))
+        assert await near == {"status": "concluida"}
+    assert await stage.left("replies") == (0, 0, 1)
+    assert "the aggregate cannot be read here" in (await stage.reasons("replies"))[0]
+    assert len(stage.broker.consumed) == 1, "nothing of this broke the listening"
+
+
 async def test_a_lost_consumer_is_made_again(stage: Stage) -> None:
     stage.broker.fail("take", BrokerUnavailable("away"))
     async with Client(stage.broker, reply_queue="replies") as client:

@@ -162,3 +162,16 @@ async def test_an_object_store_that_hangs_costs_no_answer(
     monkeypatch.setattr(large, "PATIENCE", 0.05)
     payload = await answered(stage, app_that(LARGE), {}, Stuck(tmp_path), tarefa="executador_b")
     assert payload["resultado"] == LARGE
+
+
+# -- what a client is given ---------------------------------------------------------------------------------------
+
+
+async def test_a_large_result_that_python_cannot_read_stays_a_reference_in_the_aggregate(tmp_path: Path) -> None:
+    objects = await claimed(tmp_path)
+    references = {
+        name: msgspec.json.decode(encode_reference(await put_result(objects, RUN, name, b'{"n": %s}' % number)))
+        for name, number in (("far", b"1e999"), ("near", b"1"))
+    }
+    aggregate = await large.completed(objects, {"correlation_id": RUN, "resultados": dict(references)})
+    assert aggregate["resultados"] == {"far": references["far"], "near": {"n": 1}}

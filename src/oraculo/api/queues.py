@@ -14,7 +14,7 @@ from oraculo.api.parameters import Cursor, LetterId, Queue, when_empty
 from oraculo.api.paths import DEAD_LETTERS, QUEUES
 from oraculo.api.replies import json_reply
 from oraculo.core import naming
-from oraculo.core.json_guard import UNREADABLE, is_too_deep, json_fault
+from oraculo.core.json_guard import HANDED_ON_DEPTH, UNREADABLE, is_too_deep, json_fault
 from oraculo.core.message import fault_of, in_our_words
 from oraculo.core.timestamps import to_iso
 from oraculo.engine.operations import Operations
@@ -108,7 +108,7 @@ def _letter_view(letter: DeadLetter) -> dict[str, Any]:
 
 def _is_json(body: bytes) -> bool:
     """Also that whoever reads the page of letters can read it."""
-    if is_too_deep(body):
+    if is_too_deep(body, HANDED_ON_DEPTH):
         return False
     try:
         _any_decoder.decode(body)

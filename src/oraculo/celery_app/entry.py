@@ -13,13 +13,15 @@ from oraculo.celery_app.publishing import Publisher
 from oraculo.core import naming
 from oraculo.core.request import Limits, read_request
 from oraculo.core.timestamps import to_iso
-from oraculo.errors import BrokerError, BrokerUnavailable, OraculoError
+from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidRequest, OraculoError
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.settings import Settings
 
 MAX_RETRIES = 3
 FIRST_PAUSE = 1.0  # seconds; twice as long before each further retry
+
+_SUBJECTS = {"destinos", "tipo", "pipeline"}
 
 _log = structlog.get_logger("oraculo.celery")
 
@@ -35,8 +37,11 @@ class Entry:
         self._dead_letters = dead_letters
         self._clock = clock
 
-    def start(self, task: Any, request: Mapping[str, Any], correlation_id: str | None) -> dict[str, Any]:
-        """Returns the message as it was published. The same task id asks for the same run, however often it runs."""
+    def start(
+        self, task: Any, request: Mapping[str, Any], correlation_id: str | None, lacks: str | None = None
+    ) -> dict[str, Any]:
+        """Returns the message as it was published. The same task id asks for the same run, however often it runs.
+        `lacks`: the argument without which there is nothing to run."""
         run_id = correlation_id or str(task.request.id)
         message = {
             "correlation_id": run_id,
@@ -46,6 +51,8 @@ class Entry:
         }
         body = _encoded(message)
         try:
+            if lacks is not None:
+                raise InvalidRequest(Fault(lacks, f"is required: it is an argument of {task.name}"))
             read_request(_encoded(message["payload"]), self._limits)
             self._publisher.publish([Outgoing(self._names.requests, body)])
         except BrokerUnavailable as error:
@@ -79,7 +86,7 @@ def register_entry(app: Celery, entry: Entry) -> None:
         source = naming.source_of(fonte) if isinstance(fonte, str) else fonte  # what it should be, the request says
         payload = {"fonte": source, "parametros": parametros or {}}
         request = {"destinos": [_with_kind(naming.COLLECTOR_PREFIX, fonte)], "payload": payload, **options}
-        return entry.start(self, request | _refused(surplus), correlation_id)
+        return entry.start(self, request | _refused(surplus), correlation_id, _lacking("fonte", fonte, options))
 
     @app.task(bind=True, name="iniciar_execucao", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
     def iniciar_execucao(
@@ -91,7 +98,7 @@ def register_entry(app: Celery, entry: Entry) -> None:
         **options: Any,
     ) -> dict[str, Any]:
         request = {"destinos": [_with_kind(naming.PROCESSOR_PREFIX, destino)], "payload": payload or {}, **options}
-        return entry.start(self, request | _refused(surplus), correlation_id)
+        return entry.start(self, request | _refused(surplus), correlation_id, _lacking("destino", destino, options))
 
     @app.task(bind=True, name="iniciar_pipeline", max_retries=MAX_RETRIES)  # type: ignore[untyped-decorator, unused-ignore]
     def iniciar_pipeline(
@@ -103,7 +110,12 @@ def register_entry(app: Celery, entry: Entry) -> None:
         **options: Any,
     ) -> dict[str, Any]:
         request = {"pipeline": pipeline, "payload": payload or {}, **options}
-        return entry.start(self, request | _refused(surplus), correlation_id)
+        return entry.start(self, request | _refused(surplus), correlation_id, _lacking("pipeline", pipeline, options))
+
+
+def _lacking(name: str, value: object, options: Mapping[str, Any]) -> str | None:
+    """Not where the options say what is to run: then the request is read as it is."""
+    return name if value is None and not options.keys() & _SUBJECTS else None
 
 
 def _refused(surplus: tuple[Any, ...]) -> dict[str, Any]:

@@ -18,7 +18,11 @@ _SILENCE_SECONDS = 90.0  # of a live stream, which tells that it is alive now an
 
 
 class Unreachable(OraculoError):
-    """Nobody answers there."""
+    """Nobody answers there. `was_reached`: somebody was there, and may have done what was asked."""
+
+    def __init__(self, message: str, *, was_reached: bool) -> None:
+        self.was_reached = was_reached
+        super().__init__(message)
 
 
 class Refused(OraculoError):
@@ -91,11 +95,13 @@ class Server:
         try:
             yield
         except httpx2.TimeoutException as error:
-            raise Unreachable(f"{self.url} did not answer in time ({type(error).__name__})") from None
+            told = f"{self.url} did not answer in time ({type(error).__name__})"
+            raise Unreachable(told, was_reached=not isinstance(error, httpx2.ConnectTimeout)) from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise Unreachable(
                 f"no server answers at {self.url} ({error}); start one with `oraculo dev` or `oraculo serve`, "
-                "or name another with --url or ORACULO_URL"
+                "or name another with --url or ORACULO_URL",
+                was_reached=isinstance(error, httpx2.ReadError | httpx2.WriteError | httpx2.RemoteProtocolError),
             ) from None
 
     def _answer(self, response: "httpx2.Response") -> Any:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from oraculo.core.json_guard import HALF_A_PAIR, has_half_a_pair
 from oraculo.errors import Fault, InvalidRequest
 
 
@@ -25,5 +26,6 @@ def read_object(where: str, text: bytes, example: str = '{"produto": "café"}') 
     try:
         msgspec.json.decode(text.decode(), type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(Fault(where, f"must be a JSON object, as {example}: {error}")) from None
+        told = HALF_A_PAIR if has_half_a_pair(text) else error
+        raise InvalidRequest(Fault(where, f"must be a JSON object, as {example}: {told}")) from None
     return msgspec.Raw(text.strip())

@@ -11,13 +11,14 @@ import msgspec
 import typer
 
 from oraculo.cli import output
-from oraculo.cli.client import Server, header
+from oraculo.cli.client import Refused, Server, Unreachable, header, run_path
 from oraculo.cli.json_objects import read_object, read_payload
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url, finite
-from oraculo.errors import Fault, InvalidRequest
+from oraculo.errors import Fault, InvalidRequest, OraculoError
 
 _PATH = "/orquestracoes"
 _PAUSE = 0.5
+_PATIENCE = 30.0  # seconds for a server that went away before it named the run
 _YEAR = 31_536_000  # seconds
 _DESTINATION = '{"fila": "escavador_youtube"}'
 
@@ -90,19 +91,57 @@ def _destination(text: str) -> object:
 
 
 def _send(server: Server, body: bytes, key: str, wait: float) -> tuple[int, Any]:
-    """Asks again under the same key while there is time: a server waits no longer than its own limit at once."""
+    """First without waiting: then the run's id is known, whatever becomes of the server. After that again under the
+    same key while there is time: a server waits no longer than its own limit at once, nor while it stops."""
     deadline = time.monotonic() + wait
     headers = {"Idempotency-Key": header("--idempotency-key", key)}
-    while True:
-        left = max(0.0, deadline - time.monotonic())
-        if left:
-            headers["Prefer"] = f"wait={left:.0f}" if left >= 1 else "wait=1"
+    status, answer = _taken(server, body, headers, deadline)
+    trouble: OraculoError | None = None
+    while status != 200 and (left := deadline - time.monotonic()) > 0:
         asked_at = time.monotonic()
-        status, answer = server.post_waiting(_PATH, body, headers, left)
-        if status == 200 or time.monotonic() >= deadline:
-            return status, answer
-        if time.monotonic() - asked_at < _PAUSE:  # a server that does not wait at all is not to be hammered
-            time.sleep(_PAUSE)
+        try:
+            if trouble is not None:  # one that is there anew without its runs says so, where it would start another
+                server.get(run_path(answer["correlation_id"]))
+            headers["Prefer"] = f"wait={left:.0f}" if left >= 1 else "wait=1"
+            status, answer = server.post_waiting(_PATH, body, headers, left)
+            trouble = None
+        except (Unreachable, Refused) as error:
+            trouble = _passing(error)
+        if status != 200:
+            _rest(asked_at, deadline)
+    if trouble is not None:
+        output.note(str(trouble))
+    return status, answer
+
+
+def _taken(server: Server, body: bytes, headers: dict[str, str], deadline: float) -> tuple[int, Any]:
+    """Tried again only if the server goes away in the middle of it: it may have taken the run."""
+    deadline = min(deadline, time.monotonic() + _PATIENCE)
+    may_be_taken = False
+    while True:
+        asked_at = time.monotonic()
+        try:
+            return server.post_waiting(_PATH, body, headers, 0)
+        except (Unreachable, Refused) as error:
+            may_be_taken |= isinstance(error, Unreachable) and error.was_reached
+            if not may_be_taken or time.monotonic() >= deadline:
+                raise
+            _passing(error)
+        _rest(asked_at, deadline)
+
+
+def _passing(error: Unreachable | Refused) -> OraculoError:
+    """What a restart brings with it. Raises what is final."""
+    if isinstance(error, Refused) and error.status < 500:
+        raise error
+    return error
+
+
+def _rest(asked_at: float, deadline: float) -> None:
+    """A server that does not wait at all, or is not there, is not to be hammered."""
+    now = time.monotonic()
+    if now - asked_at < _PAUSE:
+        time.sleep(max(0.0, min(_PAUSE, deadline - now)))
 
 
 def _own_key(body: bytes, run_id: str | None) -> str:

@@ -34,6 +34,7 @@ class _Reply(msgspec.Struct):
 
 _reply_decoder = msgspec.json.Decoder(_Reply)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def read_answer(
@@ -79,10 +80,24 @@ def _read_reply(payload: bytes) -> _Reply:
 
 
 def _value(raw: msgspec.Raw) -> Any:
+    """A list stays one, whatever is in it: that there are `erros` makes an answer a failure."""
     try:
         return msgspec.json.decode(raw)
     except msgspec.DecodeError:
-        return bytes(raw).decode(errors="replace")  # as it was written
+        if bytes(raw).startswith(b"["):
+            return [_item(item) for item in _items_decoder.decode(raw)]
+        return _as_written(raw)
+
+
+def _item(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return _as_written(raw)
+
+
+def _as_written(raw: msgspec.Raw) -> str:
+    return bytes(raw).decode(errors="replace")
 
 
 def has_failed(status: object, errors: object) -> bool:

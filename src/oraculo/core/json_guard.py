@@ -14,9 +14,11 @@ import msgspec
 
 from oraculo.errors import Fault, InvalidJson
 
-MAX_DEPTH = 128
+MAX_DEPTH = 128  # of what comes from outside: a request, an answer
+# Of what we write with such a value in it and read again: in a command, and in an aggregate on its way, a result is
+# three levels down.
+HANDED_ON_DEPTH = MAX_DEPTH + 3
 HALF_A_PAIR = "a text holds half a surrogate pair (\\ud800 to \\udfff)"
-TOO_DEEP = Fault("", f"nested deeper than {MAX_DEPTH} levels")
 # What reading a text that was not looked at before may raise. Of a text in another encoding msgspec says so only where
 # it stands between quotation marks.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -43,15 +45,19 @@ _LONG = b"0" * 200
 _SHORT = 4096  # bytes that are read as soon as they are looked at
 
 
-def check_json_text(body: bytes) -> None:
-    """Raises InvalidJson when `body` is not UTF-8, holds a NUL or nests deeper than MAX_DEPTH."""
+def check_json_text(body: bytes, max_depth: int = MAX_DEPTH) -> None:
+    """Raises InvalidJson when `body` is not UTF-8, holds a NUL or nests deeper than `max_depth`."""
     if (fault := _encoding_fault(body)) is not None:
         raise InvalidJson(fault)
     bare = _bare(body)
     if _NUL in bare or (_BACKSLASH in bare and b"\\u0000" in bare):
         raise InvalidJson(Fault("", "holds a NUL character (\\u0000); remove it"))
-    if _is_too_deep(bare):
-        raise InvalidJson(TOO_DEEP)
+    if _is_too_deep(bare, max_depth):
+        raise InvalidJson(depth_fault(max_depth))
+
+
+def depth_fault(limit: int = MAX_DEPTH) -> Fault:
+    return Fault("", f"nested deeper than {limit} levels")
 
 
 def _encoding_fault(body: bytes) -> Fault | None:
@@ -106,16 +112,16 @@ def _may_hold_far_number(value: bytes) -> bool:
     return b"0e000" in figures or _LONG in figures
 
 
-def is_too_deep(body: bytes) -> bool:
-    """Whether it nests deeper than MAX_DEPTH. How deep msgspec itself goes depends on the version of Python."""
-    return _is_too_deep(_bare(body))
+def is_too_deep(body: bytes, max_depth: int = MAX_DEPTH) -> bool:
+    """How deep msgspec itself goes depends on the version of Python."""
+    return _is_too_deep(_bare(body), max_depth)
 
 
-def _is_too_deep(bare: bytes) -> bool:
+def _is_too_deep(bare: bytes, max_depth: int) -> bool:
     """Takes a time that grows with the length and no faster: 30 MB of brackets are a fraction of a second."""
     # How many open bounds the depth, and is soon told: to take them out is several times as fast as to count them. Only
     # a text with many of them is looked at closely.
-    if len(bare) - len(bare.replace(b"[", b"").replace(b"{", b"")) <= MAX_DEPTH:
+    if len(bare) - len(bare.replace(b"[", b"").replace(b"{", b"")) <= max_depth:
         return False
     depth = 0
     for brackets in _brackets(bare):
@@ -125,7 +131,7 @@ def _is_too_deep(bare: bytes) -> bool:
         changes = memoryview(eights.translate(_CHANGE)).cast("b")
         depths = list(accumulate(changes, initial=depth))
         # Between two depths there are eight brackets, so most texts need no closer look.
-        if max(depths) + 8 > MAX_DEPTH and max(map(add, depths, eights.translate(_PEAK)), default=0) > MAX_DEPTH:
+        if max(depths) + 8 > max_depth and max(map(add, depths, eights.translate(_PEAK)), default=0) > max_depth:
             return True
         depth = depths[-1] + padding
     return False

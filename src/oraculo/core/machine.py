@@ -36,6 +36,7 @@ from oraculo.core.events import (
 )
 from oraculo.core.history import Happened
 from oraculo.core.run import Cause, Changes, DeliveryStatus, Run, RunStatus, Task, TaskStatus
+from oraculo.core.skipped import blame_others, skipped_after, why_skipped
 from oraculo.core.timestamps import in_words
 from oraculo.core.transitions import RunTrigger, Trigger, move, move_run
 
@@ -288,6 +289,7 @@ def _amend(run: Run, task: Task, payload: bytes, now: float, changes: Changes) -
         _end_if_over(run, now, changes)
     else:
         _set_end(run, RunTrigger.AMEND, now, changes)
+    blame_others(run, [task], changes)  # at last: what a quorum ended just now stands in the way, too
 
 
 # -- timers -----------------------------------------------------------------------------------------------------
@@ -380,25 +382,10 @@ def _redriven(run: Run, event: Redriven, now: float, changes: Changes) -> Verdic
     task = run.tasks[event.task]
     if not task.attempt or task.is_open or task.status is TaskStatus.SUCCEEDED:
         return Verdict.REFUSED
-    _reopen(run, [task, *_skipped_after(run, task)], now, changes)
+    again = [task, *skipped_after(run, task)]
+    _reopen(run, again, now, changes)
+    blame_others(run, again, changes)
     return Verdict.APPLIED
-
-
-def _skipped_after(run: Run, task: Task) -> list[Task]:
-    """The tasks that were skipped because of `task` alone, and may hope again when it is reopened."""
-    hopeful: dict[int, int] = {}  # of each, how many of its hopeless dependencies may hope again
-    ready = [task.number]
-    found: list[Task] = []
-    while ready:
-        for number in run.plan.dependents[ready.pop()]:
-            dependent = run.tasks[number]
-            if dependent.status is not TaskStatus.SKIPPED:
-                continue
-            hopeful[number] = hopeful.get(number, 0) + 1
-            if hopeful[number] == run.hopeless[number]:
-                ready.append(number)
-                found.append(dependent)
-    return found
 
 
 def _reopen(run: Run, tasks: list[Task], now: float, changes: Changes) -> None:
@@ -527,7 +514,7 @@ def _skip_dependents(run: Run, failed: Task, now: float, changes: Changes) -> No
             if task.status is not TaskStatus.PENDING:
                 continue
             task.cause = Cause.DEPENDENCY
-            task.reason = f"'{run.plan.steps[cause].id}' ended as {run.tasks[cause].status}"
+            task.reason = why_skipped(run, run.tasks[cause])
             _close(run, task, Trigger.SKIP, now, changes)
             changes.tell(now, Happened.SKIPPED, number, detail=task.reason)
             causes.append(number)

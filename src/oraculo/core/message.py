@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from oraculo.core.json_guard import UNREADABLE, check_json_text, json_fault
+from oraculo.core.json_guard import HANDED_ON_DEPTH, UNREADABLE, check_json_text, json_fault
 from oraculo.core.timestamps import from_iso
 from oraculo.errors import Fault, InvalidJson, InvalidMessage
 
@@ -86,11 +86,12 @@ _told_decoder = msgspec.json.Decoder(_Told)
 _encoder = msgspec.json.Encoder()
 
 
-def decode_message(body: bytes) -> Message:
-    """Reads one message. Raises InvalidJson or InvalidMessage, naming the field and what would be right."""
+def decode_message(body: bytes, max_depth: int = HANDED_ON_DEPTH) -> Message:
+    """Reads one message, which may be one of ours unless `max_depth` says otherwise. Raises InvalidJson or
+    InvalidMessage, naming the field and what would be right."""
     if not body:
         raise InvalidJson(Fault("", "not valid JSON: it is empty"))
-    check_json_text(body)
+    check_json_text(body, max_depth)
     try:
         message = _decode(body)
     except msgspec.ValidationError as error:
@@ -122,9 +123,10 @@ def _decode(body: bytes) -> Message:
 def correlation_id_of(body: bytes) -> str | None:
     """Of a message that may be anything: what it names, if that can be read and can be a run's."""
     try:
-        return _address_decoder.decode(body).correlation_id
+        run_id = _address_decoder.decode(body).correlation_id
     except UNREADABLE:
         return None
+    return None if "\0" in run_id else run_id  # no run has one, and a store may choke on it
 
 
 def encode_message(message: Message) -> bytes:

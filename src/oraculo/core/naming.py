@@ -30,6 +30,7 @@ COMMAND_EVENTS = (START_COLLECT, START_EXECUTE)
 ANSWER_EVENTS = frozenset({COLLECTED, EXECUTED})
 
 _MOST_ITEMS = 8  # of a list or object that an error message shows
+_MOST_NAMES = 12  # of those that would be right
 _LONG_BITS = 512  # of a number that is not worth showing; Python does not even write one of thousands of digits
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -150,7 +151,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
         return f"; did you mean '{close[0]}'?"
-    return f"; known: {', '.join(names[:12])}" if names else ""
+    more = ", …" if len(names) > _MOST_NAMES else ""
+    return f"; known: {', '.join(names[:_MOST_NAMES])}{more}" if names else ""
 
 
 class QueueNames:

@@ -15,6 +15,7 @@ import msgspec
 from oraculo.core import machine, naming
 from oraculo.core.answer import read_answer
 from oraculo.core.events import Answered, Event
+from oraculo.core.json_guard import MAX_DEPTH
 from oraculo.core.machine import Verdict
 from oraculo.core.message import Message, correlation_id_of, decode_message
 from oraculo.core.naming import QueueNames
@@ -39,6 +40,7 @@ from oraculo.engine.pacing import Pace
 from oraculo.engine.requests import RunMaker
 from oraculo.errors import (
     InvalidInput,
+    InvalidJson,
     InvalidMessage,
     OraculoError,
     PayloadTooLarge,
@@ -289,10 +291,11 @@ class Intake:
 
     def _read_arrived(self, arrived: Arrived, batch: Batch, *, is_last_try: bool = False) -> None:
         try:
-            message = decode_message(arrived.delivery.body)
-            if arrived.delivery.queue == self._names.requests:
+            if arrived.delivery.queue == self._names.requests:  # how deep it may be is the request's to say
+                message = decode_message(arrived.delivery.body)
                 batch.submissions.append(self._read_request(message, arrived))
             else:
+                message = decode_message(arrived.delivery.body, MAX_DEPTH)
                 _expect_event(message, _ABOUT_A_RUN)
                 answer = Answer(message, arrived)
                 batch.of_run(message.correlation_id, answer)
@@ -303,7 +306,7 @@ class Intake:
                 batch.refused.append((arrived, str(error)))
             else:
                 batch.unknown.append(arrived)
-        except InvalidMessage as error:
+        except (InvalidJson, InvalidMessage) as error:
             self._refuse(arrived, str(error), batch)
         except (InvalidInput, PayloadTooLarge) as error:
             batch.refused.append((arrived, str(error)))

@@ -10,10 +10,11 @@ import msgspec
 import structlog
 
 from oraculo.core import naming
+from oraculo.core.json_guard import UNREADABLE
 from oraculo.core.message import Message, decode_message, encode_message
 from oraculo.core.request import Limits, read_request
 from oraculo.core.timestamps import in_words, to_iso
-from oraculo.errors import Conflict, Fault, InvalidInput, InvalidRequest, OraculoError
+from oraculo.errors import Conflict, Fault, InvalidInput, InvalidMessage, InvalidRequest, OraculoError
 from oraculo.ports.broker import Broker, Delivery, Outgoing
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
@@ -80,7 +81,8 @@ class Client:
     ) -> dict[str, Any]:
         """Asks for a run and returns its aggregate, whatever its status. Raises TimeoutError, naming the run's id,
         when no answer came in `timeout` seconds. If the run has not ended, it goes on without us. A request that the
-        server refused is not answered, nor is one that repeats a run which had ended."""
+        server refused is not answered, nor is one that repeats a run which had ended. Raises OraculoError when the
+        aggregate came and Python cannot read it."""
         if request.get("responder_em") is not None:
             raise InvalidRequest(Fault("responder_em", "is set by run(); use submit() to have another queue answered"))
         run_id = self._id_of(request, correlation_id)
@@ -116,6 +118,10 @@ class Client:
             f"asked for again (`oraculo runs show` tells), or the request was refused: then the reason is with it in "
             f"{naming.dlq_of(self._names.requests)} (`oraculo dlq list {naming.REQUESTS}`)"
         )
+
+    def _unread(self, run_id: str, error: InvalidInput) -> str:
+        place = naming.dlq_of(self._reply_queue)
+        return f"run {run_id} ended: {error}. It is kept in {place}, and `oraculo runs show` shows it"
 
     def _id_of(self, request: Mapping[str, Any], correlation_id: str | None) -> str:
         return correlation_id or request.get("correlation_id") or self._entropy.new_id()
@@ -153,4 +159,9 @@ class Client:
         """Amendments, repeats and runs that nobody waits for any more are passed over."""
         answer = self._awaited.get(message.correlation_id)
         if message.tipo_evento == naming.RUN_ENDED and answer is not None and not answer.done():
-            answer.set_result(msgspec.json.decode(message.payload))
+            try:
+                answer.set_result(msgspec.json.decode(message.payload))
+            except UNREADABLE as error:  # a worker of another language wrote a number that Python cannot hold, say
+                unreadable = InvalidMessage.at("payload", f"the aggregate cannot be read here: {error}")
+                answer.set_exception(OraculoError(self._unread(message.correlation_id, unreadable)))
+                raise unreadable from None

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from oraculo.core.answer import is_failure
+from oraculo.core.json_guard import UNREADABLE
 from oraculo.core.message import Message, decode_message, encode_message
 from oraculo.core.reference import Reference, encode_reference, read_reference
 from oraculo.errors import ObjectsError, ObjectsUnavailable
@@ -97,7 +98,7 @@ async def completed(objects: Objects, aggregate: dict[str, Any]) -> dict[str, An
             if reference is not None:
                 try:
                     results[name] = msgspec.json.decode(await get_result(objects, reference))
-                except ObjectsError as error:
+                except (ObjectsError, *UNREADABLE) as error:
                     _log.warning("a large result of an aggregate cannot be read", tarefa=name, reason=str(error))
     return aggregate
 

@@ -10,7 +10,7 @@ from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.portions import by_the_megabyte
 from oraculo.bridges.bullmq.records import Record
 from oraculo.core.answer_writer import MAX_PROGRESS_TEXT, AnswerWriter
-from oraculo.core.json_guard import TOO_DEEP, has_half_a_pair, is_too_deep, json_fault
+from oraculo.core.json_guard import depth_fault, has_half_a_pair, is_too_deep, json_fault
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidJson
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.ports.clock import Entropy
@@ -132,7 +132,7 @@ def _json_of(value: str | None) -> object:
         return None
     body = value.encode()
     if is_too_deep(body):
-        raise InvalidJson(TOO_DEEP)
+        raise InvalidJson(depth_fault())
     try:
         return _raw.decode(body)
     except msgspec.DecodeError as error:
