@@ -216,5 +216,15 @@ async def test_what_was_read_before_a_change_does_not_undo_it(
     assert shown.json().get("hash") != old["hash"]
 
 
+async def test_whoever_waits_too_long_for_those_before_is_told_that_the_store_is_away(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may take as long as a frozen store lets it, one after the other."""
+    monkeypatch.setattr("oraculo.engine.catalogue._PATIENCE", 0.05)
+    async with service.engine.catalogue._turn:
+        assert_problem(await service.client.put("/pipelines/meu", content=YAML), 503, None, "others have waited")
+    assert (await service.client.put("/pipelines/meu", content=YAML)).status_code == 201
+
+
 async def test_an_unknown_one_is_told_the_nearest(service: Service) -> None:
     assert_problem(await service.client.get("/pipelines/coleta-execusao"), 404, None, "'coleta-execucao'")

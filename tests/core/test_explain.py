@@ -170,6 +170,7 @@ def test_no_command_is_suspected_to_be_a_dead_letter_while_somebody_may_just_be_
     assert "42 % done);" in told(driver, a=others)
     driver.apply(Progressed(0, None, "baixando"))
     assert "dlq" not in told(driver, a=others)
+    assert "it may be in a.dlq" in told(driver, a=Audience(0, 0, 0, 2)), "who told it has ended since"
 
 
 def test_brokers_that_cannot_be_used_are_told_while_the_run_is_open() -> None:

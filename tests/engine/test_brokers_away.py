@@ -8,7 +8,7 @@ import pytest
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.errors import BrokerError, BrokerUnavailable, NotFound
-from oraculo.ports.broker import Capabilities, Outgoing
+from oraculo.ports.broker import Capabilities, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.telemetry import BrokerChanged, LoopFailed
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
@@ -116,3 +116,34 @@ async def test_a_dead_letter_of_a_broker_that_is_away_is_not_said_to_be_gone() -
         first.come_back()
         await until(lambda: len(told.of(BrokerChanged)) == 2, saying="the return to be told")
         assert (await oraculo.operations.redrive("executador_a", [letter.id])).moved == 1
+
+
+class Leaderless(Durable):
+    """Says nothing of a queue, once that has lost its leader."""
+
+    has_leader = True
+
+    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        if not self.has_leader and names and "executador_a" in names:
+            raise NotTaken("no leader", [None])
+        return await super().queues(names)
+
+    def links(self) -> Sequence[Link]:
+        [link] = super().links()
+        stuck = () if self.has_leader else (("executador_a", "the queue has no leader"),)
+        return [msgspec.structs.replace(link, stuck=stuck)]
+
+
+async def test_that_the_other_broker_does_not_have_the_queue_is_not_taken_for_a_lost_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("oraculo.core.explain._SLOW", 0.0)
+    first = Leaderless("rabbitmq")
+    async with Harness(settings=QUICK, broker=FailoverBroker([first, Durable("redis")])) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
+        await until(lambda: sent_by(oraculo, run_id, ["rabbitmq"]))
+        first.has_leader = False
+        told = await oraculo.operations.explain(run_id)
+        assert "the queue has no leader" in told
+        assert "no longer there" not in told
+        assert "nobody listens" not in told

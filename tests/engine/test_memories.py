@@ -168,8 +168,11 @@ async def test_a_broker_to_which_nothing_was_given_has_its_mark_before_anything_
         assert await is_marked(broker)
 
 
-async def test_what_an_api_sent_before_the_first_engine_is_not_sent_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_what_an_api_sent_before_the_first_engine_is_not_sent_again(tmp_path: Path, is_late: bool) -> None:
+    """Nor when the broker is there after the API."""
     broker, told, path = Lasting("rabbitmq"), Told(), str(tmp_path / "oraculo.db")
+    broker.away = "not up yet" if is_late else None
     front = Engine(
         QUICK,
         broker,
@@ -181,6 +184,8 @@ async def test_what_an_api_sent_before_the_first_engine_is_not_sent_again(tmp_pa
     )
     await front.start()
     await Operations(front).submit(msgspec.json.encode(REQUEST))
+    broker.away = None
+    await broker.start()
     await until(lambda: waiting(broker))
     await front.stop()
     async with Harness(settings=QUICK, broker=broker, store=SqliteStore(path), telemetry=told):

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from oraculo.core.reference import SHARDS, make_reference, run_folder
+from oraculo.core.reference import CLAIM, SHARDS, make_reference, run_folder
 from oraculo.errors import ObjectLost, ObjectsUnavailable
 from oraculo.ports.objects import Objects, get_result, put_result
 from oraculo.stores.objects import FolderObjects, RemoteObjects
@@ -198,3 +198,12 @@ async def test_a_folder_that_is_not_mounted_is_away_and_nothing_is_put_under_it(
     assert await objects.claim("um") == "um"
     assert await objects.check() == str(place)
     assert await get_result(objects, reference) == BODY
+
+
+async def test_the_claim_of_another_may_be_deleted_and_the_place_taken(tmp_path: Path) -> None:
+    """As `claim_fault` advises."""
+    await FolderObjects(tmp_path).claim("outra")
+    objects = FolderObjects(tmp_path)
+    assert await objects.claim("um") == "outra"
+    (tmp_path / CLAIM).unlink()
+    assert await objects.claim("um") == "um"

@@ -31,7 +31,7 @@ class Audience(NamedTuple):
 
 
 _UNKNOWN = Audience(None, 0)
-_SLOW = 10.0  # seconds without a word of whoever is to answer, after which it is told where the command may be
+_SLOW = 10.0  # seconds since it was sent, after which, where no progress is told, it is told where it may be
 
 
 def explain(
@@ -109,8 +109,10 @@ def _whereabouts(queue: str, audience: Audience, task: Task, waited: float) -> s
     deaf = _deafness(queue, audience, task.via)
     if letter := _letter(queue, audience, task):
         return deaf + letter
-    if waited < _SLOW or task.percent is not None or task.note is not None:
+    if waited < _SLOW:
         return deaf
+    if task.percent is not None or task.note is not None:  # who told it may have ended since, where nobody listens
+        return deaf + (_suspicion(queue, audience) if deaf else "")
     waiting = _backlog(queue, audience, task.via) or _absence(queue, audience, task.via)
     return deaf + waiting + _suspicion(queue, audience)
 

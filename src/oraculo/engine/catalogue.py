@@ -2,8 +2,9 @@
 
 import asyncio
 import importlib.resources
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from enum import StrEnum
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,10 +14,11 @@ from oraculo.core.bridge import queue_of
 from oraculo.core.pipeline import Definition, decode_definition, encode_definition
 from oraculo.core.pipeline_text import read_pipeline
 from oraculo.core.retry import RetryPolicy
-from oraculo.errors import Conflict, Fault, InvalidPipeline, NotFound
+from oraculo.errors import Conflict, Fault, InvalidPipeline, NotFound, StoreUnavailable
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
 
+_PATIENCE = 30.0  # seconds for those before: while the store is frozen each takes as long as it may
 _SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 
 _Mark = tuple[int, int] | str  # when a file was changed last, and its size; or why it cannot be read
@@ -77,8 +79,21 @@ class Catalogue:
 
     async def refresh_stored(self, store: Store) -> bool:
         """Reads what users put again when somebody put or deleted one, through this process or another."""
-        async with self._turn:
+        async with self._in_turn():
             return await self._refresh_stored(store)
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """Raises StoreUnavailable."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise StoreUnavailable("others have waited for it all the while to tell of pipelines") from None
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     async def _refresh_stored(self, store: Store) -> bool:
         if (mark := await store.pipelines_mark()) == self._mark:
@@ -118,7 +133,7 @@ class Catalogue:
             default_timeout=self._default_timeout,
         )
         definition = await asyncio.get_running_loop().run_in_executor(self._threads, read)
-        async with self._turn:
+        async with self._in_turn():
             await self._refresh_stored(store)  # another engine may have put or deleted it a moment ago
             is_new = name not in self._merged
             await store.put_pipeline(name, encode_definition(definition), clock.now())
@@ -128,7 +143,7 @@ class Catalogue:
 
     async def delete(self, name: str, store: Store) -> None:
         """Raises NotFound, also when another engine was faster, or Conflict."""
-        async with self._turn:
+        async with self._in_turn():
             await self._refresh_stored(store)
             self.get(name)
             was_stored = await store.delete_pipeline(name)

@@ -45,7 +45,7 @@ class Explanation:
         stuck = {queue: why for queue, why in self._stuck_queues(queues.active).items() if queue not in refusals}
         knows = stuck.keys().isdisjoint(_OWN_QUEUES)  # who fails them does not know who listens elsewhere
         asked = queues.active | queues.named
-        audiences = await self._audiences(asked) if asked and knows else {}
+        audiences = await self._audiences(asked, stuck) if asked and knows else {}
         audiences |= {
             queue: await self._searched(run, queue, audiences[queue]) for queue in queues.named & audiences.keys()
         }
@@ -112,8 +112,9 @@ class Explanation:
             if kind not in here and any(audiences[queue].consumers in unheard for queue in queues & audiences.keys())
         ]
 
-    async def _audiences(self, queues: Collection[str]) -> dict[str, Audience]:
-        """As far as they are known: a broker that is away may be what the run waits for."""
+    async def _audiences(self, queues: Collection[str], stuck: Collection[str]) -> dict[str, Audience]:
+        """As far as they are known: a broker that is away may be what the run waits for. So may one of several that
+        tells nothing of the queue: that the others do not have it says nothing."""
         names, broker = self._engine.names, self._engine.broker
         try:
             states = await broker.queues([names.physical(queue) for queue in queues])
@@ -121,7 +122,8 @@ class Explanation:
             return {}
         unseen = Audience(0 if broker.capabilities.counts_consumers else None, 0)
         seen = {names.logical(state.queue): _audience(state) for state in states}
-        found = dict.fromkeys(queues, unseen) | seen
+        all_tell = all(link.trouble is None for link in broker.links())
+        found = dict.fromkeys((queue for queue in queues if all_tell and queue not in stuck), unseen) | seen
         bridged = set().union(*self._bridged.values()) & found.keys()
         return found | {queue: found[queue]._replace(is_bridged=True) for queue in bridged}
 

@@ -103,11 +103,10 @@ class Quarantine:
     async def discard(self, queue: str, letter_id: str) -> None:
         """Raises NotFound, also when somebody else was faster."""
         letter, *_ = await self._named(queue, [letter_id])
-        count = await self._broker.discard(self._names.physical(queue), [letter_id])
+        if not await self._broker.discard(self._names.physical(queue), [letter_id]):
+            raise _no_letter(queue, [letter_id])
         if letter.command is not None:
             await self._note_discarded(letter.command)
-        if not count:
-            raise _no_letter(queue, [letter_id])
 
     async def _note_discarded(self, command: _Command) -> None:
         run = (await self._runs([command])).get(command.run_id)

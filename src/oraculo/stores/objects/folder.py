@@ -119,8 +119,9 @@ class FolderObjects:
             elif not path.exists():
                 _make_folder(self._root)
                 _write(path, installation.encode())
-            self._was_claimed = True
-            return path.read_bytes().decode(errors="replace")
+            found = path.read_bytes().decode(errors="replace")
+            self._was_claimed |= found == installation  # another's may be deleted, as `claim_fault` advises
+            return found
 
     def _must_be_there(self) -> None:
         if not self._is_own and not (self._root / CLAIM).exists():
