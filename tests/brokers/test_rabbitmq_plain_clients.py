@@ -307,6 +307,8 @@ class TestReplyQueues:
         await broker.declare([queue])
         with plain_channel(url) as channel:
             channel.queue_delete(queue)
+            assert [found.queue for found in await broker.queues()] == [queue], "its dead letters are seen here alone"
+            channel.queue_delete(dlq_of(queue))
             assert await broker.queues() == []
             channel.queue_declare(queue, durable=True)
             assert [found.queue for found in await broker.queues()] == [queue]
@@ -471,6 +473,16 @@ class TestOthersQuarantines:
         await broker.publish([Outgoing(queue, b"%d" % n, reason="r") for n in range(2500)])
         assert len(await broker.dead_letters(queue, limit=3000)) == 2500
         await eventually(lambda: state(broker, queue), lambda now: now.dead_letters == 2500)
+
+    async def test_two_processes_that_look_at_once_see_each_letter_once(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        await broker.publish([Outgoing(queue, b"%d" % n, reason="r") for n in range(1000)])
+        async with running(url) as other:
+            for _ in range(3):  # the later ones publish anew what was given back
+                both = await asyncio.gather(*(each.dead_letters(queue, limit=2000) for each in (broker, other)))
+                assert [len({letter.id for letter in seen}) for seen in both] == [1000, 1000]
+                assert [len(seen) for seen in both] == [1000, 1000]
 
     async def test_large_letters_are_asked_for_a_few_at_a_time(
         self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch

@@ -226,6 +226,22 @@ async def test_canaries_that_are_gone_and_never_settled_may_have_been_swallowed_
         await swallowing
 
 
+async def test_canaries_that_the_only_consumer_did_not_hear_are_told_of_though_nobody_holds_them() -> None:
+    """RabbitMQ does not tell what a consumer holds that swallows it."""
+    async with watched("q") as (broker, memory, _):
+
+        async def publish(messages: Sequence[Outgoing]) -> Sequence[str]:
+            return ["memory" for _ in messages]
+
+        memory.publish = publish  # type: ignore[method-assign]
+        await memory.declare(["q"])
+        consumer = await broker.consume("q", prefetch=10)
+        with pytest.raises(BrokerUnavailable, match="heard nothing and is made again") as told:
+            async with asyncio.timeout(10 * UNPROVEN_ROUNDS):
+                await consumer.take(10)
+        assert not isinstance(told.value, ConsumerDoubted)
+
+
 async def test_a_consumer_that_is_full_needs_no_proof() -> None:
     async with watched("q") as (broker, memory, told):
         consumer = await broker.consume("q", prefetch=1)

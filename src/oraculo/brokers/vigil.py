@@ -7,7 +7,8 @@ who would not know it: there, messages that wait while the consumer has room and
 A deaf consumer is closed and its `take` raises, so that whoever owns it subscribes again; until that one has heard
 something, or there is nothing to hear, `links()` tells of the queue. Where the canary went to somebody else nothing is
 proven either way, and after a few such rounds the consumer is made again without alarm: that costs little. Its `take`
-raises ConsumerDoubted then; but not where what is gone is held each time, for then it may be this one that swallows it.
+raises ConsumerDoubted then; but not where what is gone is held each time, or no other reads the queue, for then it may
+be this one that swallows it: what that one holds RabbitMQ does not tell.
 """
 
 import asyncio
@@ -174,7 +175,7 @@ class VigilantBroker:
         states = await self._broker.queues([consumer.queue])
         if consumer.has_heard or not consumer.has_listened:
             return None
-        return _Unheard(_waiting(states), is_own and any(state.unacked for state in states))
+        return _Unheard(_waiting(states), is_own and any(state.unacked or state.consumers == 1 for state in states))
 
     def heard(self, consumer: "VigilantConsumer") -> None:
         self._deaf.pop(consumer.queue, None)
@@ -187,7 +188,7 @@ class _Unheard(NamedTuple):
     """What a consumer should have heard."""
 
     waiting: int  # messages: then it is deaf; with 0 they went somewhere, and nothing is proven
-    is_held: bool  # by somebody, who may be this consumer, and swallow them: who hears a canary settles it at once
+    is_held: bool  # by somebody, who may be this consumer, or is the only one: who hears a canary settles it at once
 
 
 def _waiting(states: Sequence[QueueState]) -> int:

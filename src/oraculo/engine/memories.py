@@ -76,6 +76,7 @@ class _Memory:
         self._sights = 0  # of its absence
         self._is_begun = False  # an engine has made the queue since then, and its message is still to come
         self._is_lost = False  # this engine takes back what the broker had
+        self._had_nothing = False  # when it was last seen to be away: what was sent since it was given as it is now
 
     @property
     def is_in_haste(self) -> bool:
@@ -95,6 +96,7 @@ class _Memory:
         now = asyncio.get_running_loop().time()
         [link] = self._broker.links()
         if link.trouble is not None:
+            self._had_nothing = self._losses is None and await self._links.gave_nothing_to(self.name)
             return
         state = next(iter(await self._broker.queues([self._mark])), None)
         self._is_reached = True
@@ -107,7 +109,9 @@ class _Memory:
 
     async def _miss(self, now: float, *, is_begun: bool) -> None:
         """What is sent from the first sight on went to the broker as it is now; unless it is emptied again."""
-        if not self._sights or (self._is_begun and not is_begun):
+        is_emptied_again = self._is_begun and not is_begun
+        self._had_nothing = self._had_nothing and not is_emptied_again
+        if not self._sights or is_emptied_again:
             self._missed_at, self._sights, self._is_lost = now, 0, False
         self._sights += 1
         self._is_begun = is_begun
@@ -122,7 +126,7 @@ class _Memory:
         """Something that it does not tell of by itself. One that is new has lost nothing; what is sent to it from now
         on is not to be sent twice."""
         if self._losses is None:
-            return not await self._links.gave_nothing_to(self.name)
+            return not (self._had_nothing or await self._links.gave_nothing_to(self.name))
         return self._losses == self._broker.links()[0].losses
 
     def _patience(self) -> int:

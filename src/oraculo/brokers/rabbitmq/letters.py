@@ -1,9 +1,10 @@
 """What a message carries beside its body, and the quarantine.
 
 AMQP has no way to look at a queue. So whoever looks at the dead letters takes all of them without settling them, and
-gives them back: nothing is lost by it, whatever happens meanwhile, but while one process looks, another sees fewer. It
-must be all: a quorum queue puts what is given back behind what was given back before, so that a part would change
-places. Pages therefore go by the ids, which begin with the time of death, and not by the order of the queue.
+gives them back: nothing is lost by it, whatever happens meanwhile, but who looks while another does sees fewer, so they
+take turns, as far as they may. It must be all: a quorum queue puts what is given back behind what was given back
+before, so that a part would change places. Pages therefore go by the ids, which begin with the time of death, and not
+by the order of the queue.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from weakref import WeakValueDictionary
 
 from pika import BasicProperties
 
-from oraculo.brokers.rabbitmq.connection import NOT_FOUND, Channel, Connection, Refused, unused
+from oraculo.brokers.rabbitmq.connection import LOCKED, NOT_FOUND, Channel, Connection, Refused, unused
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import AMQP_REASON_HEADER, LONGEST_REASON, dlq_name, source_name
@@ -42,6 +43,9 @@ _FIRST_PATIENCE = 5.0  # for the first of those asked for: a quorum queue reads 
 _SLOWEST = 128 * 1024  # bytes a second: for a large letter that long, too
 _MOST_PREFETCH = 65_535
 _GOT = 1  # the tag of the letter that is asked for alone, before any is consumed
+_SIGN = "oraculo.olhada."  # begins the name of a queue that one connection alone may have: whose turn it is to look
+_TURN_WITHIN = 15.0  # seconds; then it looks all the same, and both may see fewer
+_GLANCE = 0.1
 _TURN = 50  # letters that are read before the rest of the loop gets a turn
 
 _OURS = "x-oraculo-"
@@ -277,6 +281,7 @@ class _Visit:
         self._seen = 0
         self._came = 0
         self._came_bytes = 0
+        self._came_before = 0  # those asked for last
         self._arrived: deque[_Found] = deque()
         self._signal = asyncio.Event()
         channel.on_close = lambda _: self._signal.set()
@@ -300,6 +305,7 @@ class _Visit:
             behind = None
         if behind is not None:
             self._count = behind + 1
+            self._came_before = self._came
         if behind and window:
             await self._consume(window)
 
@@ -363,10 +369,9 @@ class _Visit:
     async def _comes(self) -> bool:
         patience = self._came_bytes / max(self._came, 1) / _SLOWEST
         if self._holds_all_it_may():
+            self._came_before = self._came
             await self._consume(self._next_few())
-            patience += _FIRST_PATIENCE
-        else:
-            patience += _PATIENCE
+        patience += _PATIENCE if self._came > self._came_before else _FIRST_PATIENCE
         while not self._arrived:
             if self._channel.fault is not None:
                 raise self._channel.fault
@@ -403,7 +408,8 @@ class _Visit:
 
 
 class Quarantine:
-    """The dead letters of every queue. One at a time looks at those of a queue: two would hide them from each other."""
+    """The dead letters of every queue. One at a time looks at those of a queue, of all processes: two would hide them
+    from each other, and be shown what the other one published anew."""
 
     def __init__(self, connection: Connection, publish: "_Publish", delivery_limit: int) -> None:
         self._connection = connection
@@ -488,7 +494,7 @@ class Quarantine:
         """Hands over the letters that are there now; `window`: how many may be held at once, 0 is all. Whatever was not
         settled is in quarantine again at the end."""
         name = dlq_name(queue)
-        async with self._turns.setdefault(name, asyncio.Lock()):
+        async with self._turns.setdefault(name, asyncio.Lock()), self._turn_of_all(name):
             channel = await self._connection.channel()
             visit = _Visit(channel, name, self._publish, self._delivery_limit)
             try:
@@ -499,8 +505,41 @@ class Quarantine:
                 visit.settle_renewed()
                 await channel.close()
 
+    @asynccontextmanager
+    async def _turn_of_all(self, name: str) -> AsyncIterator[None]:
+        sign = await self._sign(name)
+        try:
+            yield
+        finally:
+            if sign is not None:
+                with suppress(BrokerError):  # else it goes with the connection
+                    await sign.call("queue_delete", queue=_sign_of(name))
+                await sign.close()
+
+    async def _sign(self, name: str) -> Channel | None:
+        """None: it may not be made, or another process has it for long."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _TURN_WITHIN
+        while True:
+            channel = await self._connection.channel()
+            try:
+                await channel.call("queue_declare", queue=_sign_of(name), exclusive=True)
+            except Refused as refusal:
+                if refusal.code != LOCKED or loop.time() > until:
+                    return None
+            except BaseException:
+                channel.abandon()
+                raise
+            else:
+                return channel
+            await asyncio.sleep(_GLANCE)
+
 
 _Publish = Callable[[Sequence[Parcel]], Awaitable[None]]
+
+
+def _sign_of(name: str) -> str:
+    return _SIGN + blake2b(name.encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _oldest(letters: list[DeadLetter], limit: int) -> list[DeadLetter]:
