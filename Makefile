@@ -19,7 +19,7 @@ run: $(VENV)/.run  ## start everything in one process: API, engine and sample wo
 	$(BIN)/oraculo dev $(ARGS)
 
 test: check  ## check, then run the tests (LONG=1: those, too, that repeat a proof in another setting)
-	$(BIN)/python -m pytest --numprocesses=5 --dist=worksteal $(if $(LONG),-m "") $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=4 --dist=worksteal $(if $(LONG),-m "") $(ARGS)
 
 check: $(VENV)/.dev  ## ruff, mypy strict, the import layers, generated files
 	$(BIN)/ruff check .
