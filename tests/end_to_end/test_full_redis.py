@@ -38,8 +38,11 @@ async def is_red(oraculo: Stage) -> bool:
     return not (await oraculo.operations.health()).is_ready
 
 
-@pytest.mark.parametrize("policy", ["noeviction", "volatile-lru"])  # the latter has nothing to evict here
-@pytest.mark.parametrize(("wide", "runs"), [BATCHED, LONE], ids=["batched", "one by one"])
+@pytest.mark.parametrize(
+    ("wide", "runs", "policy"),
+    [(*BATCHED, "noeviction"), (*LONE, "noeviction"), (*BATCHED, "volatile-lru")],  # which has nothing to evict here
+    ids=["batched", "one by one", "volatile"],
+)
 async def test_a_server_full_of_commands_is_emptied_by_a_worker(
     fleet: Fleet, wide: int, runs: int, policy: str
 ) -> None:
