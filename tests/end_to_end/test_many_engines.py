@@ -32,9 +32,7 @@ async def place_in(server_url: str, name: str) -> str:
     return f"{server_url}?search_path={schema}"
 
 
-@pytest.mark.parametrize(
-    ("broker", "store"), [("rabbitmq", "postgres"), pytest.param("redis", "redis", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("broker", "store"), [("rabbitmq", "postgres"), ("redis", "redis")])
 async def test_engines_are_killed_one_after_the_other(broker: str, store: str, fleet: Fleet, tmp_path: Path) -> None:
     place = await place_in(fleet.url(store), store)
     async with ManyEngines(tmp_path, fleet.url(broker), place) as many:
