@@ -169,8 +169,6 @@ class Engine:
         self._connected = await self._connects()
         if self._connected and not self.broker.capabilities.durable:
             await self.store.forget_sent()
-        if self._connected and self.broker.capabilities.shared:
-            await self._memories.begin()
         self._deciding = asyncio.create_task(self._decide(), name="intake")
         self._duties = [self._duty(name, work) for name, work in self._works().items()]
         if self._connected:
@@ -270,14 +268,13 @@ class Engine:
             return None
         return EarlierResults(self._earlier_objects, self.objects, self._claim_fault, self.threads)
 
-    async def _connects(self, *, is_late: bool = False) -> bool:
+    async def _connects(self) -> bool:
         """A broker that is away is no reason not to start: runs are accepted and wait for it, and readiness says so.
-        One that says no is a matter of settings, and is told at once. `is_late`: what waits is sent as soon as it is
-        there, so that its mark is left first."""
+        One that says no is a matter of settings, and is told at once."""
         try:
             await self.broker.start()
-            if is_late and self.broker.capabilities.shared:
-                await self._memories.begin()
+            if self.broker.capabilities.shared:
+                await self._memories.begin()  # what waits is sent as soon as it can be
             await self.destinations.declare_all()
         except BrokerUnavailable as error:
             self.telemetry.emit(LoopFailed("broker", str(error)))
@@ -286,7 +283,7 @@ class Engine:
 
     async def _watch_links(self) -> None:
         if not self._connected:
-            while not await self._connects(is_late=True):  # noqa: ASYNC110 - it is the world that is waited for
+            while not await self._connects():  # noqa: ASYNC110 - it is the world that is waited for
                 await asyncio.sleep(self.settings.engine.poll)
             self._connected = True
             if not self.broker.capabilities.durable:  # as at the start, but work is under way
