@@ -7,7 +7,7 @@ from oraculo.core.bridge import KEYWORDS, PAYLOAD
 from oraculo.core.bridge import QUEUES as BRIDGES
 from oraculo.core.history import Happened
 from oraculo.core.naming import MAX_NAME
-from oraculo.core.pipeline import JOB_TYPES, MAX_SECONDS, OnLate
+from oraculo.core.pipeline import JOB_TYPES, MAX_SECONDS, TOLD_KEYS, OnLate
 from oraculo.core.request import FIELDS
 from oraculo.core.run import Channel, DeliveryStatus, RunStatus, TaskStatus
 from oraculo.engine.catalogue import Origin
@@ -253,9 +253,14 @@ _STEP_DEFAULTS = tuple(_STEP_FIELDS)
 _SOMEWHERE = [{"required": ["queue"]}, {"required": ["celery"]}]  # a task whose arguments fit in no URL
 _STEP_OMITTED = ("queue", "celery", "bullmq", "dependsOn", "config", "timeout", "optional")
 
+_IGNORED: Schema = {name: {"description": "As it was told; ignored."} for name in sorted(TOLD_KEYS)}
 _PIPELINE_REQUEST = record(
-    {**_PIPELINE_FIELDS, "steps": {**listed(record(_STEP_FIELDS, optional=_STEP_DEFAULTS)), "minItems": 1}},
-    optional=tuple(_PIPELINE_FIELDS),
+    {
+        **_PIPELINE_FIELDS,
+        "steps": {**listed(record(_STEP_FIELDS, optional=_STEP_DEFAULTS)), "minItems": 1},
+        **_IGNORED,
+    },
+    optional=(*_PIPELINE_FIELDS, *_IGNORED),
 )
 _PIPELINE = record(
     {

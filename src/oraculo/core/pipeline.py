@@ -154,7 +154,7 @@ class _PipelineReader:
     def read(self, source: object, name: str | None) -> Definition:
         if not isinstance(source, dict):
             raise InvalidPipeline(Fault("", f"a pipeline is an object with `steps`; got {naming.shown(source)}"))
-        self._known_keys(source, "", _PIPELINE_KEYS)
+        self._known_keys(source, "", _PIPELINE_KEYS, ignored=TOLD_KEYS)
         name = self._name(source, name)
         description = self._typed(source, "", "description", str, "a string", "")
         timeout = self._seconds(source, "", "timeout") or self.default_timeout
@@ -375,9 +375,11 @@ class _PipelineReader:
         self._fault(f"{at}.{key}" if at else key, f"must be {right}; got {naming.shown(value)}")
         return default
 
-    def _known_keys(self, item: Mapping[Any, Any], at: str, known: frozenset[str]) -> None:
+    def _known_keys(
+        self, item: Mapping[Any, Any], at: str, known: frozenset[str], ignored: frozenset[str] = frozenset()
+    ) -> None:
         for key in item:
-            if key not in known:
+            if key not in known and key not in ignored:
                 name = key if isinstance(key, str) else naming.shown(key)
                 self._fault(f"{at}.{name}" if at else name, f"is not a known key{naming.nearest(name, known)}")
 
@@ -386,6 +388,7 @@ class _PipelineReader:
 
 
 _PIPELINE_KEYS = frozenset({"name", "description", "timeout", "steps", "quorum", "onLate"})
+TOLD_KEYS = frozenset({"origem", "hash"})  # with a definition that is shown; ignored, so that it can be put again
 _STEP_KEYS = frozenset({"id", "type", "queue", "dependsOn", "config", "retry", "timeout", "optional", *bridges.QUEUES})
 _RETRY_KEYS = frozenset({"maxAttempts", "backoff", "maxBackoff"})
 
