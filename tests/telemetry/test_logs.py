@@ -131,6 +131,21 @@ def test_a_trace_for_people_does_not_show_what_variables_hold() -> None:
     assert "abracadabra" not in stream.getvalue()
 
 
+@pytest.mark.parametrize("layout", ["json", "console"])
+def test_of_an_error_that_carries_megabytes_the_middle_is_left_out(layout: Literal["json", "console"]) -> None:
+    stream = configured(layout=layout)
+    try:
+        raise ValueError("first " + "x" * 5_000_000 + " last")
+    except ValueError:
+        structlog.get_logger("somewhere").exception("failed", reason="y" * 5_000_000)
+    written = stream.getvalue()
+    assert len(written) < 3 * logs._LONGEST
+    assert "in test_of_an_error_that_carries_megabytes" in written
+    assert "ValueError: first x" in written
+    assert "x last" in written
+    assert "characters…" in written or "characters\\u2026" in written
+
+
 def test_what_cannot_be_json_is_still_told() -> None:
     stream = configured()
     structlog.get_logger("x").info("odd", value=object(), text="\ud800 não")

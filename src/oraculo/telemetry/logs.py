@@ -6,6 +6,7 @@ structlog's and stdlib's loggers, uvicorn's included, end in the same handler an
     with structlog.contextvars.bound_contextvars(correlation_id=run_id): ...
 """
 
+import io
 import logging
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any, TextIO
 
 import msgspec
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from oraculo.core.repeats import Repeats
 from oraculo.ports.telemetry import (
@@ -40,6 +41,9 @@ from oraculo.settings import LogSettings
 LOGGER = "oraculo"
 ECS_VERSION = "8.11.0"
 _HANDLER = "oraculo"
+# Characters of a field. An exception may carry whatever a handler was working on, and whoever collects logs refuses
+# lines, or fields, of more than some tens of thousands.
+_LONGEST = 30_000
 _LEVELS = {"debug": DEBUG, "info": INFO, "warning": WARNING, "error": ERROR, "critical": CRITICAL}
 
 # Loggers that bring their own handlers; theirs go, so that a line appears once and in our format.
@@ -68,7 +72,7 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> No
 def _handler(stream: TextIO, as_json: bool) -> logging.Handler:
     handler = logging.StreamHandler(stream)
     handler.name = _HANDLER
-    rendering = _json_rendering() if as_json else [_console_rendering(colours=stream.isatty())]
+    rendering = _json_rendering() if as_json else _console_rendering(colours=stream.isatty())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.ExtraAdder(), _drop_colours, *_shared()],
@@ -110,14 +114,32 @@ def _drop_colours(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
     return event
 
 
-def _console_rendering(*, colours: bool) -> Processor:
+def _console_rendering(*, colours: bool) -> list[Processor]:
     """With Python's own tracebacks: those of rich, which structlog takes where it is there, show what variables hold,
     passwords too, and take a quarter of a second each."""
-    return structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)
+    return [_cut_fields, structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=_write_traceback)]
 
 
 def _json_rendering() -> list[Processor]:
-    return [structlog.processors.format_exc_info, _name_as_ecs, structlog.processors.JSONRenderer()]
+    return [structlog.processors.format_exc_info, _cut_fields, _name_as_ecs, structlog.processors.JSONRenderer()]
+
+
+def _write_traceback(stream: TextIO, error: ExcInfo) -> None:
+    written = io.StringIO()
+    structlog.dev.plain_traceback(written, error)
+    stream.write(_cut(written.getvalue()))
+
+
+def _cut_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    return {name: _cut(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def _cut(text: str) -> str:
+    """The middle goes: a traceback begins with where it was, and ends with what is said of it."""
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]} […{len(text) - 2 * half} characters…] {text[-half:]}"
 
 
 _ECS_NAMES = {
