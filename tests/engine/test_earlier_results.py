@@ -114,7 +114,7 @@ async def test_nothing_is_put_into_a_place_of_another_installation(
     await places.run_with_a_large_result()
     told, owners = Told(), iter([ObjectsUnavailable("away when the engine starts")])
 
-    async def claim(_installation: str) -> str:
+    async def claim(_installation: str, *, was_claimed: bool) -> str:
         if (fault := next(owners, None)) is not None:
             raise fault
         return "another"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.core.reference import SHARDS, encode_reference, make_reference, run_folder
+from oraculo.core.reference import CLAIM, SHARDS, encode_reference, make_reference, run_folder
 from oraculo.engine import delivery, janitor, outbox
 from oraculo.engine.janitor import Janitor
 from oraculo.errors import InvalidSettings, NotFound, ObjectsError, ObjectsUnavailable
@@ -29,6 +29,7 @@ from tests.engine.large_results_stage import (
     store_at,
     two_steps_app,
 )
+from tests.engine.test_large_results import Told
 from tests.waiting import until
 
 # -- editions, restarts, limits -------------------------------------------------------------------------------------
@@ -285,18 +286,51 @@ async def test_a_place_is_one_installations(tmp_path: Path, monkeypatch: pytest.
 
 async def test_a_place_that_is_away_does_not_keep_an_engine_from_starting(tmp_path: Path) -> None:
     class Away(FolderObjects):
-        async def claim(self, installation: str) -> str:
+        async def claim(self, installation: str, *, was_claimed: bool = False) -> str:
             raise ObjectsUnavailable("not now")
 
     async with Harness(settings=KEPT, objects=Away(tmp_path)) as oraculo:
         assert (await oraculo.engine.health()).is_ready
 
 
+async def test_a_folder_that_is_not_mounted_when_the_engine_starts_is_away_and_no_new_one(tmp_path: Path) -> None:
+    """As after the machine's own start, when mounts come late."""
+    place, volume, told = tmp_path / "place", tmp_path / "volume", Told()
+    async with Harness(settings=KEPT, objects=FolderObjects(place), store=store_at(tmp_path)) as oraculo:
+        before = await oraculo.submit({"destinos": ["escavador_a"]})
+        await PlainWorker(oraculo, "escavador_a").answers(before, {"dados": LARGE})
+        await oraculo.ended(before)
+    place.rename(volume)
+    place.mkdir()
+    async with Harness(
+        settings=KEPT, objects=FolderObjects(place), store=store_at(tmp_path), telemetry=told
+    ) as oraculo:
+        assert "is it mounted" in told.failures[0]
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        assert (await oraculo.ended(run_id))["resultados"]["escavador_a"] == {"dados": LARGE}
+        assert os.listdir(place) == [], "nothing would be seen of it once the folder is mounted"
+        place.rmdir()
+        volume.rename(place)
+        assert (await oraculo.ended(before))["resultados"]["escavador_a"] == {"dados": LARGE}
+
+
+async def test_a_folder_that_was_emptied_for_good_is_used_again_when_it_is_said(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    async with Harness(settings=KEPT, objects=FolderObjects(place), store=store_at(tmp_path)):
+        pass
+    (place / CLAIM).unlink()
+    (place / CLAIM).touch()
+    async with Harness(settings=KEPT, objects=FolderObjects(place), store=store_at(tmp_path)) as oraculo:
+        assert (await oraculo.engine.health()).is_ready
+        assert (place / CLAIM).read_text() == await oraculo.store.installation()
+
+
 async def test_a_place_that_turns_out_to_be_anothers_is_not_used(tmp_path: Path) -> None:
     class AwayAtFirst(FolderObjects):
         is_away = True
 
-        async def claim(self, installation: str) -> str:
+        async def claim(self, installation: str, *, was_claimed: bool = False) -> str:
             if self.is_away:
                 raise ObjectsUnavailable("not now")
             return "somebody else's"

@@ -193,6 +193,8 @@ async def test_a_folder_that_is_not_mounted_is_away_and_nothing_is_put_under_it(
         await objects.claim("um")
     with pytest.raises(ObjectsUnavailable, match="is it mounted"):
         await objects.check()
+    with pytest.raises(ObjectsUnavailable, match="is it mounted"):
+        await FolderObjects(place).claim("um", was_claimed=True)
     assert not place.exists()
     volume.rename(place)
     assert await objects.claim("um") == "um"

@@ -6,6 +6,7 @@ that was written in the last hour is left alone: its run may be about to be crea
 
 import asyncio
 from collections.abc import Sequence
+from hashlib import sha256
 from itertools import cycle, islice
 
 from oraculo.core.reference import CLAIM, SHARDS, run_folder
@@ -26,14 +27,24 @@ _CLAIM_PATIENCE = 5.0
 
 async def claim_fault(objects: Objects, store: Store) -> str | None:
     """Why this installation may not use the place, or None, and then it is this one's. What one installation puts there
-    another would delete, since its own store knows nothing of it."""
-    installation = await store.installation()
-    if await objects.claim(installation) == installation:
+    another would delete, since its own store knows nothing of it. That it was claimed is remembered: at a later start
+    the folder may not be mounted yet, and what is put into the empty place is out of sight once it is."""
+    installation, claimed = await store.installation(), _claimed(objects)
+    was_claimed = claimed is not None and await store.noted(claimed)
+    if await objects.claim(installation, was_claimed=was_claimed) == installation:
+        if claimed is not None and not was_claimed:
+            await store.note(claimed)
         return None
     return (
         "another installation keeps its large results there: give each a place of its own, as one more folder in the "
         f"URL; or delete the file '{CLAIM}' there when the other is gone for good"
     )
+
+
+def _claimed(objects: Objects) -> str | None:
+    """The fact that it is. A place may have a name of any length, and of any characters."""
+    place = objects.shared_place
+    return None if place is None else f"claimed: {sha256(place.encode(errors='surrogateescape')).hexdigest()}"
 
 
 async def claim(objects: Objects, store: Store, telemetry: Telemetry) -> None:

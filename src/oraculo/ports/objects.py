@@ -26,6 +26,11 @@ class Objects(Protocol):
         """For people: `folder`, `s3`, …"""
         ...
 
+    @property
+    def shared_place(self) -> str | None:
+        """Where it is, another place having another name. None: nobody else can have it."""
+        ...
+
     async def put(self, run_id: str, key: str, body: bytes) -> None:
         """Writes it, durably and whole or not at all. Before a folder's first object, its run's id is put there; the
         same key again is the same body again, and costs little."""
@@ -47,8 +52,9 @@ class Objects(Protocol):
         """Deletes the folder with all that is in it, the owner last; unless something was put there since then."""
         ...
 
-    async def claim(self, installation: str) -> str:
-        """Whose place it is: the first to claim it has it for good. One that nobody else can have is the asker's."""
+    async def claim(self, installation: str, *, was_claimed: bool = False) -> str:
+        """Whose place it is: the first to claim it has it for good. One that nobody else can have is the asker's.
+        `was_claimed`: the asker had it already, so that a folder which nobody has is not this one: it is away."""
         ...
 
     async def check(self) -> str:

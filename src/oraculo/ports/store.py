@@ -202,6 +202,14 @@ class Store(Protocol):
         """A text that is this store's alone, and stays: by it two installations are told apart that share something."""
         ...
 
+    async def note(self, fact: str) -> None:
+        """Remembers something of the world outside, for good."""
+        ...
+
+    async def noted(self, fact: str) -> bool:
+        """Whether anybody did, at any time."""
+        ...
+
     async def check(self) -> str:
         """Proves that it can be read and written and returns its version; raises StoreUnavailable with the reason. What
         stands behind a semicolon is a warning: runs can be lost as it is set up."""

@@ -405,6 +405,17 @@ class StoreSuite(StoreCommits):
             assert await reopened.installation() == names[0]
             await reopened.close()
 
+    async def test_what_was_noted_once_is_known_to_all_and_stays(self) -> None:
+        async with self.opened() as store, self.opened() as other:
+            assert not await store.noted("seen: /a")
+            await asyncio.gather(store.note("seen: /a"), other.note("seen: /a"))
+            assert await store.noted("seen: /a")
+            assert await other.noted("seen: /a")
+            assert not await store.noted("seen: /b")
+            reopened = await self.reopen(store)
+            assert await reopened.noted("seen: /a")
+            await reopened.close()
+
     async def test_its_own_clock_goes_on_by_seconds_since_1970(self) -> None:
         async with self.opened() as store:
             if (first := await store.clock()) is not None:

@@ -267,6 +267,15 @@ class MongoStore:
                 await meta.update_one(wanted, {"$setOnInsert": {"nome": secrets.token_hex(16)}}, upsert=True)
         return str(found["nome"])
 
+    async def note(self, fact: str) -> None:
+        wanted = {"_id": f"fato:{fact}"}
+        with self._opened.limit():
+            await self._opened.meta.update_one(wanted, {"$setOnInsert": wanted}, upsert=True)
+
+    async def noted(self, fact: str) -> bool:
+        with self._opened.limit():
+            return await self._opened.meta.find_one({"_id": f"fato:{fact}"}) is not None
+
 
 async def _write(server: Server, keeper: Housekeeping, births: Sequence[Birth], updates: Sequence[Update]) -> Committed:
     with translated(server.place):

@@ -31,8 +31,12 @@ class FolderObjects:
         """`is_own`: its name is that of one store's file, and nobody else's."""
         self._root = Path(root).absolute()
         self._is_own = is_own
-        self._was_claimed = False  # as far as was seen here: then one without a claim is another folder
+        self._was_claimed = False  # as far as is known here: then one without a claim is another folder
         self._threads = Threads()
+
+    @property
+    def shared_place(self) -> str | None:
+        return None if self._is_own else str(self._root)
 
     async def put(self, run_id: str, key: str, body: bytes) -> None:
         await self._threads.call(self._put, run_id, self._root / key, body)
@@ -49,8 +53,11 @@ class FolderObjects:
     async def delete(self, folder: str, written_before: float) -> bool:
         return await self._threads.call(self._delete, self._root / folder, written_before)
 
-    async def claim(self, installation: str) -> str:
-        return installation if self._is_own else await self._threads.call(self._claim, installation)
+    async def claim(self, installation: str, *, was_claimed: bool = False) -> str:
+        if self._is_own:
+            return installation
+        self._was_claimed |= was_claimed
+        return await self._threads.call(self._claim, installation)
 
     async def check(self) -> str:
         return await self._threads.call(self._check)
@@ -116,7 +123,7 @@ class FolderObjects:
         with _translated(self._root):
             if self._was_claimed:
                 self._must_be_there()
-            elif not path.exists():
+            if not path.exists() or not path.stat().st_size:  # an empty one is whose it is to be
                 _make_folder(self._root)
                 _write(path, installation.encode())
             found = path.read_bytes().decode(errors="replace")
@@ -127,7 +134,8 @@ class FolderObjects:
         if not self._is_own and not (self._root / CLAIM).exists():
             raise ObjectsUnavailable(
                 f"{self._root} has no file '{CLAIM}', which the first engine that starts with it writes there; is it "
-                "mounted, and the orchestrator's ORACULO_OBJECTS_URL?"
+                "mounted, and the orchestrator's ORACULO_OBJECTS_URL? Only if it was emptied for good, make that file, "
+                "empty"
             )
 
     def _delete(self, folder: Path, written_before: float) -> bool:

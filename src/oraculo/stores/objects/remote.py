@@ -37,7 +37,7 @@ class RemoteObjects:
 
         place, _, query = url.partition("?")
         self.name = place.partition(":")[0].lower()
-        self._place = place
+        self.shared_place = place
         options = _PATIENCE.get(self.name, {}) | dict(parse_qsl(query))
         self._fs, root = url_to_fs(place, **options)
         self._root = str(root).rstrip("/")
@@ -64,7 +64,8 @@ class RemoteObjects:
     async def delete(self, folder: str, written_before: float) -> bool:
         return await self._threads.call(self._delete, folder, written_before)
 
-    async def claim(self, installation: str) -> str:
+    async def claim(self, installation: str, *, was_claimed: bool = False) -> str:
+        """A bucket is never the empty place of another: one without a claim was emptied, and is claimed anew."""
         try:
             return (await self.get(CLAIM)).decode(errors="replace")
         except ObjectLost:
@@ -76,7 +77,7 @@ class RemoteObjects:
         if self._checked_at is None or time.monotonic() - self._checked_at > _CHECKED_FOR:
             await self._threads.call(self._prove)
             self._checked_at = time.monotonic()
-        return self._place
+        return self.shared_place
 
     async def close(self) -> None:
         self._threads.close()
@@ -119,7 +120,7 @@ class RemoteObjects:
                 return bytes(self._fs.cat_file(self._path(key)))
             except FileNotFoundError:
                 raise ObjectLost(
-                    f"there is no {key} in {self._place}; was it put into another ORACULO_OBJECTS_URL?"
+                    f"there is no {key} in {self.shared_place}; was it put into another ORACULO_OBJECTS_URL?"
                 ) from None
 
     def _folders(self, shard: str) -> list[RunFolder]:
@@ -167,7 +168,7 @@ class RemoteObjects:
         with self._translated():
             self._write(_CHECK, b"{}")
             if bytes(self._fs.cat_file(self._path(_CHECK))) != b"{}":
-                raise ObjectsUnavailable(f"{self._place} does not give back what was put")
+                raise ObjectsUnavailable(f"{self.shared_place} does not give back what was put")
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
@@ -181,7 +182,7 @@ class RemoteObjects:
         except ObjectsError:
             raise
         except Exception as error:
-            raise ObjectsUnavailable(f"{self._place}: {type(error).__name__}: {error}") from error
+            raise ObjectsUnavailable(f"{self.shared_place}: {type(error).__name__}: {error}") from error
 
 
 def _seconds(moment: object) -> float | None:

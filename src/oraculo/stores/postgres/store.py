@@ -175,6 +175,12 @@ class PostgresStore:
         [(installation,)] = await self._ask(self._reader, "installation")
         return str(installation)
 
+    async def note(self, fact: str) -> None:
+        await self._ask(self._reader, "note", fact)
+
+    async def noted(self, fact: str) -> bool:
+        return bool(await self._ask(self._reader, "noted", fact))
+
     # -- what people read ---------------------------------------------------------------------------------------
 
     async def runs(self, query: RunQuery) -> Page:

@@ -22,6 +22,7 @@ What finds them:
     @pipelines       hash    definitions by name; @pipelines:mark counts their changes
     @engines         zset    engines that live, by when they were last heard of
     @installation    string  which installation this is, for what it shares with others
+    @facts           hash    what is remembered of the world outside
     @layout          string  the number of this layout
     @proof:…         each kind, for a moment: by which a check proves that all of this can be written
 
@@ -44,7 +45,7 @@ SLOT = 2**40  # between the scores of one broker's slot and the next: more than 
 _END = struct.Struct(">BI")
 _KINDS = {
     "zset": ("runs", "due", "unsent", "held", "ended", "engines", *(f"runs:{status}" for status in RunStatus)),
-    "hash": ("keys", "brokers", "pipelines"),
+    "hash": ("keys", "brokers", "pipelines", "facts"),
     "string": ("sequence", "layout", "installation", "pipelines:mark"),
 }
 _SCRIPTS = (

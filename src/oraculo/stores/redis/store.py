@@ -348,6 +348,18 @@ class RedisStore:
         await server.ask("SET", key, secrets.token_hex(16), "NX")
         return str((await server.ask("GET", key)).decode())
 
+    async def note(self, fact: str) -> None:
+        server = self._opened()
+        with server.translating():
+            encoded = fact.encode()
+        await server.ask("HSET", self._layout.key("facts"), encoded, "1")
+
+    async def noted(self, fact: str) -> bool:
+        server = self._opened()
+        with server.translating():
+            encoded = fact.encode()
+        return await server.ask("HGET", self._layout.key("facts"), encoded) is not None
+
 
 def _conclude_birth(write: Write, reply: list[bytes]) -> Created:
     created = Created(Outcome(reply[0].decode()), reply[1].decode())

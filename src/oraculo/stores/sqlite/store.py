@@ -266,6 +266,12 @@ class SqliteStore:
         [(installation,)] = await self._read("installation", {})
         return str(installation)
 
+    async def note(self, fact: str) -> None:
+        await self._write("note", {"fact": fact})
+
+    async def noted(self, fact: str) -> bool:
+        return bool(await self._read("noted", {"fact": fact}))
+
 
 # -- reading --------------------------------------------------------------------------------------------------------
 

@@ -155,6 +155,13 @@ class HostStore:
         found: str = await self._read(self._disk.installation())
         return found
 
+    async def note(self, fact: str) -> None:
+        await self._read(self._disk.note(fact))
+
+    async def noted(self, fact: str) -> bool:
+        found: bool = await self._read(self._disk.noted(fact))
+        return found
+
     async def check(self) -> str:
         self._trouble.step(self._host)
         return "simulated"

@@ -73,7 +73,8 @@ FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'USAGE']) WI
 WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'oraculo_migrations'::regclass)
     AND relname IN (
         'oraculo_migrations', 'oraculo_runs', 'oraculo_runs_n_seq', 'oraculo_inputs', 'oraculo_tasks',
-        'oraculo_history', 'oraculo_pipelines', 'oraculo_marks', 'oraculo_engines', 'oraculo_installation'
+        'oraculo_history', 'oraculo_pipelines', 'oraculo_marks', 'oraculo_engines', 'oraculo_installation',
+        'oraculo_facts'
     )
     AND CASE
         WHEN relkind = 'S' THEN wanted = 'USAGE' AND NOT has_sequence_privilege(oid, wanted)
@@ -248,6 +249,12 @@ SELECT extract(EPOCH FROM clock_timestamp())::double precision;
 
 -- name: installation
 SELECT id FROM oraculo_installation;
+
+-- name: note
+INSERT INTO oraculo_facts (fact) VALUES ($1) ON CONFLICT DO NOTHING;
+
+-- name: noted
+SELECT 1 FROM oraculo_facts WHERE fact = $1;
 
 -- -- what people read -----------------------------------------------------------------------------------------------
 

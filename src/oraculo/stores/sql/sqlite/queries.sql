@@ -276,5 +276,11 @@ SELECT name FROM engines WHERE seen_at >= :since ORDER BY name;
 -- name: installation
 SELECT id FROM installation;
 
+-- name: note
+INSERT INTO facts (fact) VALUES (:fact) ON CONFLICT DO NOTHING;
+
+-- name: noted
+SELECT 1 FROM facts WHERE fact = :fact;
+
 -- name: prove_write
 UPDATE sequence SET last = last;
