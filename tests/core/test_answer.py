@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from oraculo.core import naming
 from oraculo.core.answer import has_failed, is_failure, read_answer
+from oraculo.core.answer_writer import NOT_IN_TIME
 from oraculo.core.events import Answered, Event, Progressed
 from oraculo.core.machine import Verdict
 from oraculo.core.message import Message, decode_message
@@ -117,6 +118,20 @@ def test_a_worker_may_ask_not_to_be_tried_again(value: object, retryable: bool) 
     assert isinstance(event, Answered)
     assert event.retryable is retryable
     assert event.jitter == 0.25
+
+
+@pytest.mark.parametrize(("left", "is_believed"), [(300, False), (2, False), (0.5, True), (-1, True)])
+def test_that_the_deadline_passed_is_not_believed_of_a_worker_for_which_it_is_still_to_come(
+    left: float, is_believed: bool
+) -> None:
+    driver = fan_out("escavador_a").sent()
+    refusal = message({"status": "erro", "erros": [NOT_IN_TIME], "repetir": False})
+    event = read_answer(driver.run, refusal, 0.5, now=driver.run.head.deadline - left)
+    assert isinstance(event, Answered)
+    assert event.retryable is not is_believed, "a worker whose clock is right may take it"
+    told = NOT_IN_TIME if is_believed else f"{NOT_IN_TIME} by the clock of its worker, {left} s too early"
+    assert event.reason.startswith(told)
+    assert ("NTP" in event.reason) is not is_believed
 
 
 def test_the_same_failure_has_the_same_mark_and_another_has_another() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.engine.peers import Peers
+from oraculo.engine.retention import Retention
 from oraculo.engine.store_clock import FAR, read_clock
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import LoopFailed, Record
@@ -63,8 +64,20 @@ async def test_a_clock_that_is_far_off_is_told_once(store: OnAServer) -> None:
         await engine.attend()
     assert engine.clock_fault is not None
     assert told.faults == [engine.clock_fault]
-    assert "42 s ahead of that of the store, and deadlines ring early" in engine.clock_fault
-    assert "42 s behind that of the store, and deadlines ring late" in ((await read_clock(store, Off(-42))).fault or "")
+    assert "42 s ahead of that of the store: deadlines ring early here" in engine.clock_fault
+    assert "those of runs that start here late elsewhere" in engine.clock_fault
+    behind = (await read_clock(store, Off(-42))).fault or ""
+    assert "42 s behind that of the store: deadlines ring late here" in behind
+    assert "those of runs that start here early elsewhere" in behind
+
+
+@pytest.mark.parametrize("seconds", [40 * 86400, 0, -40 * 86400])
+async def test_what_is_young_is_deleted_by_no_engine_whose_clock_is_off(store: OnAServer, seconds: float) -> None:
+    async with Harness(store=store) as harness:
+        run_id = await harness.submit({"destinos": ["escavador_a"]})
+        await harness.operations.cancel(run_id)
+        assert await Retention(store, Off(seconds), Told(), days=30).prune() == 0
+        assert await Retention(store, Off(0), Told(), days=-1).prune() == 1, "it was there to be deleted"
 
 
 async def test_a_store_that_is_slow_to_answer_is_no_clock_that_is_off(store: OnAServer) -> None:

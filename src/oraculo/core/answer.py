@@ -3,11 +3,14 @@
 import zlib
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
+from math import inf
 from typing import Any
 
 import msgspec
 
 from oraculo.core import naming
+from oraculo.core.answer_writer import NOT_IN_TIME
+from oraculo.core.command import deadline_of
 from oraculo.core.events import Answered, Event, Progressed
 from oraculo.core.message import Message
 from oraculo.core.run import Run
@@ -16,6 +19,7 @@ FAILURE_WORDS = frozenset({"erro", "error", "falha", "failed", "failure"})
 _MAX_REASON = 500
 _OTHER_KIND = {naming.COLLECTED: naming.EXECUTED, naming.EXECUTED: naming.COLLECTED}
 _NAMED = 10  # open tasks that a reason names
+_CLOCKS_AGREE = 1.0  # seconds within which they do
 
 
 class _Reply(msgspec.Struct):
@@ -38,10 +42,10 @@ _items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def read_answer(
-    run: Run, message: Message, jitter: float, *, prefix: str = "", redelivered: bool = False
+    run: Run, message: Message, jitter: float, *, now: float = inf, prefix: str = "", redelivered: bool = False
 ) -> Event | str:
     """The event that the message means for this run, or, in words, why no task could be found for it. `prefix`: what
-    the installation puts before the names of its queues, and a worker may know its own by."""
+    the installation puts before the names of its queues, and a worker may know its own by. `now`: when it came."""
     payload = bytes(message.payload)
     try:
         reply = _read_reply(payload)
@@ -58,13 +62,15 @@ def read_answer(
     if not has_failed(reply.status, reply.erros):
         is_named = message.tarefa in run.plan.by_id  # then it is found again without a mark
         return Answered(number, attempt, payload, mark=0 if is_named else _mark_of(message))
+    reason = _reason(reply)
+    doubt = _doubt(run, number, reason, now)
     return Answered(
         number,
         attempt,
         payload,
         failed=True,
-        retryable=reply.repetir is not False,
-        reason=_reason(reply),
+        retryable=reply.repetir is not False or doubt is not None,
+        reason=doubt or reason,
         mark=_mark_of(message),
         redelivered=redelivered,
         jitter=jitter,
@@ -202,6 +208,15 @@ def _reason(reply: _Reply) -> str:
     texts = [error if isinstance(error, str) else msgspec.json.encode(error).decode() for error in errors[:5]]
     text = "; ".join(texts) or _text(reply.mensagem) or "the worker answered with status erro"
     return text if len(text) <= _MAX_REASON else text[: _MAX_REASON - 1] + "…"
+
+
+def _doubt(run: Run, number: int, reason: str, now: float) -> str | None:
+    """A worker whose clock is ahead refuses commands that have time enough: another may not, so they are tried again,
+    and it is said whose clock is to be looked at."""
+    left = deadline_of(run, run.tasks[number]) - now
+    if reason != NOT_IN_TIME or left < _CLOCKS_AGREE:
+        return None
+    return f"{reason} by the clock of its worker, {left:.0f} s too early: let the clocks of all machines be set by NTP"
 
 
 def _percent(value: object) -> float | None:

@@ -402,7 +402,8 @@ class Intake:
     def _apply_answer(self, run: Run, item: Answer, now: float, changes: Changes) -> tuple[Verdict, str]:
         redelivered = item.arrived.delivery.redeliveries > 0
         prefix = self._names.prefix
-        event = read_answer(run, item.message, self._entropy.jitter(), prefix=prefix, redelivered=redelivered)
+        jitter = self._entropy.jitter()
+        event = read_answer(run, item.message, jitter, now=now, prefix=prefix, redelivered=redelivered)
         if isinstance(event, str):
             return _UNKNOWN, event
         if item.reference is not None and isinstance(event, Answered):

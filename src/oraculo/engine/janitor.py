@@ -12,6 +12,7 @@ from itertools import cycle, islice
 from oraculo.core.reference import CLAIM, SHARDS, run_folder
 from oraculo.core.slices import pages
 from oraculo.engine.peers import Peers
+from oraculo.engine.store_clock import surely_past
 from oraculo.errors import Fault, InvalidSettings, ObjectsError
 from oraculo.ports.clock import Clock
 from oraculo.ports.objects import Objects
@@ -80,7 +81,7 @@ class Janitor:
         """Returns how many folders were deleted. Raises ObjectsError where another's are among them."""
         if fault := await claim_fault(self._objects, self._store):
             raise ObjectsError(fault)
-        before = self._clock.now() - MIN_AGE
+        before = await surely_past(self._store, self._clock, MIN_AGE)
         old = [folder.name for folder in await self._objects.folders(shard) if folder.written_at < before]
         deleted = 0
         for some in pages(old, _TOGETHER):

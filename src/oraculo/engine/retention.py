@@ -2,6 +2,7 @@
 
 import asyncio
 
+from oraculo.engine.store_clock import surely_past
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import RunsPruned, Telemetry
@@ -25,7 +26,7 @@ class Retention:
 
     async def prune(self) -> int:
         """In small bites, so that commits of live runs get their turn between them."""
-        before = self._clock.now() - self._days * 86400
+        before = await surely_past(self._store, self._clock, self._days * 86400)
         total = 0
         while pruned := await self._store.prune(before, _TOGETHER):
             total += pruned

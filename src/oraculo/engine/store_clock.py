@@ -13,6 +13,11 @@ class Reading(NamedTuple):
     fault: str | None  # what is to be said of the difference
 
 
+async def surely_past(store: Store, clock: Clock, seconds: float) -> float:
+    """A moment so long ago by both clocks: what is deleted by one that is ahead is gone for all who share the store."""
+    return min(clock.now(), (await read_clock(store, clock)).now) - seconds
+
+
 async def read_clock(store: Store, clock: Clock) -> Reading:
     asked = clock.now()
     told = await store.clock()
@@ -23,9 +28,9 @@ async def read_clock(store: Store, clock: Clock) -> Reading:
     doubt = abs(heard - asked) / 2  # it said so at some moment between
     if abs(ahead) - doubt <= FAR:
         return Reading(told, None)
-    direction = "ahead of" if ahead > 0 else "behind"
+    direction, here, elsewhere = ("ahead of", "early", "late") if ahead > 0 else ("behind", "late", "early")
     return Reading(
         told,
-        f"this machine's clock is {abs(ahead):.0f} s {direction} that of the store, and deadlines ring "
-        f"{'early' if ahead > 0 else 'late'} here: let both be set by NTP",
+        f"this machine's clock is {abs(ahead):.0f} s {direction} that of the store: deadlines ring {here} here, and "
+        f"those of runs that start here {elsewhere} elsewhere; let both clocks be set by NTP",
     )
