@@ -106,11 +106,16 @@ def test_a_run_folder_lies_in_its_shard() -> None:
         fields(chave=run_folder("run-1") + "/a-" + "0" * 32 + ".json\n"),
         fields(sha256="x" * 64),
         fields(bytes=-1),
-        fields(mais=1),
+        b'{"oraculo_referencia":{},"mais":1}',
     ],
 )
 def test_what_is_no_sound_reference_of_the_run_is_none(payload: bytes | None) -> None:
     assert read_reference("run-1", payload) is None
+
+
+def test_what_a_newer_worker_says_beside_is_left_alone() -> None:
+    """Else its result would be handed out as the reference to it."""
+    assert read_reference("run-1", fields(mais=1)) == make_reference("run-1", "a", BODY)
 
 
 def test_spaces_after_a_colon_or_a_comma_do_not_matter() -> None:

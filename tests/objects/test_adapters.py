@@ -22,13 +22,18 @@ async def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
         case "folder":
             return await claimed(tmp_path / "objects")
         case "fsspec memory":
-            return RemoteObjects(f"memory://{uuid4()}/prefix")
+            return await claimed_at(RemoteObjects(f"memory://{uuid4()}/prefix"))
         case _:
-            return RemoteObjects(f"file://{tmp_path}/objects")
+            return await claimed_at(RemoteObjects(f"file://{tmp_path}/objects"))
 
 
 async def claimed(folder: Path) -> FolderObjects:
     objects = FolderObjects(folder)
+    await claimed_at(objects)
+    return objects
+
+
+async def claimed_at(objects: Objects) -> Objects:
     assert await objects.claim("um") == "um"
     return objects
 
@@ -200,6 +205,16 @@ async def test_a_folder_that_is_not_mounted_is_away_and_nothing_is_put_under_it(
     assert await objects.claim("um") == "um"
     assert await objects.check() == str(place)
     assert await get_result(objects, reference) == BODY
+
+
+async def test_in_a_bucket_that_is_not_there_nothing_is_lost() -> None:
+    """Its objects are all said to be missing."""
+    objects = RemoteObjects(f"memory://{uuid4()}/prefix")
+    with pytest.raises(ObjectsUnavailable, match="is not there, or has no object 'installation'"):
+        await objects.get(make_reference(RUN, "a", BODY).key)
+    await claimed_at(objects)
+    with pytest.raises(ObjectLost, match="there is no"):
+        await objects.get(make_reference(RUN, "a", BODY).key)
 
 
 async def test_the_claim_of_another_may_be_deleted_and_the_place_taken(tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ _FOLDER = re.compile(r"[0-9a-f]{2}/[0-9a-f]{32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"key": "chave", "size": "bytes"}):
+class Reference(msgspec.Struct, frozen=True, rename={"key": "chave", "size": "bytes"}):
+    """What a newer worker may say beside is left alone: size and hash tell whether the bytes are the right ones."""
+
     key: str
     size: int
     sha256: str

@@ -119,9 +119,21 @@ class RemoteObjects:
             try:
                 return bytes(self._fs.cat_file(self._path(key)))
             except FileNotFoundError:
+                if key != CLAIM:
+                    self._must_be_there()
                 raise ObjectLost(
                     f"there is no {key} in {self.shared_place}; was it put into another ORACULO_OBJECTS_URL?"
                 ) from None
+
+    def _must_be_there(self) -> None:
+        """Of a bucket that is missing each object is said to be missing, too."""
+        try:
+            self._fs.cat_file(self._path(CLAIM))
+        except FileNotFoundError:
+            raise ObjectsUnavailable(
+                f"{self.shared_place} is not there, or has no object '{CLAIM}', which the first engine that starts "
+                "with it writes there: is it the orchestrator's ORACULO_OBJECTS_URL?"
+            ) from None
 
     def _folders(self, shard: str) -> list[RunFolder]:
         written: dict[str, float] = {}
