@@ -36,7 +36,7 @@ from oraculo.brokers.nats.replies import (
 )
 from oraculo.core.slices import pages
 from oraculo.core.troubled import TroubledQueues
-from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.errors import BrokerError, BrokerUnavailable, how_to_add
 from oraculo.ports.broker import NotTaken
 
 PING_INTERVAL = 5  # seconds; a peer that leaves two pings unanswered is gone
@@ -463,7 +463,7 @@ def _checked_credentials(path: str) -> str:
     try:
         import nkeys  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: F401
     except ImportError as error:
-        raise BrokerError("a credentials file needs the package nkeys: pip install nkeys") from error
+        raise BrokerError(f"a credentials file needs the package nkeys: {how_to_add('nkeys')}") from error
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
