@@ -23,7 +23,7 @@ from oraculo.bridges.bullmq.pausing import mind_pauses_of
 from oraculo.bridges.bullmq.runs import Followed, Lost, Overtaken, RequestRefused, Runs
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client, within
 from oraculo.core import naming
-from oraculo.core.json_guard import HALF_A_PAIR
+from oraculo.core.json_guard import HALF_A_PAIR, is_too_deep
 from oraculo.errors import InvalidInput, OraculoError
 from oraculo.ports.clock import Entropy
 from oraculo.settings import BullmqSettings
@@ -98,12 +98,14 @@ def _pause_of_strange_backoff(_attempts: int, _type: object, _error: object, job
 
 
 def _readable(fields: dict[str, Any]) -> dict[str, Any]:
+    """What bullmq, which reads it next, cannot read or only some versions of Python can, as a text."""
     data = fields.get("data", "{}")
     try:
-        json.loads(data)  # as bullmq does next
+        json.loads(data)
+        is_read = not is_too_deep(data.encode(errors="surrogatepass"))
     except (ValueError, RecursionError):
-        return fields | {"data": json.dumps(data)}
-    return fields
+        is_read = False
+    return fields if is_read else fields | {"data": json.dumps(data)}
 
 
 class Entry:
