@@ -9,7 +9,10 @@ from oraculo.ports.broker import QueueState
 from oraculo.ports.telemetry import (
     AnswerTaken,
     BatchCommitted,
+    BrokerChanged,
     CommandsPublished,
+    CommandsTakenBack,
+    ConsumerRebuilt,
     DeadLettered,
     DeliveryAttempted,
     EnginesChanged,
@@ -81,6 +84,13 @@ def after(*records: Record) -> dict[str, float]:
         ),
         (LoopFailed("timers", "boom"), {'oraculo_loop_failures_total{duty="timers"}': 1}),
         (RunsPruned(9), {"oraculo_runs_pruned_total": 9}),
+        (
+            ConsumerRebuilt("nats", "q", "deaf"),
+            {'oraculo_consumers_rebuilt_total{broker="nats",queue="q"}': 1},
+        ),
+        (CommandsTakenBack("redis", 7), {'oraculo_runs_sent_again_total{broker="redis"}': 7}),
+        (BrokerChanged("redis", "away"), {'oraculo_broker_losses_total{broker="redis"}': 1}),
+        (BrokerChanged("redis", None), {'oraculo_broker_losses_total{broker="redis"}': 0}),
     ],
 )
 def test_each_record_moves_its_metrics(record: Record, expected: dict[str, float]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from oraculo.errors import BrokerUnavailable
@@ -77,9 +78,7 @@ class VigilantBroker:
         return self._broker.capabilities
 
     def links(self) -> Sequence[Link]:
-        return [
-            Link(link.name, link.trouble, link.losses, tuple(self._deaf), link.stuck) for link in self._broker.links()
-        ]
+        return [msgspec.structs.replace(link, deaf=tuple(self._deaf)) for link in self._broker.links()]
 
     def behind(self) -> Sequence[Broker]:
         return [self]

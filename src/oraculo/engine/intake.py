@@ -555,7 +555,8 @@ def _parts(inputs: Sequence[Input], notes: Sequence[Note]) -> Iterable[tuple[Seq
     """Two, each of them less than the whole. Notes come first: what was sent comes before its answer."""
     if inputs and notes:
         return ([], notes), (inputs, [])
-    return [(inputs[half], notes[half]) for half in (slice(None, None, 2), slice(1, None, 2))]
+    middle = (len(inputs) + len(notes)) // 2
+    return [(inputs[half], notes[half]) for half in (slice(middle), slice(middle, None))]
 
 
 def _still_wanted(inputs: Iterable[Input]) -> list[Input]:

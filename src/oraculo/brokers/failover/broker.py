@@ -209,7 +209,7 @@ class FailoverBroker:
             await group.offer(branch, [place for place in group.left if place not in down])
         for branch, down in passed_over:
             await group.offer(branch, [place for place in group.left if place in down and branch.is_up])
-        if group.left and not group.is_known:
+        if group.left and not group.was_answered:
             raise self._final(group.refusal, group.too_large_for) if group.refusal else self._none_works(group.said)
 
     def _final(self, refusal: BrokerError, too_large_for: Collection[str]) -> BrokerError:

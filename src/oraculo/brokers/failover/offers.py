@@ -57,7 +57,7 @@ class Group:
     def __init__(self, outcome: Outcome, places: Sequence[int]) -> None:
         self._outcome = outcome
         self.left = list(places)  # those that another broker may take
-        self.is_known = False  # what became of each
+        self.was_answered = False  # for each of them, by somebody
         self.refusal: BrokerError | None = None
         self.too_large_for: set[str] = set()  # the brokers that said so
         self.said: dict[str, str] = {}  # by those that could not be reached
@@ -76,7 +76,7 @@ class Group:
             self._outcome.refused(error)
             return
         except BrokerError as error:
-            if len(places) > 1 and not self.is_known:
+            if len(places) > 1 and not self.was_answered:
                 raise  # which of them it does not want will be found out one by one
             if isinstance(error, MessageTooLarge):
                 self.too_large_for.add(branch.name)
@@ -85,7 +85,7 @@ class Group:
             self._outcome.refused(error)
             left = await self._offered_singly(branch, places) if len(places) > 1 else places
         else:
-            self.is_known = True
+            self.was_answered = True
         gone = set(places).difference(left)
         self.left = [place for place in self.left if place not in gone]
 

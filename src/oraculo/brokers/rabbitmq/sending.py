@@ -166,8 +166,9 @@ class Sender:
         calls = (self._send_alone(queue, parcels, patience) for queue, parcels in groups.items())
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        is_known = len({isinstance(failure, Refused) for failure in failures}) > 1  # then it is, which it never takes
-        if must_tell and failures and len(failures) == len(groups) and not is_known:
+        # Where some are refused and others fail otherwise, what is told of one of them would be wrong of the rest.
+        are_alike = len({isinstance(failure, Refused) for failure in failures}) == 1
+        if must_tell and len(failures) == len(groups) and are_alike:
             raise failures[0]
         left, down = list[Parcel](), Down()
         for (queue, parcels), outcome in zip(groups.items(), outcomes, strict=True):
