@@ -35,6 +35,7 @@ from oraculo.core.events import (
     Untaken,
 )
 from oraculo.core.history import Happened
+from oraculo.core.lost import commands_lost, letters_lost
 from oraculo.core.run import Cause, Changes, DeliveryStatus, Run, RunStatus, Task, TaskStatus
 from oraculo.core.skipped import blame_others, skipped_after, why_skipped
 from oraculo.core.timestamps import in_words
@@ -66,8 +67,6 @@ TOLD_ENTRIES_PER_TASK = 100
 # An engine that ends a run delivers its aggregate at once; whoever finds it undelivered after this does it instead,
 # unless it was moved: by an engine that needs longer, or where it waits for its turn.
 DELIVERY_LEASE = 15.0
-
-_CLOCKS_DIFFER = 1.5  # seconds, between engines, at the most
 
 
 def start(run: Run, now: float) -> Changes:
@@ -126,30 +125,20 @@ def _unsendable(run: Run, event: Unsendable, now: float, changes: Changes) -> Ve
 
 
 def _broker_lost(run: Run, event: BrokerLost, now: float, changes: Changes) -> Verdict:
-    """Under the same identity: a worker that has such a command already knows it for a repeat. What seems to be sent
-    later than now was sent before the clock was set back. A dead letter was sent after its task had ended, as another
-    engine's clock may have told; one that is sent again is dated anew, so that whoever hears of the same loss leaves it
-    alone."""
-    until = event.before if event.before is None or not event.dead_letters else event.before + _CLOCKS_DIFFER
-
-    def had_it(task: Task) -> bool:
-        since = max(task.sent_at or 0.0, (event.dead_letters and task.ended_at) or 0.0)
-        return task.via == event.via and not task.unsent and (until is None or not until < since <= now)
-
-    lost = [task for task in run.tasks if had_it(task)]
-    commands = [task for task in lost if task.status is TaskStatus.RUNNING and not event.dead_letters]
-    letters = [task for task in lost if task.dead_letter and event.dead_letters]
-    if not commands and not letters:
+    """What it had is sent again, under the same identity: a worker that has such a command already knows it for a
+    repeat. A dead letter that is sent again is dated anew, so that whoever hears of the same loss leaves it alone."""
+    lost = letters_lost(run, event, now) if event.dead_letters else commands_lost(run, event, now)
+    if not lost:
         return Verdict.NOTHING
-    for task in (*commands, *letters):
+    for task in lost:
         task.unsent = True
+        if event.dead_letters:
+            task.sent_at = None
         changes.touch(task)
-    for task in letters:
-        task.sent_at = None
-    changes.commands += [(task.number, task.attempt) for task in commands]
-    changes.dead_letters += [(task.number, task.attempt) for task in letters]
-    again = len(commands) + len(letters)
-    changes.tell(now, Happened.BROKER_LOST, detail=f"{event.via or 'unknown'}: {again} of its messages are sent again")
+    outgoing = changes.dead_letters if event.dead_letters else changes.commands
+    outgoing += [(task.number, task.attempt) for task in lost]
+    told = f"{event.via or 'unknown'}: {len(lost)} of its messages are sent again"
+    changes.tell(now, Happened.BROKER_LOST, detail=told)
     return Verdict.APPLIED
 
 

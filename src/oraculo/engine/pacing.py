@@ -4,6 +4,9 @@ Whoever commits first makes the others read the run again, and to read a wide on
 memory and commits every few milliseconds would leave the others no moment to be first, and with the run all that they
 have to decide would wait. So whoever has decided a little of a wide run leaves it to the others for a while, in which
 what comes for it gathers. Who has much to decide goes on: that is over the sooner.
+
+With two engines on an idle machine, one that has taken some of the answers to a run of 10,000 tasks leaves it alone for
+10,000 x 2 x 20 microseconds = 0.4 s, or until 500 more are there.
 """
 
 from collections import OrderedDict

@@ -179,6 +179,7 @@ class NatsConsumer:
         condemned, self._condemned = self._condemned, []
         limit = self._terms.delivery_limit
         reason = f"delivered {limit} times and never settled"
+        # Without the first delivery, and without this last one, which nobody was shown.
         letters = [Letter(self.queue, body, reason, origin.delivered - 2, origin.id) for _, body, origin in condemned]
         tokens = [token for token, _, _ in condemned]
         try:
