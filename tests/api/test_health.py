@@ -1,4 +1,6 @@
+import re
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
@@ -83,9 +85,22 @@ async def test_metrics_tell_how_many_engines_are_alive_now(service: Service, mon
 async def test_the_way_in(service: Service) -> None:
     reply = await service.client.get("/")
     assert reply.status_code == 307
-    assert reply.headers["location"] == "/docs"
+    assert reply.headers["location"] == "docs"
     assert "swagger" in (await service.client.get("/docs")).text
     assert (await service.client.get("/redoc")).status_code == 404
+
+
+async def test_the_page_works_wherever_a_proxy_puts_it(service: Service) -> None:
+    outside = "https://fora.example/oraculo/"
+    page = (await service.client.get("/docs")).text
+    addresses = re.findall(r"""(?:src=|href=|url: )["']([^"']+)""", page)
+    assert len(addresses) == 4
+    for address in addresses:
+        seen_from_outside = urljoin(outside + "docs", address)
+        assert seen_from_outside.startswith(outside)
+        assert (await service.client.get(seen_from_outside.removeprefix(outside.rstrip("/")))).status_code == 200
+    [server] = (await service.client.get("/openapi.json")).json()["servers"]
+    assert urljoin(outside + "openapi.json", server["url"]) == outside
 
 
 @pytest.mark.parametrize(

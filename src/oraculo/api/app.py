@@ -4,10 +4,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI
-from fastapi_swagger import patch_fastapi
 
 from oraculo import __version__
-from oraculo.api import asyncapi, events, health, pipelines, queues, runs
+from oraculo.api import asyncapi, docs_page, events, health, pipelines, queues, runs
 from oraculo.api.auth import ApiKeys
 from oraculo.api.context import Context
 from oraculo.api.openapi import DESCRIPTION, TITLE, document_of
@@ -36,7 +35,7 @@ def create_app(
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan or _lifespan_of(engine),
-        docs_url=None,  # FastAPI's own page loads its scripts from another host; ours brings them along
+        docs_url=None,  # FastAPI's own page loads its scripts from another host; `docs_page` brings them along
         swagger_ui_oauth2_redirect_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,  # clients made from the document get these names
@@ -47,7 +46,7 @@ def create_app(
     install_problems(app)
     for part in (health,) if only_health else (events, runs, pipelines, queues, asyncapi, health):
         app.include_router(part.router)
-    patch_fastapi(app, docs_url="/docs", redirect_from_root_to_docs=False)
+    docs_page.install(app)
     app.add_middleware(ExactPaths)
     if settings.api.keys:
         app.add_middleware(ApiKeys, keys=settings.api.keys)

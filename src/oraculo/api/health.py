@@ -6,7 +6,6 @@ from contextlib import suppress
 
 import msgspec
 from fastapi import APIRouter, Response
-from fastapi.responses import RedirectResponse
 
 from oraculo import __version__
 from oraculo.api.context import Door, Shared
@@ -71,8 +70,3 @@ async def _look_at_store(operations: Operations, metrics: Metrics) -> None:
     except (OraculoError, TimeoutError):
         pass  # the counters are worth having without it
     metrics.set_engines(engines)  # at last: another who asks just now has what was known before
-
-
-@router.get("/", include_in_schema=False)
-async def home() -> Response:
-    return RedirectResponse("/docs", 307)

@@ -30,6 +30,8 @@ _PROBLEMS = {
     502: "The broker refused; `detail` has its words.",
     503: "The store, the broker or the object store cannot be reached now; try again after `Retry-After` seconds.",
 }
+# Under whatever path a proxy puts it.
+_SERVERS: list[dict[str, str | Any]] = [{"url": ".", "description": "where this document is"}]
 _SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "api_key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -102,7 +104,9 @@ def document_of(app: FastAPI, *, with_keys: bool) -> Callable[[], dict[str, Any]
 
 
 def _document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
-    document = get_openapi(title=TITLE, version=__version__, description=DESCRIPTION, routes=app.routes)
+    document = get_openapi(
+        title=TITLE, version=__version__, description=DESCRIPTION, routes=app.routes, servers=_SERVERS
+    )
     components: dict[str, Schema] = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(COMPONENTS)
     if with_keys:
