@@ -20,6 +20,7 @@ from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.testing.harness import Harness
 from tests.engine.test_delivery import receiving
 from tests.servers.certificates import make_certificates
+from tests.servers.process import free_port
 from tests.waiting import until
 
 _OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nset-cookie: sessao=1; Path=/\r\nconnection: close\r\n\r\n"
@@ -220,6 +221,17 @@ async def test_a_host_that_no_proxy_names_is_called_directly(names: Names, monke
         assert await post(f"http://bom:{got.port}/gancho", b"{}", {}) == 200
     assert proxy == []
     assert got[0].startswith("POST /gancho HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "[::1]"])
+async def test_this_machine_is_called_without_a_proxy(names: Names, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    names.known["localhost"] = ["127.0.0.1"]
+    async with heads() as proxy, posting() as post:
+        for variable in ("HTTP_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.port}")
+        with pytest.raises(httpx2.ConnectError):  # nobody is there, and it would be the proxy's to say so
+            await post(f"http://{host}:{free_port()}/gancho", b"{}", {})
+    assert proxy == []
 
 
 async def test_a_proxy_that_cannot_be_used_is_told_when_a_webhook_is_posted(

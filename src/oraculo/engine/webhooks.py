@@ -174,4 +174,10 @@ def _is_address(host: str) -> bool:
 
 def _is_proxied(url: httpx2.URL) -> bool:
     proxies = getproxies()
-    return (url.scheme in proxies or "all" in proxies) and not proxy_bypass(url.host)
+    is_named = url.scheme in proxies or "all" in proxies
+    return is_named and not _is_this_machine(url.host) and not proxy_bypass(url.host)
+
+
+def _is_this_machine(host: str) -> bool:
+    """A proxy would look for it on its own."""
+    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
