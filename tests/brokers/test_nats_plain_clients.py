@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from nats.js.api import ConsumerConfig
+from structlog.testing import capture_logs
 
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.making import Maker
@@ -184,6 +185,41 @@ async def test_a_foreign_stream_in_the_way_is_told(url: str, queue: str, theirs:
                 await call
             assert not isinstance(caught.value, BrokerUnavailable)
         await api(client, f"STREAM.DELETE.{config['name']}")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "why"),
+    [
+        ({"max_age": 86_400_000_000_000}, "what waits longer is dropped"),
+        ({"max_msgs": 1000}, "max_msgs and not discard 'new'"),
+        ({"max_bytes": 1_000_000, "discard": "old"}, "max_bytes and not discard 'new'"),
+        ({"max_msgs": 1000, "max_bytes": 1_000_000, "discard": "new"}, None),
+        ({}, None),
+    ],
+)
+async def test_a_foreign_stream_that_drops_messages_is_used_and_told_once(
+    url: str, queue: str, theirs: dict[str, Any], why: str | None
+) -> None:
+    config = {"name": queue, "subjects": [queue], "retention": "workqueue"} | theirs
+    async with running(url) as broker, plain_client(url) as client:
+        assert "error" not in await api(client, f"STREAM.CREATE.{queue}", config)
+        with capture_logs() as logs:
+            for _ in range(2):
+                await broker.declare([queue])
+            await broker.publish([Outgoing(queue, b"x")])
+        assert len(await take(await broker.consume(queue, prefetch=1), 1)) == 1
+        told = [(log["log_level"], log["queue"]) for log in logs]
+        assert told == ([("warning", queue)] if why else [])
+        assert why is None or why in logs[0]["reason"]
+
+
+async def test_a_stream_that_a_client_made_for_its_replies_may_drop_them(url: str, queue: str) -> None:
+    config = {"name": queue, "subjects": [queue], "retention": "workqueue", "max_age": 86_400_000_000_000}
+    async with running(url) as broker, plain_client(url) as client:
+        await api(client, f"STREAM.CREATE.{queue}", config)
+        with capture_logs() as logs:
+            await broker.publish([Outgoing(queue, b"x", is_reply=True)])
+        assert logs == []
 
 
 async def test_a_foreign_stream_that_was_made_a_moment_sooner_is_told(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pika
 import pytest
+from structlog.testing import capture_logs
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq import connection as connection_module
@@ -230,6 +231,35 @@ class TestPlainClients:
             assert [letter.reason for letter in await letters(broker, queue, 1)] == ["failure 2"]
             with plain_channel(url) as channel:
                 channel.queue_declare(queue, durable=durable)  # the user's own way to name it still works
+
+    @pytest.mark.parametrize(
+        ("theirs", "why"),
+        [
+            ({"x-message-ttl": 60_000}, "what waits longer"),
+            ({"x-expires": 600_000}, "it is deleted"),
+            ({"x-max-length": 5}, "a new message pushes out the oldest"),
+            ({"x-max-length-bytes": 5000}, "a new message pushes out the oldest"),
+            ({"x-queue-type": "quorum", "x-message-ttl": 60_000}, "what waits longer"),
+            ({"x-queue-type": "quorum", "x-max-length": 5}, "a new message pushes out the oldest"),
+            ({"x-max-priority": 5}, None),
+            ({"x-queue-type": "quorum"}, None),
+            ({}, None),
+        ],
+    )
+    async def test_one_that_drops_messages_is_used_and_told_once(
+        self, url: str, queue: str, theirs: dict[str, Any], why: str | None
+    ) -> None:
+        with plain_channel(url) as channel:
+            channel.queue_declare(queue, durable=True, arguments=theirs)
+        async with running(url) as broker:
+            with capture_logs() as logs:
+                await broker.publish(messages(queue, 1))
+                for _ in range(2):
+                    await broker.declare([queue])
+            assert len(await take(await broker.consume(queue, prefetch=1), 1)) == 1
+        told = [(log["log_level"], log["queue"]) for log in logs]
+        assert told == ([("warning", queue)] if why else [])
+        assert why is None or f"{[*theirs][-1]}: {why}" in logs[0]["reason"]
 
 
 class TestOthersNames:

@@ -22,6 +22,7 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
 from tests.brokers.nats_stage import BareNats, api, plain_client
+from tests.brokers.rabbitmq_stage import plain_channel
 from tests.brokers.redis_streams_stage import started
 from tests.cli.test_doctor import doctor
 from tests.servers.fleet import Fleet
@@ -39,6 +40,18 @@ def broker_check(url: str, **env: str) -> dict[str, Any]:
 
 def documented(beginning: str) -> str:
     return next(line for line in DOC.splitlines() if line.startswith(beginning))
+
+
+def test_queues_that_were_made_so_that_they_lose_messages_are_a_warning(fleet: Fleet) -> None:
+    prefix = f"{uuid4().hex[:8]}."
+    with plain_channel(fleet.url("rabbitmq")) as channel:
+        channel.queue_declare(f"{prefix}resultados", durable=True, arguments={"x-message-ttl": 60_000})
+    _, checks = doctor(ORACULO_BROKER_URL=fleet.url("rabbitmq"), ORACULO_BROKER_PREFIX=prefix)
+    assert checks["broker"]["estado"] == "aviso"
+    assert (
+        f"a queue may lose messages ({prefix}resultados): it was made with x-message-ttl" in checks["broker"]["detalhe"]
+    )
+    assert "docs/brokers.md" in checks["broker"]["o_que_fazer"]
 
 
 # -- RabbitMQ -------------------------------------------------------------------------------------------------------

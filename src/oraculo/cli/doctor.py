@@ -3,7 +3,7 @@
 import asyncio
 import os
 import platform
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,6 +39,7 @@ OK, WARNING, ERROR = "ok", "aviso", "erro"
 _PATIENCE = 10.0
 _SQLITE = "sqlite:///"
 _WARNED_OF = "; "  # what stands before a warning in the words of a check
+_ENOUGH_FILES = 1024  # as most systems allow
 _ENVELOPE = 4096  # bytes that a command may have around its payload
 _GIVE_RIGHTS = "give the user of ORACULO_BROKER_URL the rights that docs/brokers.md lists"
 _MEND_OR_GIVE_RIGHTS = f"mend what it says, or {_GIVE_RIGHTS}"
@@ -78,7 +79,7 @@ def doctor(url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False
     from oraculo.settings import load_settings
 
     server = Server(url or DEFAULT_URL, api_key)  # what cannot be a URL or a key is bad usage, and told alone
-    checks = [_python()]
+    checks = [_python(), *_open_files()]
     shown: dict[str, Any] | None = None
     try:
         settings = load_settings()
@@ -152,6 +153,18 @@ def _python() -> Check:
     return Check("python", OK, f"{detail} with uvloop and httptools")
 
 
+def _open_files() -> Iterator[Check]:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < _ENOUGH_FILES:
+        detail = f"this user's processes may have {most}, connections included"
+        remedy = f"raise it to {_ENOUGH_FILES} or more: `ulimit -n`, or LimitNOFILE of systemd"
+        yield Check("open files", WARNING, detail, remedy)
+
+
 def _settings_checks(settings: "Settings") -> Iterator[Check]:
     if settings.webhook.secret:
         yield Check("webhooks", OK, "signed")
@@ -195,6 +208,8 @@ async def _parts(settings: "Settings") -> list[Check]:
 
 async def _broker(name: str, broker: "Broker", settings: "Settings") -> Check:
     """An answer is no proof: what the user may not do is found out by doing it."""
+    from structlog.testing import capture_logs
+
     from oraculo.cli.rehearsal import Failed, rehearse
     from oraculo.core.naming import QueueNames
 
@@ -208,8 +223,9 @@ async def _broker(name: str, broker: "Broker", settings: "Settings") -> Check:
     try:
         found = await _proved(name, prove)
         if found.state != ERROR:
-            await rehearse(broker, QueueNames(settings.broker.prefix), settings.broker.delivery_limit)
-            found = _compared(found, broker, settings.limits.payload_bytes)
+            with capture_logs() as logged:
+                await rehearse(broker, QueueNames(settings.broker.prefix), settings.broker.delivery_limit)
+            found = _warned(_compared(found, broker, settings.limits.payload_bytes), logged)
     except Failed as failed:
         return await _not_usable(found, failed, prove)
     finally:
@@ -225,6 +241,22 @@ def _compared(found: Check, broker: "Broker", payload: int) -> Check:
     warning = f"commands over its max_payload of {most} bytes are never sent, and payloads of {payload} are accepted"
     remedy = f"raise max_payload to {needed}, or lower ORACULO_LIMITS_PAYLOAD_BYTES"
     return Check(found.name, WARNING, f"{found.detail}{_WARNED_OF}{warning}", remedy)
+
+
+def _warned(found: Check, logged: Iterable[MutableMapping[str, Any]]) -> Check:
+    """Of what an engine would have in its log about its own queues."""
+    from oraculo.ports.broker import MAY_LOSE
+
+    told = [f"{line['event']} ({line['queue']}): {line['reason']}" for line in logged if line["event"] == MAY_LOSE]
+    if not told:
+        return found
+    remedy = "make it anew as docs/brokers.md says, unless you want it so"
+    return Check(
+        found.name,
+        WARNING,
+        _WARNED_OF.join((found.detail, *told)),
+        f"{found.remedy}; {remedy}" if found.remedy else remedy,
+    )
 
 
 async def _not_usable(found: Check, failed: "Failed", prove: Callable[[], Awaitable[str]]) -> Check:

@@ -14,6 +14,7 @@ from oraculo.core.naming import shown
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 NO_REASON = "published to the dead-letter queue without a reason"
+MAY_LOSE = "a queue may lose messages"  # logged, with `queue` and `reason`, of one that others made so
 LETTER_SEPARATOR = ":"  # of several brokers, between the name of a dead letter's and its id there
 
 

@@ -80,6 +80,17 @@ def stream_fault(queue: str, config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def loss_in(config: Mapping[str, Any]) -> str | None:
+    """How a stream that others made loses messages in silence. Its owner may want that, so it is used all the same."""
+    ways = []
+    if config.get("max_age", 0) > 0:
+        ways.append("max_age, so that what waits longer is dropped")
+    if config.get("discard") != "new":
+        limits = [name for name in ("max_msgs", "max_bytes") if config.get(name, -1) > 0]
+        ways += [f"{name} and not discard 'new', so that a new message would push out an old one" for name in limits]
+    return f"has {'; and '.join(ways)}" if ways else None
+
+
 def is_queue(config: Mapping[str, Any]) -> bool:
     """Whether a stream is one of these queues; an account may have others."""
     return stream_fault(queue_of(config["name"]), config) is None

@@ -3,11 +3,14 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import structlog
+
 from oraculo.brokers.nats.births import Births
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import (
     consumer_config,
     consumer_fault,
+    loss_in,
     mended_consumer,
     stream_config,
     stream_fault,
@@ -16,10 +19,13 @@ from oraculo.brokers.nats.layout import (
 from oraculo.brokers.nats.replies import UNANSWERED, ApiError
 from oraculo.core.naming import dlq_name, is_dlq, source_name
 from oraculo.errors import BrokerError
+from oraculo.ports.broker import MAY_LOSE
 
 MAKE_SHARE = 0.6  # of the time of a call, for streams to be made
 LOOK_SHARE = 0.4  # of it, for a stream or a consumer to tell of itself
 _NAME_IN_USE = 10058
+
+_log = structlog.get_logger("oraculo.brokers.nats")
 
 
 class Maker:
@@ -34,6 +40,7 @@ class Maker:
         self._leases = leases
         self._make_patience = patience * MAKE_SHARE
         self._look_patience = patience * LOOK_SHARE
+        self._warned_of: set[str] = set()  # streams, made by others, that may lose messages
 
     async def make(
         self, connection: Connection, sources: Sequence[str], for_replies: Collection[str] = ()
@@ -83,9 +90,17 @@ class Maker:
             for name, seen in ours.items()
             if name not in for_replies and self._births.is_reborn(name, seen["created"])
         ]
+        self._warn_of_losses({name: seen["config"] for name, seen in ours.items() if name not in for_replies})
         connection.note_working(reborn)
         self._births.losses += bool(reborn)
         return faults
+
+    def _warn_of_losses(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Once for each. What its client reads there, or not, is the client's own."""
+        for queue, config in configs.items():
+            if queue not in self._warned_of and (why := loss_in(config)):
+                self._warned_of.add(queue)
+                _log.warning(MAY_LOSE, queue=queue, reason=f"its stream {why}")
 
     async def _streams_there(
         self, connection: Connection, names: Sequence[str]

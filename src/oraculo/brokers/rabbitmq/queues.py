@@ -9,14 +9,18 @@ goes to the end. RabbitMQ 4 has a limit of 20 where none is set, and drops what 
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
+
+import structlog
 
 from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, LOCKED, NOT_FOUND, Channel, Connection, Refused
 from oraculo.core.naming import dlq_of, is_dlq, shown, source_name
 from oraculo.core.slices import pages
 from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import MAY_LOSE
 
 LOOKS_TOGETHER = 4  # each on a channel of its own, for the answer to one is awaited before the next is asked
 _NO_LIMIT = 1_000_000_000
@@ -26,8 +30,18 @@ _DELAYS: list[int] = [step * 10**decade for decade in range(7) for step in _STEP
 _MOST_NAMES = 10_000  # that are remembered in each table; a queue for each answer would fill the memory
 _LONGEST_NAME = 255
 _IS_STREAM = "but current is 'stream'"  # what RabbitMQ says when a stream is declared as something else
+_DIFFERS = re.compile(r"inequivalent arg '([^']+)'")  # the first that does, when a queue is declared in another way
+_PUSHES_OUT = "a new message pushes out the oldest, unless its x-overflow is reject-publish"
+_LOSSES = {
+    "x-message-ttl": "what waits longer leaves it",
+    "x-expires": "it is deleted, with what is in it, when nobody used it for that long",
+    "x-max-length": _PUSHES_OUT,
+    "x-max-length-bytes": _PUSHES_OUT,
+}
 _LONGEST_SUFFIX = len(".retry.") + 10  # what is put behind a name for a queue beside it; the longest delay in ms
 _LONGEST_DELAY = 7 * 24 * 3600.0
+
+_log = structlog.get_logger("oraculo.brokers.rabbitmq")
 
 Value = TypeVar("Value")
 
@@ -95,6 +109,7 @@ class Queues:
         self._locked: dict[str, None] = {}  # another's: we can send there, and not look
         self._delays: dict[str, _Delay] = {}  # the queues in which messages wait
         self._streams: dict[str, None] = {}  # somebody's own that are no queues
+        self._looked_through: dict[str, None] = {}  # somebody's own: whether it loses messages was told
 
     @property
     def names(self) -> list[str]:
@@ -288,11 +303,34 @@ class Queues:
                 _remember(self._locked, name, None)
                 return False
             if await self.depth(name) is not None:
+                await self._warn_of_loss(name, _differing(refusal))
                 return False
             await self._declare_plain(name, arguments)
             return None
         self._streams.pop(name, None)
         return True
+
+    async def _warn_of_loss(self, name: str, differing: str) -> None:
+        """Once for each. That it has no dead letters RabbitMQ says before it speaks of what else it has."""
+        if name in self._looked_through:
+            return
+        _remember(self._looked_through, name, None)
+        if differing == "x-dead-letter-exchange":
+            differing = await self._difference_from_plain(name)
+        if differing in _LOSSES:
+            why = f"it was made with {differing}: {_LOSSES[differing]}"
+            _log.warning(MAY_LOSE, queue=name, reason=why)
+
+    async def _difference_from_plain(self, name: str) -> str:
+        """Of a queue that is there, from one of its type without any further arguments."""
+        for arguments in ({}, {"x-queue-type": "quorum"}):
+            try:
+                await self._call("queue_declare", queue=name, durable=True, arguments=arguments)
+                break
+            except Refused as refusal:
+                if (differing := _differing(refusal)) != "x-queue-type":
+                    return differing
+        return ""
 
     async def _declare_plain(self, name: str, arguments: dict[str, Any]) -> None:
         plain = {key: value for key, value in arguments.items() if key in _CLASSIC_ARGUMENTS}
@@ -305,6 +343,11 @@ def _remember(table: dict[str, Value], name: str, value: Value) -> None:
     if len(table) >= _MOST_NAMES:
         del table[next(iter(table))]
     table[name] = value
+
+
+def _differing(refusal: Refused) -> str:
+    found = _DIFFERS.search(str(refusal))
+    return found[1] if found else ""
 
 
 def _delay_name(name: str, milliseconds: int) -> str:
