@@ -28,6 +28,11 @@ SLOW = Settings(engine=EngineSettings(poll=30))
 QUEUE = "executador_a"
 REQUEST = {"destinos": [QUEUE], "payload": {}, "timeout": 30}
 NAMES = QueueNames()
+EARLIER_MARK = "oraculo.memoria"
+EARLIER_BODY = (
+    b'{"correlation_id":"memoria","tipo_evento":"memoria","payload":{},"timestamp":"1970-01-01T00:00:00Z",'
+    b'"nota":"as long as it is here, this broker has forgotten nothing; leave it"}'
+)
 
 impatient = stage.impatient  # a fixture
 
@@ -214,6 +219,25 @@ async def test_nothing_is_sent_again_by_a_restart_alone(tmp_path: Path) -> None:
             await sent_one(oraculo, broker)
     assert await waiting(broker) == 2
     assert not told.of(CommandsTakenBack)
+
+
+async def test_the_mark_that_an_earlier_version_left_is_known(tmp_path: Path) -> None:
+    broker, path, told = Lasting("rabbitmq"), str(tmp_path / "oraculo.db"), Told()
+    async with Harness(settings=QUICK, broker=broker, store=SqliteStore(path)) as oraculo:
+        await sent_one(oraculo, broker)
+    await broker.remove([NAMES.memory])
+    await broker.declare([EARLIER_MARK])
+    await broker.publish([Outgoing(EARLIER_MARK, EARLIER_BODY)])
+    looks = broker.looks
+    async with Harness(settings=QUICK, broker=broker, store=SqliteStore(path), telemetry=told):
+        await until(lambda: broker.looks > looks + memories.SIGHTS + 2)
+    frozen = (
+        "brokers in use have this mark; without it each is taken for one that came back empty, and whoever upgrades "
+        "gets all open commands sent twice: look for the old mark too before it is changed"
+    )
+    assert NAMES.memory == EARLIER_MARK, frozen
+    assert not told.of(CommandsTakenBack), frozen
+    assert await waiting(broker) == 1, frozen
 
 
 async def test_a_broker_that_is_emptied_again_before_it_has_its_mark_is_noticed() -> None:
