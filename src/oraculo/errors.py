@@ -19,6 +19,7 @@ OraculoError
 │   ├── MessageTooLarge     the broker will never take a message of that size
 │   └── NotAnId             no dead letter there can have that id (in ports/broker.py)
 ├── StoreError              the store refused
+│   ├── WrittenByNewer      it holds what only a newer version understands; no other run is held up by it
 │   └── StoreUnavailable    it cannot be reached now; worth a retry
 │       └── StoreRefuses    it answers, and takes nothing from anybody until it is mended
 ├── ObjectsError            the object store refused
@@ -120,6 +121,14 @@ class MessageTooLarge(BrokerError):
 
 class StoreError(OraculoError):
     pass
+
+
+class WrittenByNewer(StoreError):
+    """`told`: what the store has, as it stands there. It is not waited for as a store that is away is: one run has it,
+    and holds up no other."""
+
+    def __init__(self, told: str) -> None:
+        super().__init__(f"the store has {told}, as a newer ORÁCULO writes it: run that version")
 
 
 class StoreUnavailable(StoreError):

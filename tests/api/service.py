@@ -1,8 +1,9 @@
 """An embedded engine under the API, and the few verbs that the tests speak with it."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,12 @@ class Told:
 class Service:
     def __init__(self, folder: Path, settings: Settings = SETTINGS) -> None:
         self.told = Told()
+        self.file = str(folder / "oraculo.db")
         self.broker = MemoryBroker(clock=SystemClock())
         self.engine = Engine(
             settings,
             self.broker,
-            SqliteStore(str(folder / "oraculo.db")),
+            SqliteStore(self.file),
             clock=SystemClock(),
             entropy=SystemEntropy(),
             telemetry=self.told,
@@ -106,6 +108,13 @@ class Service:
         reply = await self.client.get("/orquestracoes")
         listed: list[dict[str, Any]] = reply.json()["orquestracoes"]
         return listed
+
+    def write_as_newer(self, run_id: str, *, table: str = "runs", column: str = "status") -> None:
+        """Commits a word that only a newer version knows, as an engine of that would: our own copies are stale."""
+        with closing(sqlite3.connect(self.file)) as connection, connection:
+            where = "n = (SELECT n FROM runs WHERE id = ?)"
+            connection.execute(f"UPDATE {table} SET {column} = 'novo' WHERE {where}", [run_id])
+            connection.execute("UPDATE runs SET version = version + 1 WHERE id = ?", [run_id])
 
     async def bury(self, queue: str, body: bytes, reason: str = "it was broken") -> None:
         """Puts a dead letter into the quarantine of `queue`."""

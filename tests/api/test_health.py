@@ -49,6 +49,14 @@ async def test_metrics_tell_of_runs_and_queues(service: Service) -> None:
     assert 'oraculo_queue_dead_letters{queue="fila_x"} 1.0' in reply.text
 
 
+async def test_metrics_are_there_beside_a_run_that_a_newer_version_wrote(service: Service) -> None:
+    service.write_as_newer(await service.start_run(destinos=["escavador_x"]))
+    await service.start_run(destinos=["escavador_x"])
+    reply = await service.client.get("/metrics")
+    assert reply.status_code == 200
+    assert 'oraculo_runs{status="em_execucao"} 1.0' in reply.text
+
+
 async def test_metrics_tell_of_our_own_queues_however_many_strangers_there_are(service: Service) -> None:
     for number in range(MAX_QUEUES):
         await service.bury(f"resp-{number}", b"{}")

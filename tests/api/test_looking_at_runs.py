@@ -84,6 +84,22 @@ async def test_the_list_is_filtered(service: Service) -> None:
     assert await ids(status="", pipeline="", q="", limit="", cursor="") == ["beta", "Alfa"]
 
 
+@pytest.mark.parametrize("address", ["", "/a", "/a/eventos", "/a/explicacao"])
+async def test_what_a_newer_version_wrote_is_refused_with_what_to_do(service: Service, address: str) -> None:
+    await service.start_run(destinos=["escavador_x"], correlation_id="a")
+    service.write_as_newer("a")
+    reply = await service.client.get(f"/orquestracoes{address}")
+    assert_problem(reply, 503, None, "'novo' for the status of a run, as a newer ORÁCULO writes it: run that version")
+    assert reply.json()["type"] == "urn:oraculo:problem:written-by-newer"
+
+
+async def test_a_history_that_a_newer_version_wrote_is_refused_with_what_to_do(service: Service) -> None:
+    await service.start_run(destinos=["escavador_x"], correlation_id="a")
+    service.write_as_newer("a", table="history", column="what")
+    assert_problem(await service.client.get("/orquestracoes/a/eventos"), 503, None, "run that version")
+    assert (await service.client.get("/orquestracoes/a")).status_code == 200
+
+
 async def test_an_explanation_is_one_sentence(service: Service) -> None:
     run_id = await service.start_run(destinos=["escavador_x"])
     told = (await service.client.get(f"/orquestracoes/{run_id}/explicacao")).json()

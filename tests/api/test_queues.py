@@ -184,6 +184,28 @@ async def test_the_command_of_a_failed_task_reopens_its_run(service: Service) ->
     assert (await service.ended(run_id))["status"] == "concluida"
 
 
+async def failed_run(service: Service) -> str:
+    run_id = await service.start_run(destinos=["escavador_x"])
+    await service.told.of(CommandsPublished)
+    await service.answer("escavador_x", {"status": "erro", "erros": ["fora do ar"]})
+    await service.ended(run_id)
+    await service.told.of(CommandsPublished)
+    return run_id
+
+
+async def test_the_command_of_a_run_that_a_newer_version_wrote_stays_and_holds_up_no_other(service: Service) -> None:
+    runs = [await failed_run(service) for _ in range(3)]
+    service.write_as_newer(runs[1])
+    reply = await service.client.post("/filas/escavador_x/dlq/reenviar")
+    assert reply.json() == {"reenviadas": 0, "reabertas": 2, "obsoletas": 0}
+    (left,) = (await letters(service, "escavador_x"))["mensagens"]
+    assert left["correlation_id"] == runs[1]
+    reply = await service.client.post("/filas/escavador_x/dlq/reenviar")
+    assert_problem(reply, 503, None, "'novo' for the status of a run", "run that version")
+    assert (await letters(service, "escavador_x"))["mensagens"] == [left]
+    assert (await service.client.delete(f"/filas/escavador_x/dlq/{left['id']}")).status_code == 204
+
+
 async def test_one_is_discarded(service: Service) -> None:
     await service.broker.declare(["fila_x"])  # else it is forgotten with its last letter
     await service.bury("fila_x", b"1")

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import sqlite3
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 from oraculo.cli.app import app
 from oraculo.stores.sql import migrations
+from oraculo.stores.sqlite import connections
 from tests.servers.fleet import Fleet
 from tests.stores.postgres_stage import opened, with_schema, with_user
 
@@ -33,14 +36,46 @@ def test_a_new_file_and_then_nothing_more_to_do(tmp_path: Path) -> None:
     assert json.loads(again.stdout) == {"store": "sqlite", "migracoes": []}
 
 
-def test_an_older_file_is_read_after_it(tmp_path: Path) -> None:
-    path = tmp_path / "oraculo.db"
+def older_file(folder: Path) -> Path:
+    path = folder / "oraculo.db"
     connection = sqlite3.connect(path)
     connection.executescript(migrations("sqlite")[0].step)
     connection.execute("PRAGMA user_version = 1")
     connection.close()
+    return path
+
+
+def test_an_older_file_is_read_after_it(tmp_path: Path) -> None:
+    path = older_file(tmp_path)
     done = json.loads(invoke("migrate", "--json", ORACULO_STORE_URL=f"sqlite:///{path}").stdout)
     assert done["migracoes"] == [migration.label for migration in migrations("sqlite")[1:]]
+
+
+_KEEP_OPEN = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("PRAGMA journal_mode = WAL")
+connection.execute("SELECT * FROM runs").fetchall()
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_older_file_is_left_alone_for_as_long_as_a_process_has_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = older_file(tmp_path)
+    monkeypatch.setattr(connections, "BUSY_SECONDS", 0.05)
+    with subprocess.Popen(
+        [sys.executable, "-c", _KEEP_OPEN, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        refused = invoke("migrate", ORACULO_STORE_URL=f"sqlite:///{path}")
+        holder.kill()
+    (line,) = refused.stderr.splitlines()
+    assert (refused.exit_code, line.count("stop all others first")) == (2, 1)
+    assert invoke("migrate", ORACULO_STORE_URL=f"sqlite:///{path}").exit_code == 0
 
 
 def test_a_server_that_cannot_be_reached_is_one_line() -> None:

@@ -1,18 +1,20 @@
 """Restarts and faults: the store is the truth, and everything accepted ends."""
 
 import asyncio
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
 from oraculo.core.run import Changes
 from oraculo.engine import intake, reading, service
 from oraculo.errors import BrokerUnavailable, StoreRefuses, StoreUnavailable
-from oraculo.ports.broker import Consumer, Outgoing
+from oraculo.ports.broker import Consumer, Delivery, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation
 from oraculo.ports.telemetry import LoopFailed, Record, StoreBack
@@ -388,3 +390,28 @@ async def test_a_message_that_breaks_the_engine_is_set_apart(tmp_path: Path, mon
         (letter,) = await until(lambda: oraculo.operations.dead_letters("resultados"), within=20)
         assert "ZeroDivisionError" in letter.reason
         assert (await oraculo.operations.run(run_id)).head.succeeded == 1
+
+
+async def test_answers_of_a_run_that_a_newer_version_wrote_wait_long_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Harness(store=store_at(tmp_path), settings=QUICK) as newer:
+        unreadable, other = [await newer.submit({"destinos": ["escavador_a"]}) for _ in range(2)]
+    with closing(sqlite3.connect(tmp_path / "oraculo.db")) as connection, connection:
+        connection.execute("UPDATE runs SET status = 'novo' WHERE id = ?", [unreadable])
+    delays: list[float] = []
+    retry = MemoryConsumer.retry
+
+    async def at_once(self: MemoryConsumer, delivery: Delivery, delay: float, reason: str) -> None:
+        delays.append(delay)
+        await retry(self, delivery, 0.0, reason)
+
+    monkeypatch.setattr(MemoryConsumer, "retry", at_once)
+    async with Harness(store=store_at(tmp_path), settings=QUICK) as oraculo:
+        await oraculo.publish("resultados", answer(unreadable))
+        await oraculo.publish("resultados", answer(other))
+        (letter,) = await until(lambda: oraculo.operations.dead_letters("resultados"))
+        assert (await oraculo.ended(other))["status"] == "concluida"
+    assert "as a newer ORÁCULO writes it: run that version" in letter.reason
+    assert delays[:8] == [1, 2, 4, 8, 16, 32, 64, 64]
+    assert sum(delays[:-1]) > 14 * 60  # the last is refused: it comes to the dead letters instead

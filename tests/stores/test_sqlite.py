@@ -4,7 +4,7 @@ import asyncio
 import os
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from oraculo.core.events import Sent
 from oraculo.core.run import RunStatus
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.store import Outcome, RunQuery, Store
+from oraculo.stores.migrations import Migration
 from oraculo.stores.sql import migrations, named_queries, parse_queries
 from oraculo.stores.sqlite import SqliteStore, connections, lanes
 from oraculo.stores.sqlite import store as store_module
@@ -167,6 +168,54 @@ async def test_a_newer_file_is_refused_with_what_to_do(path: str) -> None:
         await SqliteStore(path).start()
     assert not isinstance(refusal.value, StoreUnavailable)
     assert look(path, "PRAGMA user_version") == [(99,)]
+
+
+LATER = Migration(len(migrations("sqlite")) + 1, "later", "CREATE TABLE later (x);\n")
+
+
+@pytest.fixture
+def next_version(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From when it is called, stores are opened by a version that has one more migration."""
+    known = [*migrations("sqlite"), LATER]
+    return lambda: monkeypatch.setattr(connections, "migrations", lambda _dialect: known)
+
+
+async def test_a_file_is_not_migrated_under_a_process_that_has_it_open(
+    path: str, next_version: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "BUSY_SECONDS", 0.05)
+    async with opened(path) as store:
+        await create(store, run := make_run("a"))
+        next_version()
+        newer = SqliteStore(path)
+        with pytest.raises(StoreError, match=r"must be migrated, but another process has it open: stop all others"):
+            await newer.start()
+        await change(store, changed(run, Sent(0, 1)))
+        assert look(path, "SELECT name FROM sqlite_master WHERE name = 'later'") == []
+    assert await newer.migrate() == [LATER.label]
+    await assert_stored(newer, run)
+    await newer.close()
+
+
+async def test_several_of_the_next_version_may_start_at_once_on_a_file_of_the_version_before(
+    path: str, next_version: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path):
+        pass
+    next_version()
+    stores = [SqliteStore(path) for _ in range(6)]
+    all_found_it_older, migrated_alone = threading.Barrier(len(stores), timeout=10), connections._migrated_alone
+
+    def together(path: str) -> list[str]:
+        all_found_it_older.wait()
+        return migrated_alone(path)
+
+    monkeypatch.setattr(connections, "_migrated_alone", together)
+    done = await asyncio.gather(*(store.migrate() for store in stores))
+    assert [label for labels in done for label in labels] == [LATER.label]
+    for store in stores:
+        await create(store, make_run(str(id(store))))
+        await store.close()
 
 
 def test_queries_are_read_by_name() -> None:

@@ -105,6 +105,24 @@ async def test_a_full_disk_loses_nothing_and_is_worth_a_retry(path: str) -> None
         await assert_stored(store, run)
 
 
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("ALTER TABLE tasks RENAME TO tarefas", "no such table"),
+        ("ALTER TABLE runs RENAME COLUMN ended_at TO fim", "no such column"),
+        ("ALTER TABLE history RENAME COLUMN detail TO detalhe", "has no column named"),
+    ],
+)
+async def test_a_schema_that_was_changed_underneath_is_no_fault_of_what_is_committed(
+    path: str, statement: str, told: str
+) -> None:
+    async with opened(path) as store:
+        await create(store, run := make_run("a"))
+        look(path, statement)
+        with pytest.raises(StoreRefuses, match=told):
+            await store.commit([], [changed(run, Sent(0, 1))])
+
+
 async def test_a_quota_that_is_used_up_is_no_fault_of_what_is_committed(path: str) -> None:
     big = make_run("big", payload=b'{"x":"' + b"x" * 500_000 + b'"}')
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

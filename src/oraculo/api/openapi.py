@@ -28,7 +28,8 @@ _PROBLEMS = {
     415: "The body is of a kind that cannot be read.",
     422: "Something given breaks a rule; `erros` names it.",
     502: "The broker refused; `detail` has its words.",
-    503: "The store, the broker or the object store cannot be reached now; try again after `Retry-After` seconds.",
+    503: "The store, the broker or the object store cannot be reached now, or a newer ORÁCULO wrote what is asked "
+    "for; try again after `Retry-After` seconds.",
 }
 # Under whatever path a proxy puts it.
 _SERVERS: list[dict[str, str | Any]] = [{"url": ".", "description": "where this document is"}]

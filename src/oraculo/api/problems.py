@@ -29,6 +29,7 @@ from oraculo.errors import (
     OraculoError,
     PayloadTooLarge,
     StoreUnavailable,
+    WrittenByNewer,
 )
 
 PROBLEM_JSON = "application/problem+json"
@@ -46,6 +47,7 @@ _KINDS: Sequence[tuple[type[Exception], int, str, str]] = (
     (NotFound, 404, "not-found", "There is no such thing"),
     (IdempotencyKeyReused, 422, "idempotency-key-reused", "The Idempotency-Key was used for another request"),
     (Conflict, 409, "conflict", "It clashes with what is there"),
+    (WrittenByNewer, 503, "written-by-newer", "A newer ORÁCULO wrote it"),
     (StoreUnavailable, 503, "store-unavailable", "The store cannot be reached now"),
     (BrokerUnavailable, 503, "broker-unavailable", "The broker cannot be reached now"),
     (BrokerError, 502, "broker-refused", "The broker refused"),

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def migrate(as_json: AsJson = False) -> None:
     """Bring the schema of ORACULO_STORE_URL up to date.
 
-    Safe to run twice, or by several at once. Engines of the version before may go on while it runs.
+    Safe to run twice, or by several at once. Engines of the version before may go on while it runs; those that use a
+    SQLite file are stopped first.
     """
     from oraculo.bootstrap import make_store
     from oraculo.settings import load_settings

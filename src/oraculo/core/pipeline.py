@@ -17,7 +17,7 @@ from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.bridge import Bridge
 from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
-from oraculo.errors import Fault, InvalidPipeline
+from oraculo.errors import Fault, InvalidPipeline, WrittenByNewer
 
 DEFAULT_TIMEOUT = 300.0  # what a stored definition means that says none: it cannot change
 MAX_SECONDS = 365 * 86400.0
@@ -91,8 +91,12 @@ def encode_definition(definition: Definition) -> bytes:
 
 
 def decode_definition(body: bytes) -> Definition:
-    """The reverse of `encode_definition`: for what a store kept, which was valid when it went in."""
-    return _decoder.decode(body)
+    """The reverse of `encode_definition`: for what a store kept, which was valid when it went in. Raises
+    WrittenByNewer."""
+    try:
+        return _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise WrittenByNewer(f"a definition that cannot be read ({error})") from error
 
 
 def content_hash(encoded: bytes) -> str:

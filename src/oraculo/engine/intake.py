@@ -47,6 +47,7 @@ from oraculo.errors import (
     StoreRefuses,
     StoreUnavailable,
     UnknownPipeline,
+    WrittenByNewer,
 )
 from oraculo.ports.broker import Consumer, Delivery
 from oraculo.ports.clock import Clock, Entropy
@@ -54,6 +55,7 @@ from oraculo.ports.store import Committed, Created, Creation, Outcome, Store
 from oraculo.ports.telemetry import AnswerTaken, BatchCommitted, DeadLettered, LoopFailed, Telemetry
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_FIRST_DELAY, _DOUBLED_AT_MOST = 1.0, 6  # of a message that is tried again
 _FAILURES_BEFORE_LESS = 2  # of a batch, that may be its own fault, while the store works otherwise
 _MOST_SETTLING = 16  # batches that are being settled at the same time
 _BURIED_BYTES = 1024 * 1024  # of refused messages that become dead letters together: a line may be slow
@@ -213,7 +215,8 @@ class Intake:
         """The one that broke it: a message is tried again later, up to the delivery limit; a caller is told."""
         if isinstance(one, Arrived):
             why = f"{type(error).__name__}: {error}"
-            await self._is_settled(one.consumer, one.consumer.retry(one.delivery, 1.0, why))
+            delay = _delay_before(one.delivery, error)
+            await self._is_settled(one.consumer, one.consumer.retry(one.delivery, delay, why))
         elif one.done is not None and not one.done.done():
             one.done.set_exception(error)
 
@@ -530,6 +533,13 @@ class Intake:
                 await consumer.close()
             return False
         return True
+
+
+def _delay_before(again: Delivery, error: Exception) -> float:
+    """What was written by a newer version is read once that is back: the tries before the delivery limit last for about
+    a quarter of an hour, because the answer is a good one."""
+    doubled = min(again.redeliveries, _DOUBLED_AT_MOST) if isinstance(error, WrittenByNewer) else 0
+    return _FIRST_DELAY * 2.0**doubled
 
 
 def _is_told(item: OfRun) -> bool:

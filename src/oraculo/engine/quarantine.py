@@ -5,7 +5,7 @@ the engine sends the command again under the next attempt, so that the answer co
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,9 +17,9 @@ from oraculo.core.run import Run, Task, TaskStatus
 from oraculo.core.slices import slices
 from oraculo.engine.cache import Plans
 from oraculo.engine.inputs import Inbox, Wish, patiently
-from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound
+from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound, WrittenByNewer
 from oraculo.ports.broker import LETTER_SEPARATOR, Broker, DeadLetter
-from oraculo.ports.store import Store
+from oraculo.ports.store import Snapshot, Store
 
 _PAGE = 200  # letters whose runs are looked at, and opened, together
 _PAGE_BYTES = 16 * 1024 * 1024  # of these letters: their runs are about as large
@@ -56,6 +56,7 @@ class _Sorted:
     move: list[str]
     reopen: list[tuple[str, Run, int]]
     obsolete: list[str]
+    unreadable: WrittenByNewer | None = None  # why some of them stay where they are
 
 
 class Quarantine:
@@ -85,17 +86,22 @@ class Quarantine:
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> Redrive:
         """Raises NotFound when an id is not there, or BrokerUnavailable when its broker is away; then nothing is
-        moved. NotTaken: the queue has no room for some; what it took was moved.
+        moved. NotTaken: the queue has no room for some; what it took was moved. Letters of a run that a newer version
+        wrote are left; raises WrittenByNewer when there are no others.
 
         The broker is asked as seldom as can be: on RabbitMQ each time all letters are read. Should it end before the
         letters of opened tasks are gone, the next redrive deletes these as obsolete."""
         letters, physical = await self._named(queue, ids), self._names.physical(queue)
         move, reopened, obsolete = list[str](), list[str](), list[str]()
+        unreadable: WrittenByNewer | None = None
         for some in slices(letters, _Letter.weight, _PAGE_BYTES):
             found = await self._sort(some)
             reopened += await self._reopen(found)
             move += found.move
             obsolete += found.obsolete
+            unreadable = unreadable or found.unreadable
+        if unreadable is not None and not (move or reopened or obsolete):
+            raise unreadable
         await self._broker.discard(physical, [*reopened, *obsolete])
         moved = await self._broker.redrive(physical, move) if move else 0
         return Redrive(moved, len(reopened), len(obsolete))
@@ -109,15 +115,19 @@ class Quarantine:
             await self._note_discarded(letter.command)
 
     async def _note_discarded(self, command: _Command) -> None:
-        run = (await self._runs([command])).get(command.run_id)
+        runs, _ = await self._runs([command])
+        run = runs.get(command.run_id)
         if run and (task := _task_of(run, command)) and _is_last(task, command):
             await self._wish(run.id, DeadLetterDiscarded(task.number))
 
     async def _sort(self, letters: Sequence[_Letter]) -> _Sorted:
         found = _Sorted([], [], [])
-        runs = await self._runs([letter.command for letter in letters if letter.command])
+        runs, unreadable = await self._runs([letter.command for letter in letters if letter.command])
         for letter in letters:
             command = letter.command
+            if command and command.run_id in unreadable:
+                found.unreadable = unreadable[command.run_id]
+                continue
             run = runs.get(command.run_id) if command else None
             task = _task_of(run, command) if run and command else None
             if run is None or command is None or task is None:
@@ -149,8 +159,24 @@ class Quarantine:
         self._inbox.put([wish])
         return await patiently(wish.done)
 
-    async def _runs(self, commands: Iterable[_Command]) -> dict[str, Run]:
-        snapshots = await self._store.load(list({command.run_id for command in commands}))
+    async def _runs(self, commands: Iterable[_Command]) -> tuple[dict[str, Run], dict[str, WrittenByNewer]]:
+        """Those that are there, and those that cannot be read."""
+        run_ids = list({command.run_id for command in commands})
+        try:
+            return self._restored(await self._store.load(run_ids)), {}
+        except WrittenByNewer:
+            return await self._runs_one_by_one(run_ids)
+
+    async def _runs_one_by_one(self, run_ids: Iterable[str]) -> tuple[dict[str, Run], dict[str, WrittenByNewer]]:
+        runs, unreadable = dict[str, Run](), dict[str, WrittenByNewer]()
+        for run_id in run_ids:
+            try:
+                runs |= self._restored(await self._store.load([run_id]))
+            except WrittenByNewer as error:
+                unreadable[run_id] = error
+        return runs, unreadable
+
+    def _restored(self, snapshots: Mapping[str, Snapshot]) -> dict[str, Run]:
         return {run_id: self._plans.restore(snapshot) for run_id, snapshot in snapshots.items()}
 
     async def _named(self, queue: str, ids: Sequence[str] | None) -> list[_Letter]:

@@ -5,9 +5,8 @@ import asyncio
 from collections.abc import Sequence
 from itertools import islice
 
-import msgspec
-
 from oraculo.core.pipeline import decode_definition
+from oraculo.errors import WrittenByNewer
 from oraculo.ports.broker import Broker
 from oraculo.ports.store import Snapshot, Store
 
@@ -56,6 +55,6 @@ def _queues_of(snapshot: Snapshot) -> set[str]:
     """To which a broker has taken something."""
     try:
         steps = decode_definition(snapshot.definition).steps
-    except msgspec.DecodeError:  # a newer version's, say
+    except WrittenByNewer:
         return set()
     return {steps[task.number].queue for task in snapshot.tasks if task.via is not None}

@@ -9,6 +9,8 @@ module needs no pytest.
 
 import asyncio
 import time
+from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -25,8 +27,8 @@ from oraculo.core.events import (
 )
 from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.run import RunStatus
-from oraculo.errors import InvalidInput, StoreUnavailable
-from oraculo.ports.store import Due, Outcome, RunQuery, Unsent
+from oraculo.errors import InvalidInput, StoreUnavailable, WrittenByNewer
+from oraculo.ports.store import Creation, Due, Outcome, RunQuery, Unsent
 from oraculo.testing.store_commits import StoreCommits
 from oraculo.testing.store_runs import (
     NOW,
@@ -295,6 +297,26 @@ class StoreSuite(StoreCommits):
             }
             assert {type(status) for status in counted} == {RunStatus}
 
+    # -- what a newer version wrote -----------------------------------------------------------------------------
+
+    async def test_a_word_that_only_a_newer_version_knows_is_told_with_what_to_do(self) -> None:
+        async with self.opened() as store:
+            for field, what in _WORDS_OF_RUNS.items():
+                await store.commit([_with_a_word_in(field)], [])
+                with raises(WrittenByNewer) as refusal:
+                    await store.load([field])
+                expected = f"the store has 'novo' for {what}, as a newer ORÁCULO writes it: run that version"
+                assert str(refusal.exception) == expected
+            await store.commit([_with_a_word_in("what")], [])
+            with raises(WrittenByNewer) as refusal:
+                await store.history("what")
+            assert "'novo' for an event of a run's history" in str(refusal.exception)
+
+    async def test_the_census_leaves_out_what_only_a_newer_version_can_count(self) -> None:
+        async with self.opened() as store:
+            await store.commit([_with_a_word_in("head.status"), creation(make_run("a"))], [])
+            assert await store.census() == dict.fromkeys(RunStatus, 0) | {RunStatus.RUNNING: 1}
+
     # -- retention ----------------------------------------------------------------------------------------------
 
     async def test_ended_runs_are_pruned_whole(self) -> None:
@@ -489,3 +511,31 @@ class StoreSuite(StoreCommits):
         async with self.opened() as store:
             assert any(character.isdigit() for character in await store.check())
             assert store.name
+
+
+class _Newer(StrEnum):
+    """As another version would write it where this one has words of its own."""
+
+    WORD = "novo"
+
+
+_WORDS_OF_RUNS = {
+    "head.status": "the status of a run",
+    "task.status": "the status of a task",
+    "task.cause": "why a task ended",
+    "delivery.channel": "the way of a delivery",
+    "delivery.status": "the status of a delivery",
+}
+
+
+def _with_a_word_in(field: str) -> Creation:
+    """A run that is named after the field."""
+    made = creation(make_run(field, webhook="https://a.org"))
+    run, history = made.changes.run, made.changes.history
+    if field == "what":
+        history[0] = msgspec.structs.replace(history[0], what=_Newer.WORD)
+        return made
+    owner, _, name = field.partition(".")
+    owners: dict[str, Any] = {"head": run.head, "task": run.tasks[0], "delivery": run.head.deliveries[0]}
+    setattr(owners[owner], name, _Newer.WORD)
+    return made

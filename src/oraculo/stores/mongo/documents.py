@@ -13,16 +13,14 @@ from bson.datetime_ms import DatetimeMS
 from bson.objectid import ObjectId
 
 from oraculo.core.aggregate import summary
-from oraculo.core.history import Happened, HistoryEntry
+from oraculo.core.history import HistoryEntry
 from oraculo.core.pipeline import Step
-from oraculo.core.run import Cause, Channel, Delivery, DeliveryStatus, RunHead, Task
+from oraculo.core.run import Delivery, RunHead, Task
 from oraculo.stores.mongo.server import OPTIONS, Document
-from oraculo.stores.statuses import RUN_STATUS, TASK_STATUS
+from oraculo.stores.words import CAUSE, CHANNEL, DELIVERY_STATUS, HAPPENED, RUN_STATUS, TASK_STATUS
 
 INLINE_BYTES = 8 * 1024  # a text up to this size is in the document that it belongs to
 PART_BYTES = 4 * 1024 * 1024
-
-_HAPPENED = {what.value: what for what in Happened}
 
 
 def new_key(created_at: float) -> str:
@@ -175,9 +173,9 @@ def _delivery_document(delivery: Delivery) -> Document:
 
 def _delivery_of(document: Document) -> Delivery:
     return Delivery(
-        channel=Channel(document["canal"]),
+        channel=CHANNEL[document["canal"]],
         target=document["destino"],
-        status=DeliveryStatus(document["status"]),
+        status=DELIVERY_STATUS[document["status"]],
         edition=document["versao"],
         attempts=document["tentativas"],
         due_at=document["interno"]["due_at"],
@@ -235,7 +233,7 @@ _NO_PROGRESS: Document = {"percentual": None, "mensagem": None}
 
 def task_of(number: int, document: Document, parts: Parts) -> Task:
     inside, progress = document["interno"], document.get("progresso", _NO_PROGRESS)
-    result, cause = document.get("resultado"), inside.get("cause")
+    result = document.get("resultado")
     return Task(
         number=number,
         status=TASK_STATUS[document["status"]],
@@ -245,7 +243,7 @@ def task_of(number: int, document: Document, parts: Parts) -> Task:
         due_at=inside.get("due_at"),
         deadline=inside.get("deadline"),
         result=None if result is None else content(result, parts),
-        cause=None if cause is None else Cause(cause),
+        cause=CAUSE[inside.get("cause")],
         reason=document.get("motivo"),
         mark=inside.get("mark", 0),
         percent=progress["percentual"],
@@ -285,7 +283,7 @@ def entry_of(document: Document) -> HistoryEntry:
     return HistoryEntry(
         seq=document["seq"],
         at=inside["at"],
-        what=_HAPPENED[document["evento"]],
+        what=HAPPENED[document["evento"]],
         task=inside["task"],
         attempt=document.get("tentativa"),
         detail=document.get("detalhe"),

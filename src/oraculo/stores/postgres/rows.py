@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from oraculo.core.history import Happened, HistoryEntry
-from oraculo.core.run import Changes, Delivery, RunHead, Task
+from oraculo.core.history import HistoryEntry
+from oraculo.core.run import Changes, RunHead, Task
 from oraculo.ports.store import Creation, Snapshot
-from oraculo.stores.statuses import CAUSE, RUN_STATUS, TASK_STATUS
+from oraculo.stores.words import CAUSE, HAPPENED, RUN_STATUS, TASK_STATUS, deliveries_of
 
 Row = tuple[Any, ...]
 
@@ -22,7 +22,7 @@ _NO_DELIVERIES = "[]"
 ROW_BYTES = 200  # of a row without its results and payloads, roughly
 _BETWEEN = "\x1f"  # id and name, where they are searched
 _encode = msgspec.json.Encoder().encode
-_decode_deliveries = msgspec.json.Decoder(list[Delivery]).decode
+_decode = msgspec.json.Decoder().decode
 
 
 class Write:
@@ -143,7 +143,7 @@ def _without_nul(text: str | None) -> str | None:
 def head_of(row: Sequence[Any]) -> RunHead:
     head = RunHead(*row)
     head.status = RUN_STATUS[row[8]]
-    head.deliveries = [] if row[-1] == _NO_DELIVERIES else _decode_deliveries(row[-1])
+    head.deliveries = [] if row[-1] == _NO_DELIVERIES else deliveries_of(_decode(row[-1]))
     return head
 
 
@@ -156,7 +156,7 @@ def task_of(row: Sequence[Any]) -> Task:
 
 def entry_of(row: Sequence[Any]) -> HistoryEntry:
     seq, at, what, task, attempt, detail = row
-    return HistoryEntry(seq, at, Happened(what), task, attempt, detail)
+    return HistoryEntry(seq, at, HAPPENED[what], task, attempt, detail)
 
 
 def snapshots_of(rows: Iterable[Sequence[Any]]) -> dict[str, Snapshot]:

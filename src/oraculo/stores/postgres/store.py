@@ -31,7 +31,7 @@ from oraculo.stores.postgres.schema import (
     try_to_migrate,
 )
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
-from oraculo.stores.statuses import census_of
+from oraculo.stores.words import census_of
 
 PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
 UPKEEP = 360  # times the limit of a call: for what goes over whole tables

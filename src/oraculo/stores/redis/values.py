@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from oraculo.clients.redis import Command, Part, Script
-from oraculo.core.history import Happened, HistoryEntry
-from oraculo.core.run import Changes, Delivery, RunHead, Task, TaskStatus
+from oraculo.core.history import HistoryEntry
+from oraculo.core.run import Changes, RunHead, Task, TaskStatus
 from oraculo.ports.store import Creation, Snapshot
 from oraculo.stores.redis.layout import member, slot_name
-from oraculo.stores.statuses import CAUSE, RUN_STATUS, TASK_STATUS
+from oraculo.stores.words import CAUSE, HAPPENED, RUN_STATUS, TASK_STATUS, deliveries_of
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
@@ -198,7 +198,7 @@ def head_of(value: bytes) -> RunHead:
     head = RunHead(*row)
     head.status = RUN_STATUS[row[_STATUS_PLACE]]
     if head.deliveries:
-        head.deliveries = msgspec.convert(row[-1], list[Delivery])
+        head.deliveries = deliveries_of(row[-1])
     return head
 
 
@@ -224,4 +224,4 @@ def attempt_of(value: bytes) -> int:
 
 def entries_of(values: Iterable[bytes]) -> list[HistoryEntry]:
     rows = map(_decode, values)
-    return [HistoryEntry(seq, at, Happened(what), *rest) for seq, at, what, *rest in rows]
+    return [HistoryEntry(seq, at, HAPPENED[what], *rest) for seq, at, what, *rest in rows]

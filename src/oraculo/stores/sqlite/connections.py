@@ -1,9 +1,10 @@
 """Connections to one SQLite file: opened, brought up to date, and their errors made ours."""
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ from oraculo.stores.sql import migrations
 MEMORY = ":memory:"
 OLDEST_SQLITE = (3, 35, 0)  # UPDATE … FROM and RETURNING
 BUSY_SECONDS = 5.0
+_BETWEEN_TRIES = 0.05  # seconds, to have the file alone
 WAL_PAGES = 4000
 
 
@@ -69,10 +71,12 @@ def open_reader(path: str) -> sqlite3.Connection:
     return _connect(f"file:{quote(path)}?mode=ro", uri=True)
 
 
-def _connect(address: str, *, uri: bool = False, check_same_thread: bool = True) -> sqlite3.Connection:
+def _connect(
+    address: str, *, timeout: float | None = None, uri: bool = False, check_same_thread: bool = True
+) -> sqlite3.Connection:
     connection = sqlite3.connect(
         address,
-        timeout=BUSY_SECONDS,
+        timeout=BUSY_SECONDS if timeout is None else timeout,
         isolation_level=None,  # transactions are begun and ended here, not guessed by the module
         cached_statements=256,
         uri=uri,
@@ -82,15 +86,68 @@ def _connect(address: str, *, uri: bool = False, check_same_thread: bool = True)
     return connection
 
 
-def migrate(connection: sqlite3.Connection, path: str) -> list[str]:
+def open_up_to_date(path: str) -> tuple[sqlite3.Connection, list[str]]:
+    """The writer's connection, and what was done to the file. Several may lay out a new one at once. One that a version
+    before made is not changed under whoever uses it, who would meet tables that it does not know."""
+    connection, done = open_writer(path), list[str]()
+    try:
+        if _is_older(connection):
+            connection.close()
+            done = _migrated_alone(path)
+            connection = open_writer(path)
+        return connection, done + _migrate(connection, path, alone=False)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _is_older(connection: sqlite3.Connection) -> bool:
+    return 0 < _version(connection) < len(migrations("sqlite"))
+
+
+def _migrated_alone(path: str) -> list[str]:
+    """SQLite itself tells whether anybody has the file open, of whatever version: in WAL mode each has a lock on it
+    until it closes it or ends. It may have looked in for a moment only, or have started to do the same as this."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            with closing(_connect(path, timeout=0)) as connection:
+                connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+                return _migrate(connection, path, alone=True)
+        except sqlite3.OperationalError as error:
+            if primary_code(error) != sqlite3.SQLITE_BUSY:
+                raise
+        with closing(open_writer(path)) as connection:
+            if not _is_older(connection):
+                return []
+        if time.monotonic() > deadline:
+            raise _in_use(path)
+        time.sleep(_BETWEEN_TRIES)
+
+
+def _in_use(path: str) -> StoreError:
+    return StoreError(
+        f"{path} was made by an older ORÁCULO and must be migrated, but another process has it open: stop all others "
+        "first, then start this again"
+    )
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    [(version,)] = connection.execute("PRAGMA user_version").fetchall()
+    return int(version)
+
+
+def _migrate(connection: sqlite3.Connection, path: str, *, alone: bool) -> list[str]:
     known = migrations("sqlite")
     with transaction(connection):
-        [(version,)] = connection.execute("PRAGMA user_version").fetchall()
+        version = _version(connection)
         if version > len(known):
             raise StoreError(
                 f"{path} was written by a newer ORÁCULO (its schema is {version}, this program knows {len(known)}): "
                 "run that version, or give ORACULO_STORE_URL another file"
             )
+        if 0 < version < len(known) and not alone:
+            raise _in_use(path)  # by one that has just made it
         for migration in known[version:]:
             for statement in _statements(migration.step):
                 connection.execute(statement)
@@ -122,6 +179,8 @@ _REFUSALS = frozenset(
         sqlite3.SQLITE_IOERR_WRITE,  # what a quota, or a limit on the size of files, is to SQLite
     }
 )
+# What SQLite says to a program that knows another schema than the file has; there is no code for it.
+_OTHER_SCHEMA = re.compile(r"no such (table|column|index): |table \S+ has (no column named|\d+ columns but) ")
 _WORTH_A_RETRY = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM})
 FOREIGN = (sqlite3.Error, OverflowError, UnicodeError, msgspec.EncodeError)
 
@@ -142,9 +201,13 @@ def ours(error: Exception, path: str) -> StoreError:
 
 def _kind_of(error: Exception) -> type[StoreError]:
     code = primary_code(error)
-    if code in _REFUSALS or getattr(error, "sqlite_errorcode", 0) in _REFUSALS:
+    if code in _REFUSALS or getattr(error, "sqlite_errorcode", 0) in _REFUSALS or _is_of_another_schema(error):
         return StoreRefuses
     return StoreUnavailable if code in _WORTH_A_RETRY else StoreError
+
+
+def _is_of_another_schema(error: Exception) -> bool:
+    return primary_code(error) == sqlite3.SQLITE_ERROR and _OTHER_SCHEMA.match(str(error)) is not None
 
 
 def primary_code(error: Exception) -> int:

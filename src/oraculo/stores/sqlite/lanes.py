@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from oraculo.errors import StoreError
 from oraculo.ports.store import Committed
 from oraculo.stores.sql.jobs import CommitQueue
-from oraculo.stores.sqlite.connections import be_patient, open_reader, open_writer, translated
+from oraculo.stores.sqlite.connections import be_patient, open_reader, open_up_to_date, translated
 from oraculo.stores.sqlite.ledger import SqliteJob, is_busy, write_group
 from oraculo.stores.sqlite.open_files import OpenFiles
 
@@ -88,9 +88,10 @@ class Writer(Lane):
         self._by_thread = 0  # so many commits more
         self._in_a_row = 0
         self._queue = CommitQueue(_next_group, self._write_group)
+        self.migrated: Sequence[str] = ()  # by opening it
 
     async def open(self) -> None:
-        self._connection = await self._call(open_writer, self._path)
+        self._connection, self.migrated = await self._call(open_up_to_date, self._path)
 
     async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         if self._is_patient:

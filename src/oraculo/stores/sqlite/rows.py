@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from oraculo.core.history import HistoryEntry
-from oraculo.core.run import Changes, Delivery, RunHead, Task
+from oraculo.core.run import Changes, RunHead, Task
 from oraculo.ports.store import Creation
 from oraculo.stores.sqlite.bulk import NULL, Row
-from oraculo.stores.statuses import CAUSE, RUN_STATUS, TASK_STATUS
+from oraculo.stores.words import CAUSE, HAPPENED, RUN_STATUS, TASK_STATUS, deliveries_of
 
 _NO_DELIVERIES = "[]"
 _encode = msgspec.json.Encoder().encode
-_decode_deliveries = msgspec.json.Decoder(list[Delivery]).decode
+_decode = msgspec.json.Decoder().decode
 
 
 class Write:
@@ -145,7 +145,7 @@ def head_of(row: Sequence[Any]) -> RunHead:
     head = RunHead(*row)
     head.status = RUN_STATUS[row[8]]
     head.cancelled = bool(head.cancelled)
-    head.deliveries = [] if row[-1] == _NO_DELIVERIES else _decode_deliveries(row[-1])
+    head.deliveries = [] if row[-1] == _NO_DELIVERIES else deliveries_of(_decode(row[-1]))
     return head
 
 
@@ -156,3 +156,8 @@ def task_of(row: Sequence[Any]) -> Task:
     task.cause = CAUSE[row[8]]
     task.dead_letter = bool(task.dead_letter)
     return task
+
+
+def entry_of(row: Sequence[Any]) -> HistoryEntry:
+    seq, at, what, *rest = row
+    return HistoryEntry(seq, at, HAPPENED[what], *rest)

@@ -14,20 +14,20 @@ from math import inf
 from operator import itemgetter
 from typing import Any
 
-from oraculo.core.history import Happened, HistoryEntry
+from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus, Task
 from oraculo.core.slices import slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
-from oraculo.stores.sqlite.connections import MEMORY, make_parent, migrate, translated
+from oraculo.stores.sqlite.connections import MEMORY, make_parent, translated
 from oraculo.stores.sqlite.file_lock import FileLock
 from oraculo.stores.sqlite.lanes import Lane, Writer
 from oraculo.stores.sqlite.ledger import QUERIES, SqliteJob, as_json, prune, write_all
 from oraculo.stores.sqlite.open_files import OpenFiles
-from oraculo.stores.sqlite.rows import Birth, Update, head_of, task_of
-from oraculo.stores.statuses import census_of
+from oraculo.stores.sqlite.rows import Birth, Update, entry_of, head_of, task_of
+from oraculo.stores.words import census_of
 
 PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
 
@@ -76,14 +76,14 @@ class SqliteStore:
             for lane in self._lanes:
                 await lane.open()
                 if lane is self._lanes[0]:  # before anybody reads
-                    self._migrated = await lane.run(partial(migrate, path=self._path))
+                    self._migrated = self._writer.migrated
                     files.remember()
         except BaseException:
             await self.close()
             raise
 
     async def migrate(self) -> Sequence[str]:
-        """Opening it does that too: the file is one machine's, and nobody else's programs are in its way."""
+        """Opening it does that too: where others are in the way, it is refused."""
         await self.start()
         migrated, self._migrated = list(self._migrated), []
         return migrated
@@ -211,7 +211,7 @@ class SqliteStore:
         parameters = {"id": run_id, "after": after, "limit": limit}
         sql = QUERIES["history"]
         rows = await self._browser.run(lambda connection: connection.execute(sql, parameters).fetchall())
-        return [HistoryEntry(seq, at, Happened(what), *rest) for seq, at, what, *rest in rows]
+        return [entry_of(row) for row in rows]
 
     async def census(self) -> dict[RunStatus, int]:
         sql = QUERIES["census"]
