@@ -4,6 +4,7 @@ No Celery worker is needed: the tests take the tasks out of their queue and repo
 """
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -534,6 +535,17 @@ async def test_a_task_that_finds_no_queue_is_not_taken_for_sent(stage: Bridged, 
 # -- passwords -------------------------------------------------------------------------------------------------------
 
 _ANY_TASK = Task("id", "celery", b"[]", {}, {})
+
+
+def test_of_ever_new_queues_not_all_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(connections, "_MOST_KNOWN", 3)
+    monkeypatch.setattr(connections, "_Fuse", contextlib.nullcontext)
+    monkeypatch.setattr(connections, "ensure_queue", lambda _connection, name: asked.append(name))
+    sender = TaskSender(Address("redis://127.0.0.1:1/0", "", "respostas"))
+    for name in ("a", "a", "b", "c", "d", "d", "a"):
+        sender._ensure_queue(None, name)
+    assert asked == ["a", "b", "c", "d", "a"]
 
 
 @pytest.mark.parametrize(

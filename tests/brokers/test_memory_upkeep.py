@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from oraculo.brokers.memory import MESSAGE_OVERHEAD, MemoryBroker
+from oraculo.brokers.memory_queues import Message, Queue
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import NotTaken, Outgoing, QueueState
 from tests.brokers.test_memory import FixedClock, in_virtual_time
@@ -92,6 +93,29 @@ class TestExpiry:
             await broker.check()
         clock.at = SOON
         assert "0 queues" in await broker.check()
+
+    async def test_all_queues_are_not_looked_through_again_for_each_message_without_room(
+        self, clock: FixedClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks, plain = list[str](), Queue.pull_expired
+
+        def takes_a_while(queue: Queue, now: float) -> list[Message]:
+            looks.append(queue.name)
+            clock.at += 5e-6
+            return plain(queue, now)
+
+        monkeypatch.setattr(Queue, "pull_expired", takes_a_while)
+        broker = MemoryBroker(clock, max_bytes=2_000 * UNIT)
+        await broker.start()
+        await broker.publish([Outgoing(f"q{number}", b"x") for number in range(1_000)])
+        for _ in range(20):
+            with pytest.raises(NotTaken):
+                await broker.publish([Outgoing("one more", b"x")])
+        assert 1_000 <= len(looks) <= 1_001
+        clock.at += 1
+        with pytest.raises(NotTaken):
+            await broker.publish([Outgoing("one more", b"x")])
+        assert len(looks) >= 2_000, "after a while they are"
 
     async def test_one_given_back_keeps_its_expiry(self, broker: MemoryBroker, clock: FixedClock) -> None:
         await broker.publish([expiring(), expiring()])

@@ -331,6 +331,18 @@ class TestReplyQueues:
         assert {found.queue: found.ready for found in await broker.queues()} == {queue: 0, replies[0]: 1}
         forget(url, replies[:1])
 
+    async def test_one_that_is_made_for_a_reply_has_no_dead_letter_queue_until_it_is_consumed_here(
+        self, broker: RabbitMQBroker, queue: str
+    ) -> None:
+        """A client may name one for each run, and leave them all behind."""
+        await broker.publish([Outgoing(queue, b"0", is_reply=True)])
+        assert await broker._queues.depth(queue) is not None
+        assert await broker._queues.depth(dlq_of(queue)) is None
+        consumer = await broker.consume(queue, prefetch=1)
+        [delivery] = await take(consumer, 1)
+        await consumer.dead_letter(delivery, "bad")
+        assert [letter.reason for letter in await broker.dead_letters(queue, limit=5)] == ["bad"]
+
     async def test_a_destination_that_was_deleted_and_made_by_others_is_shown(
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:

@@ -28,6 +28,7 @@ SETUP_TIMEOUT = 10.0  # for what is asked of the broker once for each connection
 HEARTBEAT = 10  # seconds, where the broker knows such a thing
 _LEASE = 30  # seconds after which a report that a dead bridge held is read by another; RabbitMQ needs none
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_MOST_KNOWN = 10_000  # queues; then all are looked for again
 _MOST_TROUBLES = 16  # different ones that are told once each: every broker of a list may have its own
 # RabbitMQ 4 drops what was given back 20 times, unless the queue says otherwise: a report comes again whenever a bridge
 # stops, or our own broker is away for longer than a delivery may be held.
@@ -209,7 +210,7 @@ class TaskSender:
         self._address = address
         self._connection: kombu.Connection | None = None
         self._producer: kombu.Producer | None = None
-        self._known: set[str] = set()
+        self._known: set[str] = set()  # queues that are there
 
     def send(self, task: Task) -> None:
         """Raises CeleryAway, or TaskRefused. After CeleryAway it may have been taken all the same."""
@@ -255,6 +256,8 @@ class TaskSender:
         if name not in self._known:
             with _Fuse(connection):
                 ensure_queue(connection, name)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
             self._known.add(name)
 
     def _publish(self, connection: kombu.Connection, task: Task) -> None:

@@ -119,6 +119,7 @@ class RabbitMQBroker:
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         parcels = [self._parcel(message) for message in messages]
+        self._queues.note_replies(message.queue for message in messages if message.is_reply)
         try:
             async with self._watched():
                 await self._sender.send(parcels)

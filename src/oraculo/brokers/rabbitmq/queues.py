@@ -109,6 +109,7 @@ class Queues:
         self._locked: dict[str, None] = {}  # another's: we can send there, and not look
         self._delays: dict[str, _Delay] = {}  # the queues in which messages wait
         self._streams: dict[str, None] = {}  # somebody's own that are no queues
+        self._for_replies: dict[str, None] = {}  # those of clients, who read them and nothing else
         self._looked_through: dict[str, None] = {}  # somebody's own: whether it loses messages was told
 
     @property
@@ -125,16 +126,21 @@ class Queues:
         """Those that were not seen yet."""
         return [name for name in names if name not in self._made and name not in self._delays]
 
+    def note_replies(self, names: Iterable[str]) -> None:
+        for name in names:
+            _remember(self._for_replies, name, None)
+
     async def ensure(self, name: str) -> None:
         """Makes it so that something can be sent to it. To somebody else's, as a reply queue is that lives as long as
-        its client, no dead-letter queue is put beside."""
+        its client, no dead-letter queue is put beside; nor to one that is made for a reply, which a client may name
+        anew for each and leave behind. Should anything be rejected there, RabbitMQ keeps it until it has a place."""
         if _is_reserved(name) and not _is_broken(name):
             await self._find(name)
         elif is_dlq(name) or name_fault(name):
             await self.declare([name])
         else:
             made = await self._declare(name, self._arguments(name))
-            if made is not False:
+            if made is not False and name not in self._for_replies:
                 await self._make(dlq_of(name), _quorum(_NO_LIMIT))
             _remember(self._made, name, bool(made))
 
