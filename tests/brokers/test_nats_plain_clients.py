@@ -192,6 +192,7 @@ async def test_a_foreign_stream_in_the_way_is_told(url: str, queue: str, theirs:
     [
         ({"max_age": 86_400_000_000_000}, "what waits longer is dropped"),
         ({"max_msgs": 1000}, "max_msgs and not discard 'new'"),
+        ({"storage": "memory"}, "gone after a restart"),
         ({"max_bytes": 1_000_000, "discard": "old"}, "max_bytes and not discard 'new'"),
         ({"max_msgs": 1000, "max_bytes": 1_000_000, "discard": "new"}, None),
         ({}, None),

@@ -261,6 +261,21 @@ class TestPlainClients:
         assert told == ([("warning", queue)] if why else [])
         assert why is None or f"{[*theirs][-1]}: {why}" in logs[0]["reason"]
 
+    @pytest.mark.parametrize(
+        ("theirs", "why"),
+        [({"durable": False}, "it is not durable"), ({"durable": True, "auto_delete": True}, "with auto_delete")],
+    )
+    async def test_one_that_does_not_last_is_used_and_told(
+        self, url: str, queue: str, theirs: dict[str, bool], why: str
+    ) -> None:
+        with plain_channel(url) as channel:
+            channel.queue_declare(queue, **theirs)
+        async with running(url) as broker:
+            with capture_logs() as logs:
+                await broker.publish(messages(queue, 1))
+        assert [log["queue"] for log in logs] == [queue]
+        assert why in logs[0]["reason"]
+
 
 class TestOthersNames:
     @pytest.mark.parametrize("owner", ["ours", "the user's"])
@@ -330,6 +345,14 @@ class TestReplyQueues:
         await broker.publish(messages(replies[0], 1))  # which nobody reads: it is made, and shown
         assert {found.queue: found.ready for found in await broker.queues()} == {queue: 0, replies[0]: 1}
         forget(url, replies[:1])
+
+    async def test_how_long_a_client_keeps_its_replies_is_its_own(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        with plain_channel(url) as channel, capture_logs() as logs:
+            channel.queue_declare(queue, durable=True, arguments={"x-expires": 60_000})
+            await broker.publish([Outgoing(queue, b"x", is_reply=True)])
+        assert logs == []
 
     async def test_one_that_is_made_for_a_reply_has_no_dead_letter_queue_until_it_is_consumed_here(
         self, broker: RabbitMQBroker, queue: str

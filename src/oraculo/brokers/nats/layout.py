@@ -83,6 +83,8 @@ def stream_fault(queue: str, config: Mapping[str, Any]) -> str | None:
 def loss_in(config: Mapping[str, Any]) -> str | None:
     """How a stream that others made loses messages in silence. Its owner may want that, so it is used all the same."""
     ways = []
+    if config.get("storage") == "memory":
+        ways.append("storage 'memory', so that what waits is gone after a restart")
     if config.get("max_age", 0) > 0:
         ways.append("max_age, so that what waits longer is dropped")
     if config.get("discard") != "new":

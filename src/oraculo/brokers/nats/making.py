@@ -6,7 +6,7 @@ from typing import Any
 import structlog
 
 from oraculo.brokers.nats.births import Births
-from oraculo.brokers.nats.connection import Connection
+from oraculo.brokers.nats.connection import MOST_KNOWN, Connection
 from oraculo.brokers.nats.layout import (
     consumer_config,
     consumer_fault,
@@ -99,6 +99,8 @@ class Maker:
         """Once for each. What its client reads there, or not, is the client's own."""
         for queue, config in configs.items():
             if queue not in self._warned_of and (why := loss_in(config)):
+                if len(self._warned_of) >= MOST_KNOWN:
+                    self._warned_of.clear()
                 self._warned_of.add(queue)
                 _log.warning(MAY_LOSE, queue=queue, reason=f"its stream {why}")
 

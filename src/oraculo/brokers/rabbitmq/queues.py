@@ -32,11 +32,13 @@ _LONGEST_NAME = 255
 _IS_STREAM = "but current is 'stream'"  # what RabbitMQ says when a stream is declared as something else
 _DIFFERS = re.compile(r"inequivalent arg '([^']+)'")  # the first that does, when a queue is declared in another way
 _PUSHES_OUT = "a new message pushes out the oldest, unless its x-overflow is reject-publish"
-_LOSSES = {
-    "x-message-ttl": "what waits longer leaves it",
-    "x-expires": "it is deleted, with what is in it, when nobody used it for that long",
-    "x-max-length": _PUSHES_OUT,
-    "x-max-length-bytes": _PUSHES_OUT,
+_LOSSES = {  # by what differs
+    "durable": "it is not durable: a restart of RabbitMQ takes it away, with what is in it",
+    "auto_delete": "it was made with auto_delete: it is deleted, with what is in it, when its last consumer leaves",
+    "x-message-ttl": "it was made with x-message-ttl: what waits longer leaves it",
+    "x-expires": "it was made with x-expires: it is deleted, with what is in it, when nobody used it for that long",
+    "x-max-length": f"it was made with x-max-length: {_PUSHES_OUT}",
+    "x-max-length-bytes": f"it was made with x-max-length-bytes: {_PUSHES_OUT}",
 }
 _LONGEST_SUFFIX = len(".retry.") + 10  # what is put behind a name for a queue beside it; the longest delay in ms
 _LONGEST_DELAY = 7 * 24 * 3600.0
@@ -317,15 +319,15 @@ class Queues:
         return True
 
     async def _warn_of_loss(self, name: str, differing: str) -> None:
-        """Once for each. That it has no dead letters RabbitMQ says before it speaks of what else it has."""
-        if name in self._looked_through:
+        """Once for each, but for a client's own: how long its replies are kept is the client's to say. That it has no
+        dead letters RabbitMQ says before it speaks of what else it has."""
+        if name in self._looked_through or name in self._for_replies:
             return
         _remember(self._looked_through, name, None)
         if differing == "x-dead-letter-exchange":
             differing = await self._difference_from_plain(name)
         if differing in _LOSSES:
-            why = f"it was made with {differing}: {_LOSSES[differing]}"
-            _log.warning(MAY_LOSE, queue=name, reason=why)
+            _log.warning(MAY_LOSE, queue=name, reason=_LOSSES[differing])
 
     async def _difference_from_plain(self, name: str) -> str:
         """Of a queue that is there, from one of its type without any further arguments."""
