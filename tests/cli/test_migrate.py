@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import uuid
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ def test_an_older_file_is_read_after_it(tmp_path: Path) -> None:
     path = older_file(tmp_path)
     done = json.loads(invoke("migrate", "--json", ORACULO_STORE_URL=f"sqlite:///{path}").stdout)
     assert done["migracoes"] == [migration.label for migration in migrations("sqlite")[1:]]
+
+
+def test_an_older_file_is_not_changed_by_looking_at_it(tmp_path: Path) -> None:
+    path = older_file(tmp_path)
+    result = invoke("doctor", "--json", ORACULO_STORE_URL=f"sqlite:///{path}")
+    store = next(check for check in json.loads(result.stdout)["verificacoes"] if check["nome"] == "store")
+    assert store["estado"] == "aviso"
+    assert "made by an older ORÁCULO" in store["detalhe"]
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchall() == [(1,)]
 
 
 _KEEP_OPEN = """

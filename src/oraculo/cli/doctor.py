@@ -378,7 +378,19 @@ def _file(url: str, *, needs_lock: bool) -> Check | None:
         return Check("store", ERROR, f"{path} cannot be written: {parent} is not writable", "mend ORACULO_STORE_URL")
     if needs_lock and lock.exists() and not (lock.is_file() and os.access(lock, os.R_OK | os.W_OK)):
         return Check("store", ERROR, f"{lock} is not a file that can be written", "mend it, or ORACULO_STORE_URL")
-    return None if path.exists() else Check("store", OK, f"{path} is not there yet; it is made at the first start")
+    if not path.exists():
+        return Check("store", OK, f"{path} is not there yet; it is made at the first start")
+    return _older_file(path)
+
+
+def _older_file(path: Path) -> Check | None:
+    """Not brought up to date by looking at it: there is no way back for the version before."""
+    from oraculo.stores.sqlite import is_older_file
+
+    if not is_older_file(str(path)):
+        return None
+    detail = f"{path} was made by an older ORÁCULO, and the next start brings it up to date"
+    return Check("store", WARNING, detail, "back it up before, for the older one will not read it any more")
 
 
 def _server(server: Server, *, is_named: bool, has_key: bool) -> Check:

@@ -1,6 +1,6 @@
 """Runs in one SQLite file."""
 
-from oraculo.stores.sqlite.connections import MEMORY
+from oraculo.stores.sqlite.connections import MEMORY, is_older_file
 from oraculo.stores.sqlite.store import SqliteStore
 
-__all__ = ["MEMORY", "SqliteStore"]
+__all__ = ["MEMORY", "SqliteStore", "is_older_file"]

@@ -67,6 +67,15 @@ def be_patient(connection: sqlite3.Connection, *, patient: bool) -> None:
     connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES if patient else 0}")
 
 
+def is_older_file(path: str) -> bool:
+    """Whether a start would bring it up to date. Changes nothing; one that cannot be read is told by a start."""
+    try:
+        with closing(open_reader(path)) as connection:
+            return _is_older(connection)
+    except sqlite3.Error:
+        return False
+
+
 def open_reader(path: str) -> sqlite3.Connection:
     return _connect(f"file:{quote(path)}?mode=ro", uri=True)
 
