@@ -1,12 +1,19 @@
 import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from oraculo.core import naming
+from oraculo.core.message import Message, encode_message
 from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.ports.broker import Outgoing
+from oraculo.ports.telemetry import LoopFailed
+from tests.waiting import until
 
-from .service import Service, assert_problem
+from .service import Service, assert_problem, running
 
 YAML = """
 name: meu
@@ -228,3 +235,71 @@ async def test_whoever_waits_too_long_for_those_before_is_told_that_the_store_is
 
 async def test_an_unknown_one_is_told_the_nearest(service: Service) -> None:
     assert_problem(await service.client.get("/pipelines/coleta-execusao"), 404, None, "'coleta-execucao'")
+
+
+NOW = "2026-01-01T00:00:00Z"
+OF_A_NEWER_VERSION = b'{"of": "a newer version"}'
+
+
+async def put_by_a_newer_version(service: Service, name: str) -> None:
+    await service.engine.store.put_pipeline(name, OF_A_NEWER_VERSION, 1.0)
+    await service.engine.refresh_pipelines()
+
+
+async def test_one_that_a_newer_version_put_holds_up_no_other(service: Service) -> None:
+    await put_by_a_newer_version(service, "estranho")
+    told = await service.told.of(LoopFailed)
+    assert isinstance(told, LoopFailed)
+    assert told.duty == "pipelines"
+    assert told.reason.startswith("'estranho'")
+    assert (await service.client.put("/pipelines/meu", content=YAML)).status_code == 201
+    await service.start_run(pipeline="meu")
+    listed = (await service.client.get("/pipelines")).json()["pipelines"]
+    assert {"meu"} == {one["name"] for one in listed if one["origem"] == "api"}
+    assert (await service.client.delete("/pipelines/meu")).status_code == 204
+    assert not [record for record in service.told._records if isinstance(record, LoopFailed)], "it was told before"
+
+
+@pytest.mark.parametrize("name", ["estranho", "coleta-execucao"])
+async def test_whoever_asks_for_one_that_a_newer_version_put_is_told_so(service: Service, name: str) -> None:
+    await put_by_a_newer_version(service, name)
+    shown = await service.client.get(f"/pipelines/{name}")
+    started = await service.client.post("/orquestracoes", json={"pipeline": name})
+    for reply in (shown, started):
+        assert_problem(reply, 503, None, "run that version")
+        assert reply.json()["type"] == "urn:oraculo:problem:written-by-newer"
+
+
+async def test_a_message_that_asks_for_one_that_a_newer_version_put_waits_and_holds_up_no_other(
+    service: Service,
+) -> None:
+    await put_by_a_newer_version(service, "estranho")
+    asked = {"a": "estranho", "b": "coleta-execucao"}
+    for run_id, name in asked.items():
+        payload = msgspec.Raw(msgspec.json.encode({"pipeline": name}))
+        message = Message(correlation_id=run_id, tipo_evento=naming.START_RUN, payload=payload, timestamp=NOW)
+        await service.broker.publish([Outgoing(naming.REQUESTS, encode_message(message))])
+    await until(service.runs, saying="the other's run")
+    assert [run["correlation_id"] for run in await service.runs()] == ["b"]
+    assert (await service.client.put("/pipelines/estranho", content=YAML.replace("meu", "estranho"))).status_code == 200
+    await until(lambda: has_run(service, "a"), saying="its run, once it can be read")
+
+
+async def has_run(service: Service, run_id: str) -> bool:
+    return run_id in {run["correlation_id"] for run in await service.runs()}
+
+
+async def test_one_that_a_newer_version_put_is_replaced_or_deleted(service: Service) -> None:
+    await put_by_a_newer_version(service, "meu")
+    assert (await service.client.put("/pipelines/meu", content=YAML)).status_code == 200
+    await service.start_run(pipeline="meu")
+    await put_by_a_newer_version(service, "meu")
+    assert (await service.client.delete("/pipelines/meu")).status_code == 204
+    assert_problem(await service.client.get("/pipelines/meu"), 404, None, "'meu'")
+
+
+async def test_an_engine_starts_beside_one_that_a_newer_version_put(tmp_path: Path) -> None:
+    async with running(tmp_path) as newer:
+        await newer.engine.store.put_pipeline("estranho", OF_A_NEWER_VERSION, 1.0)
+    async with running(tmp_path) as older:
+        await older.start_run(pipeline="coleta-execucao")

@@ -206,6 +206,20 @@ async def test_the_command_of_a_run_that_a_newer_version_wrote_stays_and_holds_u
     assert (await service.client.delete(f"/filas/escavador_x/dlq/{left['id']}")).status_code == 204
 
 
+async def test_whoever_names_the_command_of_a_run_that_a_newer_version_wrote_is_told_once_the_others_are_done(
+    service: Service,
+) -> None:
+    runs = [await failed_run(service) for _ in range(2)]
+    service.write_as_newer(runs[0])
+    ids = [letter["id"] for letter in (await letters(service, "escavador_x"))["mensagens"]]
+    reply = await service.client.post("/filas/escavador_x/dlq/reenviar", json={"ids": ids})
+    assert_problem(reply, 503, None, "'novo' for the status of a run", "run that version")
+    (left,) = (await letters(service, "escavador_x"))["mensagens"]
+    assert left["correlation_id"] == runs[0]
+    await service.answer("escavador_x", {"dados": 1})
+    assert (await service.ended(runs[1]))["status"] == "concluida"
+
+
 async def test_one_is_discarded(service: Service) -> None:
     await service.broker.declare(["fila_x"])  # else it is forgotten with its last letter
     await service.bury("fila_x", b"1")

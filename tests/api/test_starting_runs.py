@@ -105,6 +105,19 @@ async def test_the_same_key_and_body_give_the_same_run_though_its_pipeline_is_go
     assert_problem(other, 422, "pipeline", "there is no pipeline")
 
 
+async def test_the_same_key_and_body_give_the_same_run_though_a_newer_version_put_its_pipeline_again(
+    service: Service,
+) -> None:
+    await service.client.put("/pipelines/minha", json={"steps": [{"type": "A", "queue": "executador_a"}]})
+    headers, body = {"Idempotency-Key": "chave-1"}, {"pipeline": "minha"}
+    first = await service.client.post("/orquestracoes", json=body, headers=headers)
+    await service.engine.store.put_pipeline("minha", b'{"of": "a newer version"}', 1.0)
+    await service.engine.refresh_pipelines()
+    second = await service.client.post("/orquestracoes", json=body, headers=headers)
+    assert first.status_code == second.status_code == 202
+    assert first.json() == second.json()
+
+
 async def test_the_same_key_and_another_body_are_refused(service: Service) -> None:
     headers = {"Idempotency-Key": "chave-1"}
     await service.client.post("/orquestracoes", json=FAN_OUT, headers=headers)

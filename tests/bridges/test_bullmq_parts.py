@@ -1,8 +1,12 @@
 """The small parts of the bridge to BullMQ, without a server."""
 
+import asyncio
 import json
 import re
+import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -17,6 +21,7 @@ from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.portions import FIRST, MOST, READ_BYTES, TOLD_BYTES, Portion, by_the_megabyte
 from oraculo.bridges.bullmq.records import decode_record, encode_record, job_id_of, record_of
 from oraculo.bridges.bullmq.reports import Reporter, read_progress
+from oraculo.bridges.bullmq.runs import Runs
 from oraculo.bridges.bullmq.server import BullmqRedis, is_passing
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.answer_writer import AnswerWriter
@@ -25,6 +30,11 @@ from oraculo.core.naming import QueueNames
 from oraculo.errors import InvalidSettings
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock, SystemEntropy
+from oraculo.ports.telemetry import LoopFailed
+from oraculo.stores.sqlite import SqliteStore
+from oraculo.testing.store_runs import create, make_run
+from tests.engine.broker_stage import Told
+from tests.waiting import until
 
 
 def command(**given: object) -> Message:
@@ -260,3 +270,28 @@ async def test_queues_that_are_named_once_do_not_stay_in_memory(monkeypatch: pyt
         assert once.backend.scripts.commands is often.backend.scripts.commands  # which are most of what each takes
         assert layout._queue("images-queue") is often
     assert len(layout._queues) == 10
+
+
+async def test_a_run_that_a_newer_version_wrote_is_told_of_and_the_others_are_followed(tmp_path: Path) -> None:
+    clock, told, store = SystemClock(), Told(), SqliteStore(str(tmp_path / "oraculo.db"))
+    await store.start()
+    await create(store, *(make_run(name) for name in "abc"))
+    with closing(sqlite3.connect(tmp_path / "oraculo.db")) as connection, connection:
+        connection.execute("UPDATE runs SET status = 'novo' WHERE id = 'b'")
+    runs = Runs(
+        Redis(),  # which is never asked
+        MemoryBroker(clock=clock),
+        store,
+        names=QueueNames(),
+        keep=60,
+        clock=clock,
+        entropy=SystemEntropy(),
+        telemetry=told,
+    )
+    followed = [runs.follow(name) for name in "abc"]
+    watching = asyncio.create_task(runs.watch())
+    failure = await until(lambda: told.of(LoopFailed), saying="a look")
+    watching.cancel()
+    assert "'novo' for the status of a run" in str(failure)
+    assert [one.head is not None for one in followed] == [True, False, True]
+    await store.close()

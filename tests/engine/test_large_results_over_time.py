@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import sqlite3
+from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +250,23 @@ async def test_the_results_of_runs_that_were_deleted_are_deleted(
         assert await tidied(oraculo, objects) == 1
         assert not (tmp_path / run_folder(gone)).exists()
         assert (await oraculo.ended(stays))["resultados"]["escavador_a"] == {"dados": LARGE}
+
+
+async def test_the_results_of_a_run_that_a_newer_version_wrote_stay_and_keep_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janitor, "MIN_AGE", -5.0)
+    objects, stays = FolderObjects(tmp_path / "objects"), "fica"
+    shard = run_folder(stays)[:2]
+    gone = next(name for name in map(str, count()) if run_folder(name)[:2] == shard)
+    async with Harness(settings=KEPT, objects=objects, store=store_at(tmp_path)) as oraculo:
+        await oraculo.submit({"destinos": ["escavador_a"], "correlation_id": stays})
+        for run_id in (stays, gone):
+            await objects.put(run_id, make_reference(run_id, "escavador_a", b"{}").key, b"{}")
+        with closing(sqlite3.connect(tmp_path / "oraculo.db")) as connection, connection:
+            connection.execute("UPDATE runs SET status = 'novo'")
+        assert await tidied(oraculo, objects) == 1
+        assert [run_folder(stays)] == [folder.name for folder in await objects.folders(shard)]
 
 
 async def _pruned(oraculo: Harness) -> int:

@@ -415,3 +415,20 @@ async def test_answers_of_a_run_that_a_newer_version_wrote_wait_long_for_it(
     assert "as a newer ORÁCULO writes it: run that version" in letter.reason
     assert delays[:8] == [1, 2, 4, 8, 16, 32, 64, 64]
     assert sum(delays[:-1]) > 14 * 60  # the last is refused: it comes to the dead letters instead
+
+
+@pytest.mark.parametrize("word", ["UPDATE runs SET status = 'novo'", "UPDATE tasks SET cause = 'novo'"])
+async def test_whoever_waits_for_a_run_that_a_newer_version_wrote_is_let_go_and_the_others_hear_of_theirs(
+    tmp_path: Path, word: str
+) -> None:
+    async with Harness(store=store_at(tmp_path), settings=QUICK) as oraculo:
+        unreadable, other = [await oraculo.submit({"destinos": ["escavador_a"], "timeout": 60}) for _ in range(2)]
+        waiting = [asyncio.create_task(oraculo.operations.wait(run_id, 60)) for run_id in (unreadable, other)]
+        await until(lambda: len(oraculo.engine.watchers.of_runs_there([unreadable, other])) == 2)
+        with closing(sqlite3.connect(tmp_path / "oraculo.db")) as connection, connection:  # as another engine would
+            connection.execute("UPDATE runs SET status = 'cancelada', ended_at = 1, version = version + 1")
+            connection.execute(f"{word} WHERE n = (SELECT n FROM runs WHERE id = ?)", [unreadable])
+        async with asyncio.timeout(10):
+            let_go, aggregate = await asyncio.gather(*waiting)
+        assert let_go is None
+        assert msgspec.json.decode(aggregate or b"")["status"] == "cancelada"

@@ -2,7 +2,9 @@
 real brokers.)"""
 
 import asyncio
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -71,6 +73,18 @@ async def test_a_definition_that_cannot_be_read_hides_no_other_run(
         return found
 
     monkeypatch.setattr(store, "load", strange)
+    assert await names_of(store) == {"executador_b", "executador_c"}
+    await store.close()
+
+
+IN_ITS_HEAD = """UPDATE runs SET deliveries = '[{"channel": "novo"}]'"""
+IN_A_TASK = "UPDATE tasks SET cause = 'novo'"
+
+
+@pytest.mark.parametrize("word", [IN_ITS_HEAD, IN_A_TASK])
+async def test_a_run_that_a_newer_version_wrote_hides_no_other(store: SqliteStore, tmp_path: Path, word: str) -> None:
+    with closing(sqlite3.connect(tmp_path / "oraculo.db")) as connection, connection:
+        connection.execute(f"{word} WHERE n = (SELECT n FROM runs WHERE id = 'a')")
     assert await names_of(store) == {"executador_b", "executador_c"}
     await store.close()
 

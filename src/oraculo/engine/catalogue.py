@@ -14,9 +14,10 @@ from oraculo.core.bridge import queue_of
 from oraculo.core.pipeline import Definition, decode_definition, encode_definition
 from oraculo.core.pipeline_text import read_pipeline
 from oraculo.core.retry import RetryPolicy
-from oraculo.errors import Conflict, Fault, InvalidPipeline, NotFound, StoreUnavailable
+from oraculo.errors import Conflict, Fault, InvalidPipeline, NotFound, StoreUnavailable, WrittenByNewer
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
+from oraculo.ports.telemetry import LoopFailed, Telemetry
 
 _PATIENCE = 30.0  # seconds for those before: while the store is frozen each takes as long as it may
 _SUFFIXES = frozenset({".yaml", ".yml", ".json"})
@@ -40,14 +41,17 @@ class Catalogue:
         default_retry: RetryPolicy,
         default_timeout: float,
         threads: Executor | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.routes = routes
         self._threads = threads
+        self._telemetry = telemetry
         self._folder = Path(folder) if folder else None
         self._default_retry = default_retry
         self._default_timeout = default_timeout
         self._layers: dict[Origin, Mapping[str, Definition]] = {origin: {} for origin in Origin}
         self._merged: dict[str, Definition] = {}
+        self._unreadable: dict[str, WrittenByNewer] = {}  # what users put through a newer version, and why
         self._seen: dict[Path, _Mark] = {}
         self._read: dict[Path, tuple[_Mark, Definition]] = {}  # the files that could be read
         self._mark = ""
@@ -65,7 +69,14 @@ class Catalogue:
     def origin(self, name: str) -> Origin:
         return next(origin for origin in reversed(Origin) if name in self._layers[origin])
 
+    def expect_readable(self, name: str) -> None:
+        """Raises WrittenByNewer, also where it has replaced one that could be read: that is not what was put."""
+        if (error := self._unreadable.get(name)) is not None:
+            raise error.with_traceback(None)  # it is raised again and again, and would remember each time
+
     def get(self, name: str) -> Definition:
+        """Raises NotFound or WrittenByNewer."""
+        self.expect_readable(name)
         if name not in self._merged:
             raise NotFound(f"there is no pipeline {naming.shown(name)}{naming.nearest(name, self._merged)}")
         return self._merged[name]
@@ -98,11 +109,22 @@ class Catalogue:
     async def _refresh_stored(self, store: Store) -> bool:
         if (mark := await store.pipelines_mark()) == self._mark:
             return False
-        stored = await store.pipelines()
-        self._layers[Origin.STORED] = {name: decode_definition(body) for name, body in stored.items()}
+        self._take_stored(await store.pipelines())
         self._mark = mark
         self._merge()
         return True
+
+    def _take_stored(self, stored: Mapping[str, bytes]) -> None:
+        told, self._unreadable = self._unreadable, {}
+        readable: dict[str, Definition] = {}
+        for name, body in stored.items():
+            try:
+                readable[name] = decode_definition(body)
+            except WrittenByNewer as error:
+                self._unreadable[name] = error
+                if name not in told and self._telemetry is not None:
+                    self._telemetry.emit(LoopFailed("pipelines", f"'{name}' cannot be used here: {error}"))
+        self._layers[Origin.STORED] = readable
 
     def refresh_folder(self) -> bool:
         """Reads what changed in the folder. Raises InvalidPipeline and keeps what was good before."""
@@ -135,9 +157,10 @@ class Catalogue:
         definition = await asyncio.get_running_loop().run_in_executor(self._threads, read)
         async with self._in_turn():
             await self._refresh_stored(store)  # another engine may have put or deleted it a moment ago
-            is_new = name not in self._merged
+            is_new = name not in self._merged and name not in self._unreadable
             await store.put_pipeline(name, encode_definition(definition), clock.now())
             self._layers[Origin.STORED] = {**self._layers[Origin.STORED], name: definition}
+            self._unreadable.pop(name, None)
             self._merge()
         return definition, is_new
 
@@ -145,8 +168,10 @@ class Catalogue:
         """Raises NotFound, also when another engine was faster, or Conflict."""
         async with self._in_turn():
             await self._refresh_stored(store)
-            self.get(name)
+            if name not in self._unreadable:
+                self.get(name)
             was_stored = await store.delete_pipeline(name)
+            self._unreadable.pop(name, None)
             self._layers[Origin.STORED] = {
                 other: found for other, found in self._layers[Origin.STORED].items() if other != name
             }
@@ -159,7 +184,8 @@ class Catalogue:
             )
 
     def _merge(self) -> None:
-        self._merged = {name: found for origin in Origin for name, found in self._layers[origin].items()}
+        merged = {name: found for origin in Origin for name, found in self._layers[origin].items()}
+        self._merged = {name: found for name, found in merged.items() if name not in self._unreadable}
 
     def _mark_of(self, path: Path) -> _Mark:
         """One that could not be read is tried again: when it can be, its time and size may be the same."""

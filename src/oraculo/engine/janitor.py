@@ -16,6 +16,7 @@ from oraculo.engine.store_clock import surely_past
 from oraculo.errors import Fault, InvalidSettings, ObjectsError
 from oraculo.ports.clock import Clock
 from oraculo.ports.objects import Objects
+from oraculo.ports.readable import readable
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 
@@ -93,5 +94,5 @@ class Janitor:
         """A folder that does not say whose it is, or says something else than its name, is not ours to delete."""
         owners = {folder: owner for folder in folders if (owner := await self._objects.owner(folder)) is not None}
         sound = {folder: owner for folder, owner in owners.items() if run_folder(owner) == folder}
-        known = await self._store.heads(list(sound.values())) if sound else {}
-        return [folder for folder, owner in sound.items() if owner not in known]
+        known, unreadable = await readable(self._store.heads, list(sound.values())) if sound else ({}, {})
+        return [folder for folder, owner in sound.items() if owner not in known and owner not in unreadable]

@@ -35,6 +35,7 @@ from oraculo.errors import (
     PayloadTooLarge,
     StoreUnavailable,
     UnknownPipeline,
+    WrittenByNewer,
 )
 from oraculo.ports.broker import DeadLetter, Link, QueueState
 from oraculo.ports.store import Created, Outcome, Page, RunQuery
@@ -78,7 +79,7 @@ class Operations:
             raise InvalidRequest(Fault("Idempotency-Key", fault))
         try:
             submission = await self._submission(body, traceparent)
-        except (InvalidInput, PayloadTooLarge):
+        except (InvalidInput, PayloadTooLarge, WrittenByNewer):
             if (run_id := await self._created_before(body, idempotency_key)) is None:
                 raise
             return await self._submitted_before(run_id, wait)
@@ -100,7 +101,7 @@ class Operations:
     async def _submission(self, body: bytes, traceparent: str | None) -> Submission:
         try:
             return await self._make_submission(body, traceparent)
-        except UnknownPipeline:
+        except (UnknownPipeline, WrittenByNewer):
             await self._engine.refresh_pipelines()
             return await self._make_submission(body, traceparent)
 

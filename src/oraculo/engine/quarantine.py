@@ -5,7 +5,7 @@ the engine sends the command again under the next attempt, so that the answer co
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +19,8 @@ from oraculo.engine.cache import Plans
 from oraculo.engine.inputs import Inbox, Wish, patiently
 from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound, WrittenByNewer
 from oraculo.ports.broker import LETTER_SEPARATOR, Broker, DeadLetter
-from oraculo.ports.store import Snapshot, Store
+from oraculo.ports.readable import readable
+from oraculo.ports.store import Store
 
 _PAGE = 200  # letters whose runs are looked at, and opened, together
 _PAGE_BYTES = 16 * 1024 * 1024  # of these letters: their runs are about as large
@@ -87,7 +88,7 @@ class Quarantine:
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> Redrive:
         """Raises NotFound when an id is not there, or BrokerUnavailable when its broker is away; then nothing is
         moved. NotTaken: the queue has no room for some; what it took was moved. Letters of a run that a newer version
-        wrote are left; raises WrittenByNewer when there are no others.
+        wrote are left; raises WrittenByNewer when one of them was named or there are no others, which are done first.
 
         The broker is asked as seldom as can be: on RabbitMQ each time all letters are read. Should it end before the
         letters of opened tasks are gone, the next redrive deletes these as obsolete."""
@@ -100,10 +101,10 @@ class Quarantine:
             move += found.move
             obsolete += found.obsolete
             unreadable = unreadable or found.unreadable
-        if unreadable is not None and not (move or reopened or obsolete):
-            raise unreadable
         await self._broker.discard(physical, [*reopened, *obsolete])
         moved = await self._broker.redrive(physical, move) if move else 0
+        if unreadable is not None and (ids is not None or not (move or reopened or obsolete)):
+            raise unreadable
         return Redrive(moved, len(reopened), len(obsolete))
 
     async def discard(self, queue: str, letter_id: str) -> None:
@@ -161,22 +162,10 @@ class Quarantine:
 
     async def _runs(self, commands: Iterable[_Command]) -> tuple[dict[str, Run], dict[str, WrittenByNewer]]:
         """Those that are there, and those that cannot be read."""
-        run_ids = list({command.run_id for command in commands})
-        try:
-            return self._restored(await self._store.load(run_ids)), {}
-        except WrittenByNewer:
-            return await self._runs_one_by_one(run_ids)
+        return await readable(self._restored, list({command.run_id for command in commands}))
 
-    async def _runs_one_by_one(self, run_ids: Iterable[str]) -> tuple[dict[str, Run], dict[str, WrittenByNewer]]:
-        runs, unreadable = dict[str, Run](), dict[str, WrittenByNewer]()
-        for run_id in run_ids:
-            try:
-                runs |= self._restored(await self._store.load([run_id]))
-            except WrittenByNewer as error:
-                unreadable[run_id] = error
-        return runs, unreadable
-
-    def _restored(self, snapshots: Mapping[str, Snapshot]) -> dict[str, Run]:
+    async def _restored(self, run_ids: Sequence[str]) -> dict[str, Run]:
+        snapshots = await self._store.load(run_ids)
         return {run_id: self._plans.restore(snapshot) for run_id, snapshot in snapshots.items()}
 
     async def _named(self, queue: str, ids: Sequence[str] | None) -> list[_Letter]:

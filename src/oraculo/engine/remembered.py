@@ -8,6 +8,7 @@ from itertools import islice
 from oraculo.core.pipeline import decode_definition
 from oraculo.errors import WrittenByNewer
 from oraculo.ports.broker import Broker
+from oraculo.ports.readable import readable
 from oraculo.ports.store import Snapshot, Store
 
 LOOK_EVERY = 60.0  # seconds
@@ -46,8 +47,9 @@ class RememberedQueues:
         return found
 
     async def _narrow(self, run_ids: Sequence[str]) -> Sequence[Snapshot]:
-        heads = await self._store.heads(run_ids)
-        found = await self._store.load([run_id for run_id, head in heads.items() if head.total <= _WIDEST])
+        heads, _ = await readable(self._store.heads, run_ids)
+        narrow = [run_id for run_id, head in heads.items() if head.total <= _WIDEST]
+        found, _ = await readable(self._store.load, narrow)
         return list(found.values())
 
 

@@ -35,14 +35,16 @@ class RunMaker:
         reply_to: str | None = None,
         traceparent: str | None = None,
     ) -> Submission:
-        """Raises InvalidInput or PayloadTooLarge. `run_id` and `reply_to` come from a message's envelope and hold
-        where the body does not say."""
+        """Raises InvalidInput, PayloadTooLarge or WrittenByNewer. `run_id` and `reply_to` come from a message's
+        envelope and hold where the body does not say."""
         request = read_request(body, self._limits)
         run_id = request.correlation_id or run_id or self._entropy.new_id()
         if run_id in naming.FOLDERS:
             raise InvalidRequest(Fault("correlation_id", naming.NO_FOLDER))
         if request.responder_em is None:
             request.responder_em = reply_to
+        if request.pipeline is not None:
+            self._catalogue.expect_readable(request.pipeline)
         definition = definition_of(
             request, self._catalogue, default_timeout=self._default_timeout, default_retry=self._default_retry
         )

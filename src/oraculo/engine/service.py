@@ -105,7 +105,9 @@ class Engine:
         self.results = LargeResults(objects, self._earlier, self._claim_fault, settings, telemetry, self.threads)
 
         # What comes in.
-        self.catalogue = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout, self.threads)
+        self.catalogue = Catalogue(
+            settings.routes, settings.pipelines, runs.retry, runs.timeout, self.threads, telemetry
+        )
         self.destinations = Destinations(broker, self.catalogue, self.names, telemetry)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
         self.own_queues = OwnQueues(broker, self.inbox, own_queues, engine)

@@ -8,6 +8,8 @@ from oraculo.core.run import RunStatus
 from oraculo.core.slices import pages
 from oraculo.engine.cache import Plans
 from oraculo.engine.results import LargeResults
+from oraculo.errors import WrittenByNewer
+from oraculo.ports.readable import readable
 from oraculo.ports.store import Store
 
 _PAGE = 500
@@ -149,7 +151,7 @@ class Lookout:
 
     async def _look_at(self, run_ids: Sequence[str]) -> None:
         were_there = self._watchers.of_runs_there(run_ids)  # before it is asked: one may be created meanwhile
-        heads = await self._store.heads(run_ids)
+        heads, _ = await readable(self._store.heads, run_ids)  # one that cannot be read is as good as gone
         for watch in were_there:
             if watch.run_id not in heads:  # it waits for nothing
                 watch.let_go()
@@ -162,6 +164,12 @@ class Lookout:
                 await self._tell_end(run_id)
 
     async def _tell_end(self, run_id: str) -> None:
-        snapshot = (await self._store.load([run_id])).get(run_id)
-        if snapshot is not None and snapshot.head.status is not RunStatus.RUNNING:
-            self._watchers.ended(run_id, await self._results.aggregate(self._plans.restore(snapshot)))
+        try:
+            snapshot = (await self._store.load([run_id])).get(run_id)
+            run = None if snapshot is None else self._plans.restore(snapshot)
+        except WrittenByNewer:
+            for watch in self._watchers.of_runs_there([run_id]):
+                watch.let_go()
+            return
+        if run is not None and not run.is_open:
+            self._watchers.ended(run_id, await self._results.aggregate(run))

@@ -20,9 +20,10 @@ from oraculo.core.naming import QueueNames
 from oraculo.core.run import DeliveryStatus, RunHead, RunStatus
 from oraculo.core.slices import pages
 from oraculo.core.timestamps import to_iso
-from oraculo.errors import BrokerError, InvalidInput, OraculoError
+from oraculo.errors import BrokerError, InvalidInput, OraculoError, WrittenByNewer
 from oraculo.ports.broker import Broker, Delivery, Outgoing
 from oraculo.ports.clock import Clock, Entropy
+from oraculo.ports.readable import readable
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
 from oraculo.subscription import Backoff, Subscription
@@ -156,13 +157,18 @@ class Runs:
                     self._telemetry.emit(LoopFailed("bridge bullmq", f"runs cannot be followed: {error}"))
 
     async def _look(self) -> None:
+        """Raises WrittenByNewer for a run that cannot be read, once the others were looked at."""
+        unreadable: dict[str, WrittenByNewer] = {}
         for run_ids in pages(list(self._followed), PAGE):
-            heads = await self._store.heads(run_ids)
+            heads, strange = await readable(self._store.heads, run_ids)
+            unreadable |= strange
             for run_id in run_ids:
                 if (followed := self._followed.get(run_id)) is not None:
                     followed.news(heads.get(run_id))
         await self._look_for_aggregates()
         await self._look_for_refusals()
+        for error in unreadable.values():
+            raise error
 
     async def _look_for_aggregates(self) -> None:
         ended = [one for one in self._followed.values() if one.head and one.head.status is not RunStatus.RUNNING]

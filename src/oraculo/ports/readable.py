@@ -1,0 +1,24 @@
+"""Asking a store for many runs at once, of which a newer version may have written some."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from oraculo.errors import WrittenByNewer
+
+Found = TypeVar("Found")
+
+
+async def readable(
+    ask: Callable[[Sequence[str]], Awaitable[dict[str, Found]]], run_ids: Sequence[str]
+) -> tuple[dict[str, Found], dict[str, WrittenByNewer]]:
+    """Those that are there, and those that cannot be read. The latter are looked for by halves: they are few, and
+    whoever asks does so again and again."""
+    try:
+        return await ask(run_ids), {}
+    except WrittenByNewer as error:
+        if len(run_ids) == 1:
+            return {}, {run_ids[0]: error}
+    half = len(run_ids) // 2
+    found, unreadable = await readable(ask, run_ids[:half])
+    more, more_unreadable = await readable(ask, run_ids[half:])
+    return found | more, unreadable | more_unreadable
