@@ -217,10 +217,8 @@ async def test_in_a_bucket_that_is_not_there_nothing_is_lost() -> None:
         await objects.get(make_reference(RUN, "a", BODY).key)
 
 
-async def test_a_folder_is_one_place_whatever_it_is_called(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "a")
-    spellings = [tmp_path / "a", f"{tmp_path}/a/", f"{tmp_path}/b/../a", tmp_path / "link"]
+async def test_a_folder_is_one_place_however_it_is_written(tmp_path: Path) -> None:
+    spellings = [tmp_path / "a", f"{tmp_path}/a/", f"{tmp_path}/b/../a", f"{tmp_path}/./a"]
     assert len({FolderObjects(one).shared_place for one in spellings}) == 1
     assert FolderObjects(tmp_path / "a", is_own=True).shared_place is None, "nobody else can have it"
 

@@ -36,7 +36,7 @@ class FolderObjects:
 
     @property
     def shared_place(self) -> str | None:
-        return None if self._is_own else os.path.realpath(self._root)
+        return None if self._is_own else os.path.normpath(self._root)  # without a look, which may hang
 
     async def put(self, run_id: str, key: str, body: bytes) -> None:
         await self._threads.call(self._put, run_id, self._root / key, body)
