@@ -9,7 +9,7 @@ import pytest
 
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import QueueState
-from oraculo.ports.telemetry import CommandsPublished
+from oraculo.ports.telemetry import CommandsPublished, DeadLettered
 from oraculo.settings import BrokerSettings
 
 from .service import SETTINGS, Service, assert_problem, running
@@ -174,7 +174,7 @@ async def test_the_command_of_a_failed_task_reopens_its_run(service: Service) ->
     await service.told.of(CommandsPublished)
     await service.answer("escavador_x", {"status": "erro", "erros": ["fora do ar"]})
     assert (await service.ended(run_id))["status"] == "erro"
-    await service.told.of(CommandsPublished)
+    await service.told.of(DeadLettered)
     (letter,) = (await letters(service, "escavador_x"))["mensagens"]
     assert letter["correlation_id"] == run_id
     assert letter["tarefa"] == "escavador_x"
@@ -189,7 +189,7 @@ async def failed_run(service: Service) -> str:
     await service.told.of(CommandsPublished)
     await service.answer("escavador_x", {"status": "erro", "erros": ["fora do ar"]})
     await service.ended(run_id)
-    await service.told.of(CommandsPublished)
+    await service.told.of(DeadLettered)
     return run_id
 
 

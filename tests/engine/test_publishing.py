@@ -12,9 +12,10 @@ from oraculo.engine.publishing import Line
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
-from oraculo.ports.telemetry import Silent
+from oraculo.ports.telemetry import CommandsPublished, Silent
 from oraculo.settings import EngineSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
+from tests.engine.broker_stage import Told
 from tests.engine.workers import Journal, failing_app, recording_app
 from tests.waiting import until
 
@@ -51,6 +52,7 @@ async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest
         Silent(),
         lambda keys, vias, started: None,
         lambda entries, error: None,
+        lambda entries: entries,
         TroubledQueues(60.0),
     )
     for number, size in enumerate((60, 40, 1, 500, 100)):
@@ -81,6 +83,47 @@ async def test_a_run_says_why_a_command_is_not_taken(moody: Moody, fault: Broker
         await until(is_told)
         aggregate = await oraculo.ended(run_id)
     assert f"did not take the command ({fault})" in aggregate["falhas"]["executador_ruim"]["motivo"]
+
+
+async def test_commands_of_runs_that_ended_while_the_broker_was_away_are_not_sent(
+    moody: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those that it was tried with, nor those that waited behind them."""
+    monkeypatch.setattr(publishing, "PUBLISHED_TOGETHER", 2)
+    moody.fault = BrokerUnavailable("not now")
+    journal = Journal()
+    async with Harness(
+        recording_app(journal, ("executador_ruim",)), settings=Settings(engine=EngineSettings(poll=0.05)), broker=moody
+    ) as oraculo:
+        ends = [await oraculo.submit({"destinos": ["executador_ruim"], "payload": {}}) for _ in range(6)]
+        await until(lambda: moody.refusals > 0, saying="a try")
+        kept = ends.pop(3)
+        for run_id in ends:
+            await oraculo.operations.cancel(run_id)
+        moody.fault = None
+        assert (await oraculo.ended(kept))["status"] == "concluida"
+        last = (await oraculo.run({"destinos": ["executador_ruim"], "payload": {}}))["correlation_id"]
+    assert [context.correlation_id for context in journal.seen] == [kept, last], "they are sent in order"
+
+
+async def test_when_nothing_is_left_to_send_no_trouble_is_told(moody: Moody) -> None:
+    """Else engines that share a store would leave to each other what is unsent, until one has something of its own."""
+    moody.fault = BrokerUnavailable("not now")
+    async with Harness(settings=Settings(engine=EngineSettings(poll=0.05)), broker=moody) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_ruim"], "payload": {}})
+        await until(lambda: oraculo.engine.sending_trouble is not None, saying="the trouble")
+        await oraculo.operations.cancel(run_id)
+        await until(lambda: oraculo.engine.sending_trouble is None, saying="the end of it")
+        assert moody.fault is not None
+
+
+async def test_dead_letters_do_not_count_as_commands() -> None:
+    told = Told()
+    settings = Settings(runs=RunSettings(max_attempts=2, backoff=0.01), engine=EngineSettings(poll=0.02))
+    async with Harness(failing_app("executador_x", failures=None), settings=settings, telemetry=told) as oraculo:
+        await oraculo.run({"destinos": ["executador_x"]})
+        await until(lambda: oraculo.operations.dead_letters("executador_x"), saying="the dead letter")
+    assert sum(record.count for record in told.records if isinstance(record, CommandsPublished)) == 2
 
 
 async def test_a_command_that_is_too_large_fails_its_task_at_once_and_nothing_else(moody: Moody) -> None:

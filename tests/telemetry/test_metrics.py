@@ -75,6 +75,7 @@ def after(*records: Record) -> dict[str, float]:
             AnswerTaken("c", "late", "x"),
             {'oraculo_answers_total{verdict="late"}': 1, 'oraculo_answers_total{verdict="applied"}': 0},
         ),
+        (AnswerTaken("c", "applied", "progresso"), {'oraculo_answers_total{verdict="applied"}': 0}),
         (CommandsPublished(5, 0.3), {"oraculo_commands_published_total": 5, "oraculo_publish_seconds_sum": 0.3}),
         (PublishFailed(4, "refused"), {"oraculo_publish_failures_total": 4}),
         (DeadLettered("q", "bad"), {'oraculo_dead_letters_total{queue="q"}': 1}),

@@ -38,6 +38,13 @@ _Wanted = tuple[int, int]  # task, attempt
 _Portion = tuple[Run, Sequence[_Wanted], Sequence[_Wanted]]  # of the commands of a run, and of its dead letters
 
 
+class _Flight(NamedTuple):
+    """Of a message: from the decision until the note that it was sent is committed."""
+
+    task: Task
+    was_taken: bool  # by a broker that was lost since
+
+
 class _Shared(NamedTuple):
     """By the commands of one commit: what many of them hand on is looked at, and written, once."""
 
@@ -71,11 +78,10 @@ class Outbox:
         # Apart, so that neither a queue that did not take something of late, which may take its time to say no again,
         # nor a quarantine that is full holds up the commands.
         self._commands, self._doubtful, self._dead_letters = (
-            Line(broker, clock, telemetry, self._confirmed, self._refused, refusing)
+            Line(broker, clock, telemetry, self._confirmed, self._refused, self._still_wanted, refusing)
             for refusing in (self._refusing, self._refusing, self._refusing_letters)
         )
-        # From the decision until the note of it is committed, and whether a broker had it that was lost since.
-        self._in_flight: dict[Key, bool] = {}
+        self._in_flight: dict[Key, _Flight] = {}
         self._dying: dict[Key, DeadLettered] = {}  # told when it is in quarantine: a full one is tried again and again
         self._reading: dict[Key, asyncio.Task[None]] = {}  # the large results that a command hands on
         self._later: asyncio.Queue[_Portion] = asyncio.Queue(MAX_WAITING // PORTION)
@@ -132,7 +138,7 @@ class Outbox:
             if len(self._reading) >= _MOST_READING:
                 self._spilled = True
                 return
-            self._in_flight[key] = False
+            self._in_flight[key] = _Flight(task, was_taken=False)
             self._reading[key] = asyncio.create_task(
                 self._read_and_line_up(key, run, references, dead), name="large results"
             )
@@ -148,7 +154,7 @@ class Outbox:
             dead = f"failed for good at attempt {task.attempt}: {dead}"
             self._dying[key] = DeadLettered(run.plan.steps[number].queue, dead, run.id)
         expires_at = None if dead is not None else deadline_of(run, task)
-        self._in_flight[key] = task.status is TaskStatus.RUNNING
+        self._in_flight[key] = _Flight(task, task.status is TaskStatus.RUNNING)
         own = None if dead is not None else _message_key(run, task)
         message = Outgoing(queue, body, run.head.priority, dead, expires_at, key=own, leaves_room=True)
         self._line_of(run, number, dead).add(key, message)
@@ -223,6 +229,20 @@ class Outbox:
             for line in self._lines:
                 lines.create_task(line.run())
 
+    def _still_wanted(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """A run may end while the broker is away, and then nobody waits for what its commands ask for. Where that was
+        decided and could not be written, the sweep finds them."""
+        wanted = [entry for entry in entries if self._is_wanted(entry[0])]
+        if len(wanted) < len(entries):
+            for key in {key for key, _ in entries} - {key for key, _ in wanted}:
+                self._in_flight.pop(key, None)
+                self._dying.pop(key, None)
+        return wanted
+
+    def _is_wanted(self, key: Key) -> bool:
+        flight = self._in_flight.get(key)
+        return flight is not None and not _is_overtaken(flight.task, key)
+
     def _confirmed(self, keys: Sequence[Key], vias: Sequence[str], started: float) -> None:
         """Each counts as sent when that began: a confirm may be read after the broker was emptied, and what it took
         before then is to be sent again."""
@@ -237,12 +257,12 @@ class Outbox:
         """Left unsent: the sweep tries again, until the task's deadline says that it was never taken. A command that is
         too large never will be: its task fails now, unless a broker that had it may bring its answer."""
         for key, message in entries:
-            may_be_answered = self._in_flight.pop(key, False)
+            flight = self._in_flight.pop(key, None)
             self._dying.pop(key, None)
             run_id, task, attempt, is_dead_letter = key
             if isinstance(error, MessageTooLarge) and not is_dead_letter:
                 reason = f"its command is too large for {self._broker.name}: {error}"
-                if not may_be_answered:
+                if flight is None or not flight.was_taken:  # else it may be answered
                     self._inbox.note([Note(run_id, Unsendable(task, attempt, reason))])
                     continue
                 self._refusing.note([message.queue], reason, asyncio.get_running_loop().time())

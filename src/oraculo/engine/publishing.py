@@ -22,11 +22,13 @@ Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dea
 Entry = tuple[Key, Outgoing]
 Confirmed = Callable[[Sequence[Key], Sequence[str], float], None]  # which broker took each, and since when it was asked
 Refused = Callable[[Sequence[Entry], BrokerError], None]
+StillWanted = Callable[[Sequence[Entry]], Sequence[Entry]]
 
 
 class Line:
     """`confirmed` and `refused` are told of what became of each message: a broker that is away is waited for, one that
-    says no to a message does not hold up the others. `refusing`: where queues are noted that did not take something."""
+    says no to a message does not hold up the others. `still_wanted` is asked before each try: what waits for a broker
+    may be wanted no longer. `refusing`: where queues are noted that did not take something."""
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class Line:
         telemetry: Telemetry,
         confirmed: Confirmed,
         refused: Refused,
+        still_wanted: StillWanted,
         refusing: TroubledQueues,
     ) -> None:
         self._broker = broker
@@ -42,6 +45,7 @@ class Line:
         self._telemetry = telemetry
         self._confirmed = confirmed
         self._refused = refused
+        self._still_wanted = still_wanted
         self._refusing = refusing
         self._waiting: deque[Entry] = deque()
         self._bytes = 0
@@ -86,7 +90,7 @@ class Line:
     async def _publish(self, batch: Sequence[Entry]) -> None:
         """Until the broker has answered. Meanwhile runs time out by their own deadlines, and say why."""
         pause = _FIRST_PAUSE
-        while True:
+        while batch := self._still_wanted(batch):
             started = self._clock.now()
             try:
                 vias = await self._broker.publish([message for _, message in batch])
@@ -108,9 +112,11 @@ class Line:
                 self._refusing.works(message.queue for _, message in batch)
                 self._tell_confirmed([key for key, _ in batch], vias, started)
                 return
+        self.trouble = None  # nothing is left that it holds up
 
     def _tell_confirmed(self, keys: Sequence[Key], vias: Sequence[str], started: float) -> None:
-        self._telemetry.emit(CommandsPublished(len(keys), self._clock.now() - started))
+        if commands := sum(not is_dead_letter for *_, is_dead_letter in keys):
+            self._telemetry.emit(CommandsPublished(commands, self._clock.now() - started))
         self._confirmed(keys, vias, started)
 
     def _tell_apart(self, batch: Sequence[Entry], error: NotTaken, started: float) -> None:

@@ -5,10 +5,10 @@
 | `oraculo_runs_started_total` | counter | | runs accepted and committed |
 | `oraculo_runs_finished_total` | counter | status | runs that ended; an amendment or a repeat ends one again |
 | `oraculo_run_seconds` | histogram | | from a run's start to its end |
-| `oraculo_answers_total` | counter | verdict | answers taken: applied, late, duplicate, unknown |
-| `oraculo_commands_published_total` | counter | | commands that the broker confirmed |
+| `oraculo_answers_total` | counter | verdict | answers taken: applied, late, duplicate, unknown; no progress |
+| `oraculo_commands_published_total` | counter | | commands that the broker confirmed; no dead letters |
 | `oraculo_publish_seconds` | histogram | | from handing a batch of commands to the broker to its confirms |
-| `oraculo_publish_failures_total` | counter | | commands that it did not confirm; they are sent again |
+| `oraculo_publish_failures_total` | counter | | tries that it did not confirm, each of a message; all are sent again |
 | `oraculo_dead_letters_total` | counter | queue | put into quarantine by this process; the gauge has all |
 | `oraculo_commit_conflicts_total` | counter | | runs decided again because another engine was faster |
 | `oraculo_batch_inputs` | histogram | | inputs decided in one commit |
@@ -50,6 +50,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from oraculo.core.machine import Verdict
+from oraculo.core.naming import PROGRESS
 from oraculo.core.run import RunStatus
 from oraculo.ports.broker import Link, QueueState
 from oraculo.ports.telemetry import (
@@ -238,7 +239,8 @@ class Metrics(Collector):
         self._run_seconds.observe(record.seconds)
 
     def _answer_taken(self, record: AnswerTaken) -> None:
-        self._answers.add(1, record.verdict)
+        if record.kind != PROGRESS:
+            self._answers.add(1, record.verdict)
 
     def _commands_published(self, record: CommandsPublished) -> None:
         self._published.add(record.count)
