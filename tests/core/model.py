@@ -104,6 +104,12 @@ class Task:
     def rings_at(self) -> float | None:
         return None if not self.is_open else self.deadline if self.retry_at is None else self.retry_at
 
+    @property
+    def told_sent_at(self) -> float | None:
+        """What was sent after the end is the dead letter."""
+        was_before = self.sent_at is None or self.ended_at is None or self.sent_at <= self.ended_at
+        return self.sent_at if was_before else None
+
     def was_made(self, attempt: int | None) -> bool:
         return attempt is not None and attempt <= self.attempts
 
@@ -440,12 +446,18 @@ class Model:
             self._blame(task, self._in_its_way(task))
 
     def _blame_others(self, causes: Sequence[Task]) -> None:
-        """These have failed no more: what stays skipped must not name them, unless nothing else is in its way."""
+        """These have failed no more: what stays skipped must not say so; if nothing else is in its way, they came too
+        late for it."""
         openings = tuple(f"'{one.step.id}' ended as" for one in causes)
         for task in self.tasks.values():
             if task.status == "ignorada":
                 left = frozenset(told for told in task.blamed if not told.startswith(openings))
-                self._blame(task, left | self._in_its_way(task) or task.blamed)
+                late = frozenset(
+                    f"'{one.step.id}' succeeded too late for it"
+                    for one in causes
+                    if any(told.startswith(f"'{one.step.id}' ended as") for told in task.blamed)
+                )
+                self._blame(task, left | self._in_its_way(task) or late or task.blamed)
 
     def _in_its_way(self, task: Task) -> frozenset[str]:
         return frozenset(f"'{one.step.id}' ended as {one.status}" for one in self._failed_before(task))
@@ -568,7 +580,7 @@ class Model:
             "depende_de": list(task.step.depends_on),
             "opcional": task.step.optional,
             "progresso": None if task.progress == (None, None) else {"percentual": percent, "mensagem": note},
-            "enviada_em": _moment(task.sent_at),
+            "enviada_em": _moment(task.told_sent_at),
             "prazo": _moment(task.deadline),
             "proxima_tentativa_em": _moment(task.retry_at),
             "concluida_em": _moment(task.ended_at),

@@ -260,7 +260,7 @@ def test_what_stays_skipped_after_an_amendment_names_a_task_that_still_stands_in
     assert driver.ok("a") is Verdict.APPLIED
     assert driver.statuses == {"a": "concluida", "b": "timeout", "c": "ignorada", "d": "ignorada"}
     assert driver.task("c").reason == "'b' ended as timeout"
-    assert driver.task("d").reason == "'a' ended as timeout", "nothing else was in its way"
+    assert driver.task("d").reason == "'a' succeeded too late for it", "nothing else was in its way"
 
 
 def test_an_answer_to_a_task_that_was_never_sent_is_unknown() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.core.events import Delivered, DeliveryFailed, Progressed
+from oraculo.core.events import Delivered, DeliveryFailed, Progressed, Sent
 from oraculo.core.run import Run, RunStatus
 from oraculo.core.views import accepted_view, entry_view, head_view, links, run_view
 
@@ -85,6 +85,14 @@ def test_an_open_run_has_its_tasks_and_no_aggregate() -> None:
     }
     assert (second["status"], second["depende_de"], second["opcional"]) == ("pendente", ["a"], True)
     assert (second["tentativas"], second["progresso"], second["enviada_em"]) == (0, None, None)
+
+
+def test_the_moment_of_a_dead_letter_is_not_shown_as_that_of_the_command() -> None:
+    driver = fan_out("a")  # the answer comes before the note that the command was sent
+    driver.at(1).fail("a", retryable=False)
+    driver.at(2).apply(Sent(0, 1, dead_letter=True))
+    [task] = shown(driver.run)["tarefas"]
+    assert (task["concluida_em"], task["enviada_em"]) == ("2025-10-14T12:00:01.000Z", None)
 
 
 def test_the_tasks_are_encoded_one_by_one() -> None:

@@ -8,20 +8,11 @@ import pytest
 
 from oraculo.core.run import Run
 from oraculo.ports.broker import DeadLetter, Outgoing
-from oraculo.ports.telemetry import DeadLettered, Record
+from oraculo.ports.telemetry import AnswerTaken, DeadLettered
 from oraculo.testing.harness import Harness
+from tests.engine.broker_stage import Told
 from tests.engine.workers import answer
 from tests.waiting import until
-
-
-class Told:
-    def __init__(self) -> None:
-        self.letters: list[DeadLettered] = []
-
-    def emit(self, record: Record) -> None:
-        if isinstance(record, DeadLettered):
-            self.letters.append(record)
-
 
 TWO = {"destinos": ["escavador_youtube", "escavador_blog"]}
 
@@ -90,9 +81,18 @@ async def test_the_log_of_a_dead_letter_names_its_run_when_the_message_does() ->
     async with Harness(telemetry=told) as oraculo:
         for body in bodies:
             await oraculo.publish("resultados", body)
-        await until(lambda: len(told.letters) == len(bodies), saying="the dead letters")
-    assert {letter.run_id for letter in told.letters} == {"c1", "c2", None}
-    assert [letter.queue for letter in told.letters] == ["resultados"] * len(bodies)
+        await until(lambda: len(told.of(DeadLettered)) == len(bodies), saying="the dead letters")
+    buried = [record for record in told.records if isinstance(record, DeadLettered)]
+    assert {letter.run_id for letter in buried} == {"c1", "c2", None}
+    assert [letter.queue for letter in buried] == ["resultados"] * len(bodies)
+
+
+async def test_an_answer_to_no_run_is_counted_as_unknown() -> None:
+    told = Told()
+    async with Harness(telemetry=told) as oraculo:
+        await oraculo.publish("resultados", answer("nobody-knows-it"))
+        await one_letter(oraculo)
+    assert told.of(AnswerTaken) == [AnswerTaken("nobody-knows-it", "unknown", "resultado_coleta")]
 
 
 async def test_an_answer_that_fits_two_tasks_rests_in_the_dlq_and_says_which_were_open() -> None:
@@ -181,6 +181,35 @@ async def test_a_bad_answer_that_names_a_run_is_told_of_there() -> None:
         assert told in await oraculo.operations.explain(run_id)
         await oraculo.ended(run_id)
         assert told in await oraculo.operations.explain(run_id)  # nothing came in time, as far as the run knows
+
+
+async def test_a_refused_answer_is_told_as_a_reason_only_while_its_task_waits() -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit(TWO | {"timeout": 30})
+        await sent(oraculo, run_id)
+        await oraculo.publish("resultados", answer(run_id, tarefa="escavador_blog", payload=[1]))
+        await one_letter(oraculo)
+        assert "an answer was refused" in await oraculo.operations.explain(run_id)
+        await oraculo.publish("resultados", answer(run_id, tarefa="escavador_blog"))
+
+        async def blog_is_done() -> bool:
+            return (await oraculo.operations.run(run_id)).tasks[1].status == "concluida"
+
+        await until(blog_is_done)
+        assert "refused" not in await oraculo.operations.explain(run_id)
+        [refusal] = [entry for entry in await oraculo.operations.history(run_id) if entry.what == "resposta_recusada"]
+        assert refusal.task == 1
+
+
+async def test_what_was_refused_before_a_run_was_repeated_is_history() -> None:
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_blog"], "timeout": 0.3})
+        await sent(oraculo, run_id)
+        await oraculo.publish("resultados", answer(run_id, payload=[1]))
+        await oraculo.ended(run_id)
+        assert "an answer was refused" in await oraculo.operations.explain(run_id)
+        await oraculo.operations.repeat(run_id)
+        assert "refused" not in await oraculo.operations.explain(run_id)
 
 
 @pytest.mark.parametrize(("inside", "reason"), [(b"\\u0000", "holds a NUL"), (b"\xe7", "not UTF-8: byte")])

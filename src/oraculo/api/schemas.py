@@ -161,7 +161,8 @@ _TASK = record(
         "opcional": FLAG,
         "progresso": nullable(record({"percentual": nullable({"type": "number"}), "mensagem": nullable(TEXT)})),
         "motivo": nullable(TEXT),
-        "enviada_em": nullable(MOMENT),
+        "enviada_em": nullable(MOMENT)
+        | {"description": "Of its last command. Null, too, when the answer came before that was noted."},
         "prazo": nullable(MOMENT),
         "proxima_tentativa_em": nullable(MOMENT),
         "concluida_em": nullable(MOMENT),

@@ -210,10 +210,11 @@ def _progressed(run: Run, event: Progressed, now: float, changes: Changes) -> Ve
     return Verdict.APPLIED
 
 
-def tell_refused(run: Run, why: str, now: float, changes: Changes) -> None:
-    """Of an answer that is put aside: whoever looks why the run waits looks here."""
+def tell_refused(run: Run, task_id: str | None, why: str, now: float, changes: Changes) -> None:
+    """Of an answer that is put aside: whoever looks why the run waits looks here. `task_id`: what it names."""
     if run.head.entries < _told_entries(run) // 2:
-        changes.tell(now, Happened.ANSWER_REFUSED, detail=why)
+        task = None if task_id is None else run.plan.by_id.get(task_id)
+        changes.tell(now, Happened.ANSWER_REFUSED, task, detail=why)
 
 
 def _told_entries(run: Run) -> int:

@@ -49,6 +49,7 @@ class _Address(msgspec.Struct):
     """All that is looked at in a message that is no good."""
 
     correlation_id: _RunId
+    tarefa: Any = None
 
 
 class _Told(Message, kw_only=True):
@@ -122,11 +123,22 @@ def _decode(body: bytes) -> Message:
 
 def correlation_id_of(body: bytes) -> str | None:
     """Of a message that may be anything: what it names, if that can be read and can be a run's."""
+    address = _address_of(body)
+    return None if address is None else address.correlation_id
+
+
+def task_named_in(body: bytes) -> str | None:
+    """By a message that may be anything."""
+    address = _address_of(body)
+    return address.tarefa if address is not None and isinstance(address.tarefa, str) else None
+
+
+def _address_of(body: bytes) -> _Address | None:
     try:
-        run_id = _address_decoder.decode(body).correlation_id
+        address = _address_decoder.decode(body)
     except UNREADABLE:
         return None
-    return None if "\0" in run_id else run_id  # no run has one, and a store may choke on it
+    return None if "\0" in address.correlation_id else address  # no run has one, and a store may choke on it
 
 
 def encode_message(message: Message) -> bytes:

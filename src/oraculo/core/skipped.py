@@ -13,6 +13,10 @@ def _blame(run: Run, cause: Task) -> str:
     return f"'{run.plan.steps[cause.number].id}' ended as "
 
 
+def _too_late(run: Run, cause: Task) -> str:
+    return f"'{run.plan.steps[cause.number].id}' succeeded too late for it"
+
+
 def skipped_after(run: Run, task: Task) -> list[Task]:
     """The tasks that were skipped because of `task` alone, and may hope again when it is reopened."""
     hopeful: dict[int, int] = {}  # of each, how many of its hopeless dependencies may hope again
@@ -32,13 +36,13 @@ def skipped_after(run: Run, task: Task) -> list[Task]:
 
 def blame_others(run: Run, causes: list[Task], changes: Changes) -> None:
     """What stays skipped, and has one of these as its reason, which are no failures any more: it is given another that
-    still stands in its way, if there is one."""
+    still stands in its way, if there is one. If not, its moment has passed all the same."""
     for cause in causes:
         for number in run.plan.dependents[cause.number]:
             task = run.tasks[number]
-            is_blamed = task.status is TaskStatus.SKIPPED and (task.reason or "").startswith(_blame(run, cause))
-            if is_blamed and (other := _in_the_way(run, number)) is not None:
-                task.reason = why_skipped(run, other)
+            if task.status is TaskStatus.SKIPPED and (task.reason or "").startswith(_blame(run, cause)):
+                other = _in_the_way(run, number)
+                task.reason = _too_late(run, cause) if other is None else why_skipped(run, other)
                 changes.touch(task)
 
 

@@ -64,12 +64,20 @@ def _task_view(plan: Plan, task: Task) -> dict[str, Any]:
         "opcional": step.optional,
         "progresso": progress,
         "motivo": task.reason,
-        "enviada_em": _moment(task.sent_at),
+        "enviada_em": _moment(_sent_at(task)),
         "prazo": _moment(task.deadline),
         "proxima_tentativa_em": _moment(task.due_at) if task.awaits_retry else None,
         "concluida_em": _moment(task.ended_at),
         "na_dlq": task.dead_letter,
     }
+
+
+def _sent_at(task: Task) -> float | None:
+    """When its last command was sent. An answer may come before that is noted, and then it never is; what is noted of
+    an ended task may be the sending of its dead letter."""
+    if task.sent_at is not None and task.ended_at is not None and task.sent_at > task.ended_at:
+        return None
+    return task.sent_at
 
 
 def _delivery_view(delivery: Delivery) -> dict[str, Any]:

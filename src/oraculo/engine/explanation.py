@@ -58,11 +58,17 @@ class Explanation:
 
     async def _refused_answers(self, run: Run) -> Sequence[str]:
         """Why the last answers were put aside of a run that waits, or waited in vain: its worker believes that it has
-        answered."""
+        answered. Not those that came before it was repeated, nor those of a task that was answered since."""
         if not run.is_open and not summary(run.head)["timeouts"]:
             return ()
         latest = await self._engine.store.history(run.id, after=max(0, run.head.entries - _LATEST))
-        return [entry.detail or "" for entry in latest if entry.what is Happened.ANSWER_REFUSED]
+        refused: list[str] = []
+        for entry in latest:
+            if entry.what is Happened.RUN_REOPENED:
+                refused.clear()
+            elif entry.what is Happened.ANSWER_REFUSED and _is_unanswered(run, entry.task):
+                refused.append(entry.detail or "")
+        return refused
 
     def _troubles(self, queues: _Queues, stuck: Mapping[str, str]) -> dict[str, str]:
         links = self._engine.broker.links()
@@ -140,6 +146,10 @@ class Explanation:
 def _audience(state: QueueState) -> Audience:
     at = {broker: _audience(part) for broker, part in state.at.items()}
     return Audience(state.consumers, state.unacked, state.ready, state.dead_letters, at=at, delayed=state.delayed)
+
+
+def _is_unanswered(run: Run, number: int | None) -> bool:
+    return number is None or run.tasks[number].is_open or run.tasks[number].status is TaskStatus.TIMED_OUT
 
 
 def _queues_of(run: Run) -> _Queues:

@@ -12,7 +12,7 @@ import msgspec
 
 from oraculo.core.events import Event
 from oraculo.core.machine import Verdict
-from oraculo.core.message import Message
+from oraculo.core.message import Message, task_named_in
 from oraculo.core.run import Changes
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.broker import Consumer, Delivery
@@ -33,12 +33,20 @@ class Answer(msgspec.Struct, eq=False, gc=False):
     arrived: Arrived
     reference: bytes | None = None  # what stands for its payload, when that rests in the object store
 
+    @property
+    def task_id(self) -> str | None:
+        return self.message.tarefa
+
 
 class BadAnswer(msgspec.Struct, eq=False, gc=False):
     """An arrived message that names a run and breaks the rules of messages in something else."""
 
     arrived: Arrived
     why: str
+
+    @property
+    def task_id(self) -> str | None:
+        return task_named_in(self.arrived.delivery.body)
 
 
 @dataclass(slots=True, eq=False)

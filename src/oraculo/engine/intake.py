@@ -8,7 +8,7 @@ the changed copy is thrown away and the stored one is loaded again: the store is
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import msgspec
 
@@ -387,7 +387,7 @@ class Intake:
         for item in items:
             verdict, why = self._apply(run, item, now, decision.changes)
             if verdict is _UNKNOWN and _is_told(item):
-                machine.tell_refused(run, why, now, decision.changes)
+                machine.tell_refused(run, item.task_id, why, now, decision.changes)
             decision.verdicts.append((item, verdict, why))
         return decision
 
@@ -417,6 +417,7 @@ class Intake:
     def _no_such_run(self, run_id: str, items: Iterable[OfRun], batch: Batch) -> None:
         for item in items:
             if isinstance(item, Answer):
+                self._telemetry.emit(AnswerTaken(run_id, _UNKNOWN, item.message.tipo_evento))
                 batch.refused.append((item.arrived, f"there is no run with the correlation_id {naming.shown(run_id)}"))
             elif isinstance(item, BadAnswer):
                 batch.refused.append((item.arrived, item.why))
@@ -542,7 +543,7 @@ def _delay_before(again: Delivery, error: Exception) -> float:
     return _FIRST_DELAY * 2.0**doubled
 
 
-def _is_told(item: OfRun) -> bool:
+def _is_told(item: OfRun) -> TypeGuard[Answer | BadAnswer]:
     """An answer that is refused, once: if it cannot be buried it comes again and again."""
     if not isinstance(item, Answer | BadAnswer) or item.arrived.delivery.redeliveries:
         return False
