@@ -87,8 +87,9 @@ class TestBreaking:
             await broker.publish([*messages(queue, 100), Outgoing(queue, b"dead", reason="kept")])
             consumer = await broker.consume(queue, prefetch=10)
             first, *_ = await take(consumer, 10)
-            await consumer.retry(first, 1.0, "later")
-            server.kill()
+            await consumer.retry(first, 3.0, "later")
+            await eventually(lambda: broker.queues([queue]), lambda found: found[0].ready - found[0].delayed == 89)
+            server.kill()  # now that it has left its queue
             with pytest.raises(BrokerUnavailable):
                 await take(consumer, 1000)
             with pytest.raises(BrokerUnavailable, match=f"{server.port}"):

@@ -27,6 +27,9 @@ _NO_LIMIT = 1_000_000_000
 _DECLARED_TOGETHER = 16  # queues: a slow disk has to make them, and those of their dead letters, in the time of a call
 _STEPS = (100, 150, 200, 300, 400, 500, 600, 800)  # delays of one decade: each makes a queue, so there are few
 _DELAYS: list[int] = [step * 10**decade for decade in range(7) for step in _STEPS]  # in ms, up to a week
+# Seconds. RabbitMQ writes down the name of a new quorum queue about half a second after it confirmed what it was sent:
+# killed before that, it starts without what is in the queue.
+_YOUNG = 1.0
 _MOST_NAMES = 10_000  # that are remembered in each table; a queue for each answer would fill the memory
 _LONGEST_NAME = 255
 _IS_STREAM = "but current is 'stream'"  # what RabbitMQ says when a stream is declared as something else
@@ -110,6 +113,7 @@ class Queues:
         self._declared: dict[str, None] = {}  # those that are to be there, even if somebody deletes one
         self._locked: dict[str, None] = {}  # another's: we can send there, and not look
         self._delays: dict[str, _Delay] = {}  # the queues in which messages wait
+        self._making_delay = asyncio.Lock()
         self._streams: dict[str, None] = {}  # somebody's own that are no queues
         self._for_replies: dict[str, None] = {}  # those of clients, who read them and nothing else
         self._looked_through: dict[str, None] = {}  # somebody's own: whether it loses messages was told
@@ -211,7 +215,9 @@ class Queues:
             _remember(self._delays, waiting, self._delays[waiting])
         else:
             try:
-                await self._declare_delay(waiting, _Delay(name, milliseconds))
+                async with self._making_delay:  # whoever comes second would find it there, and too young
+                    if waiting not in self._delays:
+                        await self._declare_delay(waiting, _Delay(name, milliseconds))
             except Refused as refusal:
                 raise NotDelayed(str(refusal)) from refusal
         return waiting
@@ -269,10 +275,14 @@ class Queues:
         await self._call("basic_qos", prefetch_count=0)
 
     async def _declare_delay(self, waiting: str, delay: _Delay) -> None:
-        """Raises Refused also when somebody has a queue of that name: nothing might ever come back from it."""
+        """Returns when it can be trusted with messages that leave their own queue for it. Raises Refused also when
+        somebody has a queue of that name: nothing might ever come back from it."""
+        is_new = await self.depth(waiting) is None
         arguments = _quorum(_NO_LIMIT) | {"x-message-ttl": delay.milliseconds} | _dead_letters_to(delay.source)
         if await self._declare(waiting, arguments) is False:
             await self._declare_plain(waiting, arguments)
+        if is_new:
+            await asyncio.sleep(_YOUNG)
         _remember(self._delays, waiting, delay)
 
     async def _find(self, name: str) -> None:
