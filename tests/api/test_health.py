@@ -1,12 +1,14 @@
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
 
 from oraculo import __version__
+from oraculo.core.run import RunStatus
 from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
-from oraculo.ports.broker import Link
+from oraculo.ports.broker import Link, QueueState
 from oraculo.telemetry.metrics import MAX_QUEUES
 
 from .service import Service, assert_problem
@@ -88,6 +90,54 @@ async def test_metrics_tell_how_many_engines_are_alive_now(service: Service, mon
     assert "oraculo_engines 0.0" in (await service.client.get("/metrics")).text
     monkeypatch.setattr(service.engine.store, "engines", away)
     assert "\noraculo_engines " not in (await service.client.get("/metrics")).text, "nobody knows"
+
+
+async def test_metrics_tell_nothing_old_of_the_runs_while_the_store_is_away(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away() -> dict[RunStatus, int]:
+        raise StoreUnavailable("away")
+
+    assert "\noraculo_runs{" in (await service.client.get("/metrics")).text
+    monkeypatch.setattr(service.engine.store, "census", away)
+    told = (await service.client.get("/metrics")).text
+    assert "\noraculo_runs{" not in told, "nobody knows"
+    assert "oraculo_runs_started_total" in told
+
+
+async def test_metrics_tell_no_number_of_dead_letters_while_one_of_several_brokers_is_away(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own are in none, and a number that falls would end an alert."""
+    await service.bury("fila_x", b"{}")
+    links = [Link("rabbitmq", None), Link("redis", None)]
+    monkeypatch.setattr(service.broker, "links", lambda: links)
+    letters, ready = 'oraculo_queue_dead_letters{queue="fila_x"} 1.0', 'oraculo_queue_ready{queue="fila_x"} 0.0'
+    assert letters in (await service.client.get("/metrics")).text
+    links[0] = Link("rabbitmq", "refused")
+    told = (await service.client.get("/metrics")).text
+    assert "oraculo_queue_dead_letters{" not in told
+    assert ready in told, "of the work that the others have"
+    links[0] = Link("rabbitmq", None)
+    assert letters in (await service.client.get("/metrics")).text
+
+
+async def test_metrics_tell_no_number_of_dead_letters_when_a_broker_comes_back_while_they_are_counted(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.bury("fila_x", b"{}")
+    links, count = [Link("rabbitmq", "refused")], service.broker.queues
+    monkeypatch.setattr(service.broker, "links", lambda: links)
+
+    async def queues(names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        counted = await count(names)
+        links[0] = Link("rabbitmq", None)
+        return counted
+
+    monkeypatch.setattr(service.broker, "queues", queues)
+    told = (await service.client.get("/metrics")).text
+    assert "oraculo_queue_dead_letters{" not in told
+    assert 'oraculo_broker_up{broker="rabbitmq"} 1.0' in told
 
 
 async def test_the_way_in(service: Service) -> None:

@@ -1,10 +1,14 @@
 """The client commands against a running `oraculo dev`."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from oraculo.errors import BrokerError
+from oraculo.ports.broker import Link
+from tests.api.live import live
 from tests.cli.processes import Cli, Process, until
 
 SLOW_QUEUE = "ninguem"  # nobody listens there: a run that stays open
@@ -255,6 +259,54 @@ def test_redrive_opens_the_run_again_and_it_succeeds(cli: Cli) -> None:
     assert cli.status(second["correlation_id"]) == "erro", "only the one that was named"
     assert "1 task opened again" in cli.ok("dlq", "redrive", "captions-queue"), "all that are left"
     cli.ended(second["correlation_id"], "concluida")
+
+
+@pytest.fixture
+def one_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
+    """A server that has two brokers, of which one is away."""
+    with live(tmp_path) as server:
+        server.do(server.service.broker.declare(["fila_x"]))
+        links = [Link("rabbitmq", "connection refused"), Link("redis", None)]
+        monkeypatch.setattr(server.service.broker, "links", lambda: links)
+        yield Cli(server.url)
+
+
+def test_that_a_broker_is_away_whose_dead_letters_are_not_listed_is_told(one_away: Cli) -> None:
+    away = "broker rabbitmq is away: its dead letters are not listed"
+    for queue, empty in (((), "no dead letters"), (("fila_x",), "queue fila_x has no dead letters")):
+        result = one_away("dlq", "list", *queue)
+        assert result.exit_code == 0
+        assert result.stderr.splitlines() == [away, f"{empty} at the brokers that work"]
+        as_json = one_away("dlq", "list", *queue, "--json")
+        assert as_json.stderr.splitlines() == [away]
+        assert [] in json.loads(as_json.stdout).values()
+
+
+def test_that_a_broker_is_away_whose_dead_letters_are_not_sent_again_is_told(one_away: Cli) -> None:
+    result = one_away("dlq", "redrive", "fila_x")
+    assert (result.exit_code, result.stdout.count("0 tasks opened again")) == (0, 1)
+    assert result.stderr.splitlines() == ["broker rabbitmq is away: its dead letters are not sent again"]
+
+
+def test_a_dead_letter_of_a_broker_that_is_away_is_not_said_to_be_missing(one_away: Cli) -> None:
+    refused = "oraculo: broker rabbitmq, whose dead letter it is, is away: connection refused"
+    for queue in ("fila_x", "so_no_rabbitmq"):
+        result = one_away("dlq", "show", queue, "rabbitmq:7")
+        assert (result.exit_code, result.stderr.splitlines()) == (2, [refused])
+    other = one_away("dlq", "show", "fila_x", "redis:7")
+    assert (other.exit_code, "has no dead letter with the id redis:7" in other.stderr) == (2, True)
+
+
+def test_dead_letters_are_shown_where_the_server_may_not_list_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse() -> None:
+        raise BrokerError("not allowed to list")
+
+    with live(tmp_path) as server:
+        server.do(server.service.bury("fila_x", b"{}", "broken on purpose"))
+        monkeypatch.setattr(server.service.operations, "queues", refuse)
+        assert "broken on purpose" in Cli(server.url).ok("dlq", "list", "fila_x")
 
 
 # -- pipelines and doctor --------------------------------------------------------------------------------------------

@@ -436,5 +436,10 @@ def test_the_deliveries_of_an_ended_run() -> None:
     assert f"is not delivered yet after 1 attempt (answered 500), {next_one};" in told(driver)
     driver.apply(DeliveryFailed(0, 1, "gone", None))
     assert "its aggregate for webhook http://h is given up after 2 attempts (gone)" in told(driver)
+    driver.apply(DeliveryFailed(1, 1, "connection refused", START + 15))
+    pending = (
+        "its aggregate for fila q is not delivered yet (connection refused), and is tried again now or within 15 s"
+    )
+    assert pending in told(driver), "how often it was tried is not known: one absence of the broker is noted once"
     driver.apply(Delivered(1, 1))
     assert told(driver).endswith("its aggregate for fila q was delivered; it waits for nothing.")

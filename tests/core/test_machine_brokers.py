@@ -29,7 +29,7 @@ def test_only_what_the_lost_broker_took_and_nobody_answered_is_sent_again() -> N
     assert driver.commands == [(2, 1)], "the same attempt, so that a worker knows it for a repeat"
     assert [task.unsent for task in driver.run.tasks] == [False, False, True]
     told = driver.history[-1]
-    assert (told.what, told.detail) == (Happened.BROKER_LOST, "rabbitmq: 1 of its messages are sent again")
+    assert (told.what, told.detail) == (Happened.BROKER_LOST, "rabbitmq: 1 of its messages is sent again")
 
 
 def test_it_is_in_work_all_the_time() -> None:
@@ -56,7 +56,7 @@ def test_what_was_sent_before_anybody_noted_by_whom_is_found_as_unknown() -> Non
     driver.commands.clear()
     assert driver.apply(BrokerLost(None)) is Verdict.APPLIED
     assert driver.commands == [(0, 1)]
-    assert driver.history[-1].detail == "unknown: 1 of its messages are sent again"
+    assert driver.history[-1].detail == "unknown: 1 of its messages is sent again"
 
 
 def test_a_task_that_waits_for_its_next_attempt_is_left_alone() -> None:
@@ -133,7 +133,7 @@ def test_all_that_is_sent_again_is_written_and_counted_in_the_history() -> None:
     other.apply(BrokerLost("rabbitmq", dead_letters=True))
     assert set(other.changes.tasks) == {0}
     assert other.task("escavador_a").unsent
-    assert other.history[-1].detail == "rabbitmq: 1 of its messages are sent again"
+    assert other.history[-1].detail == "rabbitmq: 1 of its messages is sent again"
 
 
 def test_what_was_decided_before_in_the_same_batch_is_kept() -> None:

@@ -78,6 +78,20 @@ async def test_a_request_that_was_refused_for_want_of_a_store_is_never_run(monke
         assert (await oraculo.operations.health()).parts["engine"] is None
 
 
+async def test_only_who_gave_an_idempotency_key_is_told_to_ask_again_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "_PATIENCE", 0.1)
+    store, body = MoodyStore(MEMORY), b'{"destinos": ["escavador_a"]}'
+    async with Harness(store=store) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        store.away = True
+        with pytest.raises(StoreUnavailable, match=r"ask again later, with the same Idempotency-Key$"):
+            await oraculo.operations.submit(body, idempotency_key="chave-1")
+        for asked in (oraculo.operations.submit(body), oraculo.operations.cancel(run_id)):
+            with pytest.raises(StoreUnavailable, match=r"ask again later$"):
+                await asked
+        store.away = False
+
+
 async def test_a_request_whose_caller_went_away_is_run_all_the_same() -> None:
     store = MoodyStore(MEMORY)
     async with Harness(recording_app(Journal(), ("escavador_a",)), store=store) as oraculo:

@@ -175,7 +175,7 @@ async def test_a_reply_comes_soon_after_its_broker_is_back_however_long_that_was
         run_id = await oraculo.submit(request)
         await until(lambda: len(told.of(DeliveryAttempted)) > 15, saying="many attempts")  # 0.01 s, doubled 15 times
         assert await delivery_state(oraculo, run_id) == ("pendente", 1)
-        assert "after 1 attempt (pulled out)" in await oraculo.operations.explain(run_id)
+        assert "is not delivered yet (pulled out), and is tried again" in await oraculo.operations.explain(run_id)
         broker.come_back()
         await until(lambda: broker.queues(["minhas-respostas"]), saying="the reply")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from oraculo.core.message import decode_message
 from oraculo.errors import Conflict, IdempotencyKeyReused, InvalidInput
 from oraculo.ports.broker import Outgoing
-from oraculo.ports.telemetry import BatchCommitted
+from oraculo.ports.clock import SystemClock
+from oraculo.ports.telemetry import BatchCommitted, RunFinished
 from oraculo.settings import BrokerSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
 from oraculo.worker import App, Client
@@ -255,6 +257,15 @@ async def test_cancel_ends_the_run_and_what_comes_later_is_late() -> None:
 
         assert await until(late) == 1
         assert (await oraculo.ended(run_id)) == aggregate
+
+
+async def test_a_run_during_which_the_clock_was_set_back_took_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    async with Harness(telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["ninguem"]})
+        monkeypatch.setattr(SystemClock, "now", lambda _self: time.time() - 600)
+        await oraculo.operations.cancel(run_id)
+        assert [record.seconds for record in told.of(RunFinished)] == [0.0]  # type: ignore[attr-defined]
 
 
 async def test_a_quorum_ends_the_run_and_cancels_the_rest() -> None:

@@ -262,6 +262,24 @@ def test_what_fails_every_moment_is_told_once_a_minute_with_how_often_it_did() -
     ]
 
 
+def test_replies_that_fail_for_the_same_reason_are_told_once_a_minute_with_how_often_they_did() -> None:
+    stream, now = configured(), 0.0
+    subscriber = LogSubscriber(lambda: now)
+    for second in range(61):
+        now = float(second)
+        subscriber(DeliveryAttempted(f"run-{second}", "fila", "failed", "refused"))
+    found = [(line["correlation_id"], line["reason"], line.get("times")) for line in lines(stream)]
+    assert found == [("run-0", "refused", None), ("run-60", "refused", 60)]
+
+
+@pytest.mark.parametrize(("channel", "outcome"), [("webhook", "failed"), ("fila", "given_up"), ("fila", "delivered")])
+def test_webhooks_that_fail_and_deliveries_that_ended_are_each_told(channel: str, outcome: str) -> None:
+    stream, subscriber = configured(), LogSubscriber()
+    for _ in range(2):
+        subscriber(DeliveryAttempted("c", channel, outcome, "refused"))
+    assert len(lines(stream)) == 2
+
+
 def test_records_that_are_no_failures_are_each_told() -> None:
     stream, subscriber = configured(), LogSubscriber()
     for _ in range(2):

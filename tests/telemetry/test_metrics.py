@@ -115,6 +115,12 @@ def test_counts_add_up_and_a_value_on_a_bound_is_inside_it() -> None:
     assert found["oraculo_run_seconds_count"] == found['oraculo_run_seconds_bucket{le="+Inf"}'] == 4
 
 
+def test_what_took_less_than_no_time_for_the_clock_was_set_back_counts_as_none() -> None:
+    found = after(CommandsPublished(1, 2.0), CommandsPublished(1, -3600.0), BatchCommitted(1, 1, 1, 0, -3600.0))
+    assert (found["oraculo_publish_seconds_sum"], found["oraculo_publish_seconds_count"]) == (2.0, 2)
+    assert (found["oraculo_commit_seconds_sum"], found["oraculo_commit_seconds_count"]) == (0.0, 1)
+
+
 def test_a_record_it_does_not_know_is_no_error() -> None:
     Metrics().observe(Record())
 

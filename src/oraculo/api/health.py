@@ -1,7 +1,7 @@
 """For whoever watches over the process: alive, able to take work, metrics."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -11,6 +11,7 @@ from oraculo import __version__
 from oraculo.api.context import Door, Shared
 from oraculo.api.openapi import reply
 from oraculo.api.replies import json_reply
+from oraculo.core.run import RunStatus
 from oraculo.engine.operations import Operations
 from oraculo.errors import OraculoError
 from oraculo.ports.broker import QueueState
@@ -51,22 +52,27 @@ async def show_metrics(shared: Shared) -> Response:
 
 
 async def _look_at_queues(operations: Operations, metrics: Metrics) -> None:
-    """Without an answer there are no numbers: old ones would look like new."""
-    metrics.set_brokers(operations.brokers())
+    """Without an answer there are no numbers: old ones would look like new. Nor is there one of dead letters that lacks
+    those of a broker which is away: they wait for it, while its commands are sent again by another and counted there.
+    """
+    before = operations.brokers()
     states: Sequence[QueueState] = ()
     with suppress(OraculoError, TimeoutError):
         async with asyncio.timeout(_SCRAPE_PATIENCE):
             states = await operations.queues()
     named = [msgspec.structs.replace(state, queue=operations.queue_name(state)) for state in states]
-    metrics.set_queues(named, operations.own_queues())
+    links = operations.brokers()
+    all_told = all(link.trouble is None for link in (*before, *links))
+    metrics.set_brokers(links)
+    metrics.set_queues(named, operations.own_queues(), knows_dead_letters=all_told)
 
 
 async def _look_at_store(operations: Operations, metrics: Metrics) -> None:
     engines: int | None = None
-    try:
+    census: Mapping[RunStatus, int] | None = None
+    with suppress(OraculoError, TimeoutError):  # the counters are worth having without it
         async with asyncio.timeout(_SCRAPE_PATIENCE):
             engines = len(await operations.engines())
-            metrics.set_census(await operations.census())
-    except (OraculoError, TimeoutError):
-        pass  # the counters are worth having without it
+            census = await operations.census()
     metrics.set_engines(engines)  # at last: another who asks just now has what was known before
+    metrics.set_census(census)

@@ -166,7 +166,11 @@ _TASK = record(
         "prazo": nullable(MOMENT),
         "proxima_tentativa_em": nullable(MOMENT),
         "concluida_em": nullable(MOMENT),
-        "na_dlq": FLAG,
+        "na_dlq": {
+            **FLAG,
+            "description": "It failed for good, and its command was put in the dead letters. A command that the broker "
+            "put there itself, as one whose worker ended at each delivery, is not told of here: the explanation does.",
+        },
     }
 )
 
@@ -176,7 +180,11 @@ _DELIVERY = record(
         "destino": TEXT,
         "status": one_of(DeliveryStatus),
         "versao": COUNT,
-        "tentativas": COUNT,
+        "tentativas": {
+            **COUNT,
+            "description": "Those that are noted. While the broker of a reply queue is away, or the queue full, only "
+            "the first is: it is tried again and again until it is taken.",
+        },
         "proxima_tentativa_em": nullable(MOMENT),
         "erro": nullable(TEXT),
     }

@@ -11,7 +11,8 @@ import typer
 from oraculo.cli import output
 from oraculo.cli.client import Server, queue_path
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
-from oraculo.errors import NotFound
+from oraculo.errors import BrokerUnavailable, NotFound, OraculoError
+from oraculo.ports.broker import LETTER_SEPARATOR
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive, discard.")
 
@@ -36,15 +37,18 @@ def list_letters(
 
 
 def _list_queues(server: Server, as_json: bool) -> None:
-    queues = [each for each in server.get("/filas")["filas"] if each["dlq"]]
+    told = server.get("/filas")
+    queues = [each for each in told["filas"] if each["dlq"]]
+    empty = _empty("no dead letters", _warned(_away(told), "listed"))
     if as_json:
         output.print_json({"filas": queues})
         return
     rows = [(each["fila"], each["dlq"], each["mensagens"], each["consumidores"]) for each in queues]
-    output.print_table(("fila", "dlq", "mensagens", "consumidores"), rows, empty="no dead letters")
+    output.print_table(("fila", "dlq", "mensagens", "consumidores"), rows, empty=empty)
 
 
 def _list_letters(server: Server, queue: str, as_json: bool) -> None:
+    empty = _empty(f"queue {queue} has no dead letters", _warned(_brokers_away(server), "listed"))
     letters = list(_letters(server, queue))
     if as_json:
         output.print_json({"fila": queue, "mensagens": letters})
@@ -54,7 +58,30 @@ def _list_letters(server: Server, queue: str, as_json: bool) -> None:
         (each["id"], output.moment(each["timestamp"]), each["correlation_id"], each["tarefa"], each["motivo"])
         for each in letters
     ]
-    output.print_table(columns, rows, empty=f"queue {queue} has no dead letters")
+    output.print_table(columns, rows, empty=empty)
+
+
+def _brokers_away(server: Server) -> dict[str, Any]:
+    """Where the server cannot tell, as when its broker does not let it list the queues, the command is not held up."""
+    try:
+        return _away(server.get("/filas"))
+    except OraculoError:
+        return {}
+
+
+def _away(told: dict[str, Any]) -> dict[str, Any]:
+    """Of several brokers those that are away, and why: what they hold is in no answer of the server."""
+    return {each["nome"]: each["problema"] for each in told["brokers"] if not each["ok"]}
+
+
+def _warned(away: dict[str, Any], done: str) -> bool:
+    for name in away:
+        output.note(f"broker {name} is away: its dead letters are not {done}")
+    return bool(away)
+
+
+def _empty(words: str, is_part: bool) -> str:
+    return f"{words} at the brokers that work" if is_part else words
 
 
 def _letters(server: Server, queue: str) -> Iterator[dict[str, Any]]:
@@ -73,6 +100,7 @@ def show(
 ) -> None:
     """Show one dead letter with its reason and its body."""
     with Server(url, api_key) as server:
+        _expect_broker_of(letter_id, _brokers_away(server))
         letter = next((each for each in _letters(server, queue) if each["id"] == letter_id), None)
         if letter is None:
             raise NotFound(f"queue '{queue}' has no dead letter with the id {letter_id}")
@@ -82,6 +110,13 @@ def show(
         for field in ("id", "motivo", "timestamp", "entregas", "correlation_id", "tarefa"):
             output.print_line(f"{field}: {output.clean(letter[field])}")
         output.print_line(f"corpo: {_body(letter)}")
+
+
+def _expect_broker_of(letter_id: str, away: dict[str, Any]) -> None:
+    """As the server does for one that is to be sent again or discarded."""
+    for name, why in away.items():
+        if letter_id.startswith(name + LETTER_SEPARATOR):
+            raise BrokerUnavailable(f"broker {name}, whose dead letter it is, is away: {why}")
 
 
 def _count(number: int, what: str) -> str:
@@ -101,6 +136,8 @@ def redrive(
     """Try dead letters again: all of QUEUE, or those named. A failed task's run is opened again."""
     body = msgspec.json.encode({"ids": ids} if ids else {})
     with Server(url, api_key) as server:
+        if not ids:
+            _warned(_brokers_away(server), "sent again")
         done = server.post(queue_path(queue, "/reenviar"), body)
         if as_json:
             output.print_json(done)

@@ -271,6 +271,8 @@ def _delivery_state(delivery: Delivery, now: float) -> str:
         under_way = "the first attempt is under way, or waits for its turn behind others for the same receiver"
         return f"{what} is not delivered yet: {under_way}"
     left = in_words(max(0.0, (delivery.due_at or now) - now))
+    if delivery.channel is Channel.QUEUE:  # of those made while its broker was away only the first is noted
+        return f"{what} is not delivered yet ({_line(delivery.error)}), and is tried again now or within {left}"
     return f"{what} is not delivered yet {tried}, and the next is under way or due within {left}"
 
 

@@ -137,7 +137,7 @@ def _broker_lost(run: Run, event: BrokerLost, now: float, changes: Changes) -> V
         changes.touch(task)
     outgoing = changes.dead_letters if event.dead_letters else changes.commands
     outgoing += [(task.number, task.attempt) for task in lost]
-    told = f"{event.via or 'unknown'}: {len(lost)} of its messages are sent again"
+    told = f"{event.via or 'unknown'}: {len(lost)} of its messages {'is' if len(lost) == 1 else 'are'} sent again"
     changes.tell(now, Happened.BROKER_LOST, detail=told)
     return Verdict.APPLIED
 

@@ -115,7 +115,7 @@ class Consequences:
 
     def _tell(self, changes: Changes) -> None:
         head = changes.run.head
-        seconds = (head.ended_at or head.created_at) - head.created_at
+        seconds = max(0.0, (head.ended_at or head.created_at) - head.created_at)  # the clock may have been set back
         self._telemetry.emit(RunFinished(head.id, head.name, head.status, head.edition, head.total, seconds))
 
 

@@ -95,8 +95,9 @@ T = TypeVar("T")
 _PATIENCE = 30.0
 
 
-async def patiently(future: "asyncio.Future[T]") -> T:
-    """The engine tries a commit until it succeeds; a caller is not kept that long, and withdraws what it asked for."""
+async def patiently(future: "asyncio.Future[T]", *, has_key: bool = False) -> T:
+    """The engine tries a commit until it succeeds; a caller is not kept that long, and withdraws what it asked for.
+    `has_key`: of idempotency."""
     withdrawal = asyncio.get_running_loop().call_later(_PATIENCE, future.cancel)
     try:
         return await asyncio.shield(future)  # a caller who goes away withdraws nothing
@@ -107,7 +108,7 @@ async def patiently(future: "asyncio.Future[T]") -> T:
         withdrawal.cancel()
     raise StoreUnavailable(
         "not known to be committed: the store does not answer, or takes nothing (GET /health/ready says why); ask "
-        "again later, with the same Idempotency-Key"
+        f"again later{', with the same Idempotency-Key' if has_key else ''}"
     )
 
 

@@ -118,7 +118,7 @@ class Operations:
         submission.done = asyncio.get_running_loop().create_future()
         self._count(submission, submission.done)
         self._engine.inbox.put([submission])
-        created = await patiently(submission.done)
+        created = await patiently(submission.done, has_key=submission.idempotency_key is not None)
         if created.outcome is Outcome.CREATED:
             return created
         if created.outcome is Outcome.KEY_REUSED:

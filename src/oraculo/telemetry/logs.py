@@ -19,6 +19,7 @@ import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from oraculo.core.repeats import Repeats
+from oraculo.core.run import Channel
 from oraculo.ports.telemetry import (
     AnswerTaken,
     BatchCommitted,
@@ -201,8 +202,16 @@ _TELLINGS: Mapping[type[Record], Callable[[Any], _Telling]] = {
 }
 _UNFORESEEN = _always("something happened", INFO)
 
-# What comes every moment while a server is away, and what of it says that it is the same again.
+
+def _same_delivery(record: DeliveryAttempted) -> Hashable:
+    """Each receiver of webhooks has faults of its own; all reply queues are the broker's."""
+    is_ours = record.channel == Channel.QUEUE and record.outcome == "failed"
+    return (DeliveryAttempted, record.reason) if is_ours else None
+
+
+# What comes every moment while a server is away, and what of it says that it is the same again; None: nothing does.
 _SAMENESS: Mapping[type[Record], Callable[[Any], Hashable]] = {
+    DeliveryAttempted: _same_delivery,
     LoopFailed: lambda record: (LoopFailed, record.duty, record.reason),
     PublishFailed: lambda record: (PublishFailed, record.reason),  # of more and more commands
 }
@@ -225,7 +234,8 @@ class LogSubscriber:
     def _times(self, record: Record) -> int:
         """How many like it the line stands for; 0: it is not to be told."""
         sameness = _SAMENESS.get(type(record))
-        return 1 if sameness is None else self._repeats.times(sameness(record), self._now())
+        same = None if sameness is None else sameness(record)
+        return 1 if same is None else self._repeats.times(same, self._now())
 
 
 def _fields(record: Record) -> dict[str, Any]:

@@ -22,10 +22,10 @@
 | `oraculo_broker_up` | gauge | broker | 1 when it can be used |
 | `oraculo_broker_deaf_queues` | gauge | broker | queues whose consumer hears nothing now |
 | `oraculo_engines` | gauge | | engines that share the store and are alive; not told while the store does not answer |
-| `oraculo_runs` | gauge | status | runs in the store |
+| `oraculo_runs` | gauge | status | runs in the store; not told while it does not answer |
 | `oraculo_queue_ready` | gauge | queue | messages that wait |
 | `oraculo_queue_unacked` | gauge | queue | messages delivered and not yet settled, where the broker tells |
-| `oraculo_queue_dead_letters` | gauge | queue | messages in quarantine |
+| `oraculo_queue_dead_letters` | gauge | queue | messages in quarantine; not told while one of several brokers is away |
 | `oraculo_queue_consumers` | gauge | queue | consumers, where the broker tells |
 
 and `process_*` of prometheus-client. The label `queue` takes at most 200 values; what comes after is `other`. The
@@ -103,6 +103,7 @@ class _Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
+        value = max(0.0, value)  # a clock that was set back: the sum of a histogram never goes down
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
@@ -160,6 +161,7 @@ class Metrics(Collector):
         self._census: dict[str, int] = {}
         self._brokers: list[Link] = []
         self._queues: dict[str, QueueState] = {}
+        self._knows_dead_letters = True
         self._handlers = self._handlers_by_record()
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -170,17 +172,20 @@ class Metrics(Collector):
         if handler is not None:
             handler(record)
 
-    def set_census(self, counts: Mapping[RunStatus, int]) -> None:
-        """How many runs the store holds in each status; statuses that are not named have none."""
-        self._census = {str(status): counts.get(status, 0) for status in RunStatus}
+    def set_census(self, counts: Mapping[RunStatus, int] | None) -> None:
+        """How many runs the store holds in each status; those not named have none. None: nobody can tell."""
+        self._census = {} if counts is None else {str(status): counts.get(status, 0) for status in RunStatus}
 
     def set_engines(self, count: int | None) -> None:
         """How many are alive; None: nobody can tell."""
         self._engines = count
 
-    def set_queues(self, states: Iterable[QueueState], own: Collection[str] = ()) -> None:
+    def set_queues(
+        self, states: Iterable[QueueState], own: Collection[str] = (), *, knows_dead_letters: bool = True
+    ) -> None:
         """How the queues stand now; those set before and not named again are forgotten. Those of `own` come first, then
         those that had a label before: reply queues, say, which come and go, take none from them."""
+        self._knows_dead_letters = knows_dead_letters
         before, self._queues = self._queues, {}
         ranked = sorted(states, key=lambda state: (state.queue not in own, state.queue not in before))
         for rank, state in enumerate(ranked):
@@ -205,6 +210,8 @@ class Metrics(Collector):
         deaf = [(link.name, len(link.deaf)) for link in self._brokers]
         yield _gauge("oraculo_broker_deaf_queues", "Queues whose consumer hears nothing.", "broker", deaf)
         for field, what in _QUEUE_GAUGES.items():
+            if field == "dead_letters" and not self._knows_dead_letters:
+                continue
             yield _gauge(f"oraculo_queue_{field}", what, "queue", self._queue_values(field))
 
     def _queue_values(self, field: str) -> Iterator[tuple[str, int]]:
