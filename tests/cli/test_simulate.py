@@ -68,10 +68,10 @@ def test_a_deadline_that_runs_met_since_a_message_was_lost_is_not_called_tight(t
 
 
 def test_a_file_that_may_not_be_read_is_one_line_and_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, mode: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)  # root may read everything
+    monkeypatch.setattr(Path, "open", refuse)  # root may read everything
     result = simulate(str(EXAMPLE))
     assert result.exit_code == 2, result.exception
     assert result.stderr == f"oraculo: {EXAMPLE}: cannot be read: Permission denied\n"

@@ -474,6 +474,23 @@ def test_a_file_that_is_not_there_or_not_yaml_is_a_fault(tmp_path: Path) -> None
     assert "line" in complaint(invoke("pipelines", "validate", "bad.yaml"))
 
 
+def test_what_is_in_a_folder_and_not_a_file_is_told_without_being_opened(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "a.yaml")
+    ended = run("pipelines", "validate", "folder", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "oraculo: folder/a.yaml: cannot be read: it is not a regular file\n"
+
+
+def test_a_fifo_that_is_named_is_read_and_of_a_device_only_the_beginning(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.yaml")
+    writer = threading.Thread(target=(tmp_path / "a.yaml").write_text, args=(GOOD,), daemon=True)
+    writer.start()
+    assert invoke("pipelines", "validate", "a.yaml").stdout == "a.yaml: ok, pipeline bom\n"
+    writer.join()
+    assert "over the limit of 4194304" in complaint(invoke("pipelines", "validate", "/dev/zero"))
+
+
 # -- starting quickly ------------------------------------------------------------------------------------------------
 
 

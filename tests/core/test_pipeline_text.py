@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oraculo.core import pipeline_text
 from oraculo.core.pipeline import content_hash, encode_definition
-from oraculo.core.pipeline_text import MAX_DEPTH, MAX_TEXT, MAX_YAML, MAX_YAML_VALUES, read_pipeline
+from oraculo.core.pipeline_text import MAX_DEPTH, MAX_NUMBER, MAX_TEXT, MAX_YAML, MAX_YAML_VALUES, read_pipeline
 from oraculo.core.retry import RetryPolicy
 from oraculo.errors import InvalidPipeline
 
@@ -163,7 +163,7 @@ def test_what_is_not_utf_8_is_told() -> None:
 
 
 def test_a_timeout_of_thousands_of_digits_is_told() -> None:
-    assert "timeout: must be more than 0" in problem("name: p\nsteps: [{type: a}]\ntimeout: 0x" + "f" * 5000)
+    assert "timeout: must be more than 0" in problem("name: p\nsteps: [{type: a}]\ntimeout: 0x" + "f" * 4000)
 
 
 def test_a_text_over_the_limit_is_not_read() -> None:
@@ -207,6 +207,11 @@ def wide_merges() -> str:
     return config_of([f"a: &a {{{keys}}}", *(f"b{number}: {{<<: *a, own: 1}}" for number in range(1_000))])
 
 
+def alike_keys() -> str:
+    """Thirty thousand numbers that have the same hash in Python."""
+    return config_of([f"{number * (2**61 - 1)}: 1" for number in range(1, 30_000)])
+
+
 def config_of(lines: list[str]) -> str:
     return HEAD.decode() + "  - type: a\n    config:\n" + "".join(f"      {line}\n" for line in lines)
 
@@ -223,8 +228,21 @@ def config_of(lines: list[str]) -> str:
         ("? " * 500_000, "nested deeper than 100 levels"),
         ("{a: " * 250_000, "nested deeper than 100 levels"),
         ('{"a":' * 500_000, "not a valid pipeline: nested deeper than 100 levels"),
+        (
+            config_of(["n: 1" + ":1" * 400_000]),
+            "of 800001 characters cannot be read as a whole number; put it in quotes",
+        ),
+        (
+            config_of(["n: 1" + ":1" * 400_000 + ".5"]),
+            "of 800003 characters cannot be read as a number; put it in quotes",
+        ),
+        (config_of(["? 1" + ":1" * 400_000, ": n"]), "must be a text; put it in quotes"),
+        (alike_keys(), "line 5, column 7: the key '2305843009213693951' must be a text; put it in quotes"),
     ],
-    ids=["aliases", "merges", "wide merges", "pairs", "brackets", "dashes", "questions", "braces", "json"],
+    ids=[
+        *("aliases", "merges", "wide merges", "pairs", "brackets", "dashes", "questions", "braces", "json"),
+        *("base 60", "base 60 with a fraction", "a key of base 60", "alike keys"),
+    ],
 )
 def test_a_bomb_is_refused_in_time(text: str, told: str) -> None:
     started = time.process_time()
@@ -298,6 +316,56 @@ def test_a_bomb_is_refused_before_it_is_spread_out() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 64_000_000, "all its sixteen million values would take 128 MB"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"s: &s {'z' * 500_000}", f"n: [{', '.join(['*s'] * 1_000)}]"],
+        [f"a: &a {{? {'z' * 500_000} : 1}}", *(f"m{number}: {{<<: *a}}" for number in range(1_000))],
+        [f"s: &s 0x{'f' * 4_000}", f"n: [{', '.join(['*s'] * 10_000)}]"],
+    ],
+    ids=["texts", "merged keys", "numbers"],
+)
+def test_what_aliases_repeat_counts_by_its_length_and_is_not_spread_out(lines: list[str]) -> None:
+    tracemalloc.start()
+    try:
+        told = problem(config_of(lines))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (
+        told == f"not a valid pipeline: texts and numbers of more than {MAX_TEXT} characters, with what aliases repeat"
+    )
+    assert peak < 32_000_000, "spread out it would take 40 MB or more"
+
+
+def test_texts_and_numbers_may_be_as_long_together_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = HEAD + b"  - {type: a, config: {s: &s " + b"x" * 90 + b", n: [*s, *s, *s, &n 0x" + b"f" * 90 + b", *n, *n]}}"
+    length = 4 * 90 + 3 * 90 + len("name p steps type a config s n".replace(" ", ""))
+    monkeypatch.setattr(pipeline_text, "MAX_TEXT", length)
+    assert config(text) == {"s": "x" * 90, "n": ["x" * 90] * 3 + [16**90 - 1] * 3}
+    monkeypatch.setattr(pipeline_text, "MAX_TEXT", length - 1)
+    assert f"more than {length - 1} characters" in problem(text)
+
+
+@pytest.mark.parametrize("value", ["9" * 4_000, '"' + "x" * 4_000 + '"', "1e300"])
+def test_json_within_its_limit_is_never_too_long(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f'{{"name": "p", "steps": [{{"type": "a", "config": {{"x": [{", ".join([value] * 50)}]}}}}]}}'
+    monkeypatch.setattr(pipeline_text, "MAX_TEXT", len(text))
+    assert config(text.encode()) == {"x": [json.loads(value)] * 50}
+
+
+@pytest.mark.parametrize("number", ["9" * MAX_NUMBER, "-0x" + "f" * 3_000, "0." + "3" * (MAX_NUMBER - 2)])
+def test_a_number_may_have_as_many_characters_as_the_limit(number: str) -> None:
+    text = f"name: p\nsteps: [{{type: a, config: {{n: {number}}}}}]"
+    assert config(text.encode()) == {"n": int(number, 0) if "." not in number else float(number)}
+    longer = number + "0" * (MAX_NUMBER + 1 - len(number))
+    assert f"of {MAX_NUMBER + 1} characters cannot be read as a" in problem(text.replace(number, longer))
+
+
+def test_a_text_of_digits_may_be_longer() -> None:
+    assert config(HEAD + b"  - {type: a, config: {n: '" + b"9" * 5_000 + b"'}}") == {"n": "9" * 5_000}
 
 
 @settings(max_examples=150, deadline=None)

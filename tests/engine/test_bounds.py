@@ -16,7 +16,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
 from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_definition
 from oraculo.core.run import Changes, Run, RunHead, RunStatus
-from oraculo.engine import inputs, operations, outbox, quarantine
+from oraculo.engine import catalogue, inputs, operations, outbox, quarantine
 from oraculo.engine.cache import IDLE, HotRuns, Plans
 from oraculo.engine.watchers import Lookout
 from oraculo.errors import BrokerError, BrokerUnavailable, StoreError, StoreUnavailable, UnknownPipeline
@@ -380,6 +380,29 @@ async def test_a_large_request_is_read_by_another_thread(
         with pytest.raises(UnknownPipeline):
             await oraculo.submit({"pipeline": "nenhum", "payload": {"a": "x" * 200}})
         assert own == [is_own_thread] * 3  # of a pipeline that is not known it is looked again
+
+
+async def test_a_large_request_does_not_wait_for_the_pipelines_that_users_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on, read = threading.Event(), catalogue.read_pipeline
+
+    def slow(text: bytes, **about: Any) -> Definition:
+        assert may_go_on.wait(30)
+        return read(text, **about)
+
+    monkeypatch.setattr(operations, "LARGE_REQUEST", 100)
+    async with Harness() as oraculo:
+        monkeypatch.setattr(catalogue, "read_pipeline", slow)
+        puts = [
+            asyncio.create_task(oraculo.operations.put_pipeline(f"p{number}", b"steps: [{type: a}]"))
+            for number in range(8)
+        ]
+        try:
+            large = {"destinos": ["executador_a"], "payload": {"x": "x" * 100}}
+            assert await asyncio.wait_for(oraculo.submit(large), 10)
+        finally:
+            may_go_on.set()
+        await asyncio.gather(*puts)
+        assert {f"p{number}" for number in range(8)} <= oraculo.engine.catalogue.pipelines.keys()
 
 
 @pytest.mark.parametrize("room", [50_000, 20])

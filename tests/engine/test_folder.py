@@ -1,13 +1,16 @@
 """The folder of pipelines: what changes in it is read, and nothing else, while the engine goes on."""
 
+import os
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oraculo.core.pipeline import Definition
+from oraculo.core.pipeline_text import MAX_TEXT
 from oraculo.engine import catalogue
 from oraculo.errors import InvalidPipeline
 from oraculo.ports.telemetry import LoopFailed
@@ -83,15 +86,15 @@ async def test_a_bad_file_is_told_at_each_change_and_what_was_good_before_is_kep
 async def test_a_file_that_cannot_be_read_is_told_once_and_tried_at_each_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, locked, tried, read = Told(), {"a.yaml"}, [0], Path.read_bytes
+    told, locked, tried, open_ = Told(), {"a.yaml"}, [0], Path.open
 
-    def guarded(path: Path) -> bytes:
+    def guarded(path: Path, *how: Any, **more: Any) -> Any:
         if path.name in locked:
             tried[0] += 1
             raise PermissionError(13, "Permission denied", str(path))
-        return read(path)
+        return open_(path, *how, **more)
 
-    monkeypatch.setattr(Path, "read_bytes", guarded)
+    monkeypatch.setattr(Path, "open", guarded)
     async with watching(tmp_path, told) as oraculo:
         known = oraculo.engine.catalogue
         write(tmp_path / "a.yaml", "executador_a")
@@ -117,14 +120,50 @@ async def test_a_link_to_nothing_is_dealt_with_like_a_bad_file_until_there_is_so
         await until(lambda: {"b", "c"} <= known.pipelines.keys(), saying="both files")
 
 
-@pytest.mark.parametrize("kind", ["a link to nothing", "a folder", "no pipelines folder"])
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    yield path
+    os.close(os.open(path, os.O_RDWR))  # lets go of whoever waits for a writer
+
+
+async def test_what_is_not_a_file_is_told_and_not_opened(tmp_path: Path, fifo: Path) -> None:
+    told, folder = Told(), tmp_path / "pipelines"
+    folder.mkdir()
+    async with watching(folder, told) as oraculo:
+        known = oraculo.engine.catalogue
+        (folder / "a.yaml").symlink_to(fifo)
+        await until(lambda: told.of(LoopFailed), saying="the fault")
+        write(folder / "c.yaml", "executador_c")
+        await until(lambda: len(told.of(LoopFailed)) == 2, saying="the fault again, as something changed")
+        said = f"{folder / 'a.yaml'}: cannot be read: it is not a regular file"
+        assert all(said in str(fault) for fault in told.of(LoopFailed))
+        (folder / "a.yaml").unlink()
+        await until(lambda: "c" in known.pipelines, saying="the good file")
+
+
+async def test_a_file_that_is_too_long_is_told_and_not_read(tmp_path: Path) -> None:
+    told = Told()
+    async with watching(tmp_path, told):
+        (tmp_path / "a.new").touch()
+        os.truncate(tmp_path / "a.new", 1 << 40)  # a hole: it takes no room on the disk, and would take all memory
+        (tmp_path / "a.new").replace(tmp_path / "a.yaml")
+        await until(lambda: told.of(LoopFailed), saying="the fault")
+        assert f"a.yaml: {1 << 40} bytes, over the limit of {MAX_TEXT}" in str(told.of(LoopFailed)[-1])
+
+
+@pytest.mark.parametrize("kind", ["a link to nothing", "a folder", "a FIFO", "a device", "no pipelines folder"])
 async def test_a_start_with_what_cannot_be_read_names_it(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "pipelines" / "a.yaml"
     if kind == "a folder":
         path.mkdir(parents=True)
-    elif kind == "a link to nothing":
+    elif kind == "a FIFO":
         path.parent.mkdir()
-        path.symlink_to("nothing")
+        os.mkfifo(path)
+    elif kind != "no pipelines folder":
+        path.parent.mkdir()
+        path.symlink_to("/dev/zero" if kind == "a device" else "nothing")
     named = path.parent if kind == "no pipelines folder" else path
     oraculo = watching(path.parent, Told())
     with pytest.raises(InvalidPipeline, match=rf"^{re.escape(str(named))}: .*cannot be read: \w+"):

@@ -61,29 +61,33 @@ def validate(files: Files, as_json: AsJson = False) -> None:
 def check_files(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """One finding a file, with every fault."""
     names: dict[str, Path] = {}
-    for path in _expanded(paths):
-        name, faults = _check(path)
+    for path, is_named in _expanded(paths):
+        name, faults = _check(path, is_named)
         if name is not None and (first := names.setdefault(name, path)) != path:
             faults.append(Fault("name", f"'{name}' is the name of {first} already"))
         erros = [{"campo": fault.field, "motivo": fault.problem} for fault in faults]
         yield {"arquivo": str(path), "pipeline": name, "valido": not faults, "erros": erros}
 
 
-def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
+def _expanded(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+    """Each file, and whether it was named itself, and not its folder."""
     from oraculo.engine.catalogue import pipeline_files
 
     for path in paths:
         if path.is_dir():
-            yield from pipeline_files(path)
+            yield from ((file, False) for file in pipeline_files(path))
         else:
-            yield path
+            yield path, True
 
 
-def _check(path: Path) -> tuple[str | None, list[Fault]]:
+def _check(path: Path, is_named: bool) -> tuple[str | None, list[Fault]]:
     from oraculo.core.pipeline_text import read_pipeline
+    from oraculo.engine.catalogue import expect_regular, pipeline_bytes
 
     try:
-        return read_pipeline(path.read_bytes()).name, []
+        if not is_named:
+            expect_regular(path)
+        return read_pipeline(pipeline_bytes(path)).name, []
     except InvalidPipeline as error:
         return None, list(error.faults)
     except OSError as error:

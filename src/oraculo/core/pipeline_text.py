@@ -16,8 +16,13 @@ MAX_TEXT = 4 * 1024 * 1024
 MAX_YAML = 1024 * 1024
 MAX_YAML_VALUES = 100_000
 MAX_DEPTH = 100
-# An alias repeats what it names, so a few lines can stand for millions of values; what they expand to is bounded.
+# An alias repeats what it names, so a few lines can stand for millions of values; what they expand to is bounded, and
+# by MAX_TEXT the characters of its texts and numbers.
 MAX_VALUES = 1_000_000
+# As many digits as Python reads of a number in JSON. Numbers to the base of 60 (`1:30`) take it the square of the time.
+MAX_NUMBER = 4_300
+# Longer ones can be chosen to look alike to a dict, and then it takes the square of the time. A key is to be a text.
+_MAX_NUMBER_AS_KEY = 18
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
@@ -31,6 +36,7 @@ _SCALARS = {
     "null": "null",
     "timestamp": "a date",
 }
+_NUMBERS = frozenset({_TAG + "int", _TAG + "float"})
 _ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -41,11 +47,19 @@ class _Loader(_Base):  # type: ignore[misc]  # which of the two it is shows only
             return super().construct_object(node, deep)
         except _ODD:
             kind = _SCALARS.get(node.tag.removeprefix(_TAG))
-            if kind is None:  # a list or an object, which the tree's check has passed: nothing is known to lead here
-                problem = "cannot be read"
-            else:
-                problem = f"{naming.shown(node.value)} cannot be read as {kind}; put it in quotes if it is a text"
+            # None: a list or an object, which the tree's check has passed; nothing is known to lead here.
+            problem = "cannot be read" if kind is None else _unreadable(naming.shown(node.value), kind)
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
+
+def _unreadable(shown: str, kind: str) -> str:
+    return f"{shown} cannot be read as {kind}; put it in quotes if it is a text"
+
+
+def expect_length(length: int) -> None:
+    """Of a text in bytes. Raises InvalidPipeline."""
+    if length > MAX_TEXT:
+        raise InvalidPipeline(Fault("", f"{length} bytes, over the limit of {MAX_TEXT}"))
 
 
 def read_pipeline(
@@ -56,8 +70,7 @@ def read_pipeline(
     default_timeout: float = DEFAULT_TIMEOUT,
 ) -> Definition:
     """Reads one definition. Raises InvalidPipeline: for bad YAML with the line, for the rest with step and fault."""
-    if len(text) > MAX_TEXT:
-        raise InvalidPipeline(Fault("", f"{len(text)} bytes, over the limit of {MAX_TEXT}"))
+    expect_length(len(text))
     try:
         source = _load(text)
         _bound(source)
@@ -133,8 +146,8 @@ def _refuse_shape(text: bytes) -> None:
 
 
 def _check_tree(root: yaml.Node) -> None:
-    """Before values are made of the tree: refuses tags for what JSON cannot hold, a key given twice, of which YAML
-    would keep the last in silence, and merges (`<<`) that would make too many keys."""
+    """Before values are made of the tree: refuses tags for what JSON cannot hold, numbers that would take long to make,
+    a key given twice, of which YAML would keep the last in silence, and merges (`<<`) that would make too many keys."""
     seen: set[int] = set()
     widths: dict[int, int] = {}
     total = 0
@@ -145,6 +158,7 @@ def _check_tree(root: yaml.Node) -> None:
             continue
         seen.add(id(node))
         _refuse_tag(node)
+        _refuse_long_number(node)
         if isinstance(node, yaml.SequenceNode):
             stack.extend(node.value)
         elif isinstance(node, yaml.MappingNode):
@@ -167,11 +181,21 @@ def _refuse_tag(node: yaml.Node) -> None:
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
+def _refuse_long_number(node: yaml.Node) -> None:
+    if node.tag in _NUMBERS and len(node.value) > MAX_NUMBER:
+        told = f"{naming.shown(node.value)} of {len(node.value)} characters"
+        problem = _unreadable(told, _SCALARS[node.tag.removeprefix(_TAG)])
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
 def _refuse_repeats(node: yaml.MappingNode) -> None:
     keys: set[str] = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
             raise yaml.MarkedYAMLError(problem="a key must be a text", problem_mark=key.start_mark)
+        if key.tag in _NUMBERS and len(key.value) > _MAX_NUMBER_AS_KEY:
+            problem = f"the key {naming.shown(key.value)} must be a text; put it in quotes"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
         if key.value in keys:
             problem = f"the key {naming.shown(key.value)} is given twice"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
@@ -202,8 +226,8 @@ def _one_line(error: yaml.YAMLError) -> str:
 
 
 def _bound(source: object) -> None:
-    """Raises ValueError when the values are too many, JSON cannot hold one, or a structure holds itself."""
-    count = depth = 0
+    """Raises ValueError when the values are too many or too long, JSON cannot hold one, or a structure holds itself."""
+    count = length = depth = 0
     level: list[object] = [source]
     while level:
         if depth > MAX_DEPTH:
@@ -211,6 +235,9 @@ def _bound(source: object) -> None:
         count += len(level)
         below: list[object] = []
         for value in level:
+            length += _length(value)
+            if length > MAX_TEXT:
+                raise ValueError(f"texts and numbers of more than {MAX_TEXT} characters, with what aliases repeat")
             if isinstance(value, dict):
                 below.extend(value)
                 below.extend(value.values())
@@ -222,6 +249,13 @@ def _bound(source: object) -> None:
                 raise ValueError(f"more than {MAX_VALUES} values")
         level = below
         depth += 1
+
+
+def _length(value: object) -> int:
+    """No more characters than whoever wrote it without an alias needed, so that JSON within its limit always passes."""
+    if isinstance(value, str):
+        return len(value)
+    return value.bit_length() // 4 if isinstance(value, int) else 0
 
 
 class _Unfit(ValueError):

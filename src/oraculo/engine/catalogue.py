@@ -1,6 +1,7 @@
 """The pipelines and routes that a request may name: built in, from a folder, or put by users."""
 
 import asyncio
+import errno
 import importlib.resources
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -8,11 +9,12 @@ from contextlib import asynccontextmanager
 from enum import StrEnum
 from functools import lru_cache, partial
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 from oraculo.core import naming
 from oraculo.core.bridge import queue_of
 from oraculo.core.pipeline import Definition, decode_definition, encode_definition
-from oraculo.core.pipeline_text import read_pipeline
+from oraculo.core.pipeline_text import MAX_TEXT, expect_length, read_pipeline
 from oraculo.core.retry import RetryPolicy
 from oraculo.errors import Conflict, Fault, InvalidPipeline, NotFound, StoreUnavailable, WrittenByNewer
 from oraculo.ports.clock import Clock
@@ -42,9 +44,11 @@ class Catalogue:
         default_timeout: float,
         threads: Executor | None = None,
         telemetry: Telemetry | None = None,
+        reader: Executor | None = None,
     ) -> None:
         self.routes = routes
         self._threads = threads
+        self._reader = reader
         self._telemetry = telemetry
         self._folder = Path(folder) if folder else None
         self._default_retry = default_retry
@@ -146,7 +150,7 @@ class Catalogue:
 
     async def put(self, name: str, text: bytes, store: Store, clock: Clock) -> tuple[Definition, bool]:
         """The definition, and whether its name is new. Raises InvalidPipeline with step and fault."""
-        # A large text takes seconds to read, and the engine has other things to do.
+        # A large text takes seconds to read, and the engine has other things to do, for which it needs its threads.
         read = partial(
             read_pipeline,
             text,
@@ -154,7 +158,7 @@ class Catalogue:
             default_retry=self._default_retry,
             default_timeout=self._default_timeout,
         )
-        definition = await asyncio.get_running_loop().run_in_executor(self._threads, read)
+        definition = await asyncio.get_running_loop().run_in_executor(self._reader, read)
         async with self._in_turn():
             await self._refresh_stored(store)  # another engine may have put or deleted it a moment ago
             is_new = name not in self._merged and name not in self._unreadable
@@ -191,7 +195,8 @@ class Catalogue:
         """One that could not be read is tried again: when it can be, its time and size may be the same."""
         try:
             if isinstance(self._seen.get(path), str):
-                path.read_bytes()
+                expect_regular(path)
+                _read_bounded(path)
             stat = path.stat()
         except OSError as error:
             return str(error.strerror)
@@ -218,6 +223,7 @@ class Catalogue:
 
     def _read_file(self, path: Path) -> Definition:
         try:
+            expect_regular(path)
             return read_pipeline_file(path, self._default_retry, self._default_timeout)
         except OSError as error:
             self._seen[path] = why = str(error.strerror)
@@ -232,9 +238,29 @@ def pipeline_files(folder: Path) -> list[Path]:
         raise InvalidPipeline(Fault(str(folder), f"the pipelines folder cannot be read: {error.strerror}")) from None
 
 
+def expect_regular(path: Path) -> None:
+    """For what is found in a folder: to open a FIFO is to wait for its writer, which may never come. Raises OSError."""
+    mode = path.stat().st_mode
+    if not S_ISREG(mode) and not S_ISDIR(mode):  # to open a directory fails by itself
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def pipeline_bytes(path: Path) -> bytes:
+    """Also of a FIFO, as `<(...)` of a shell is one. Raises OSError, and InvalidPipeline when it is too long."""
+    expect_length(path.stat().st_size)
+    return _read_bounded(path)
+
+
+def _read_bounded(path: Path) -> bytes:
+    """No more than shows that it is too long: a device has no end."""
+    with path.open("rb") as file:
+        return file.read(MAX_TEXT + 1)
+
+
 def read_pipeline_file(path: Path, default_retry: RetryPolicy, default_timeout: float) -> Definition:
+    """Raises OSError, and InvalidPipeline, naming the file."""
     try:
-        return read_pipeline(path.read_bytes(), default_retry=default_retry, default_timeout=default_timeout)
+        return read_pipeline(pipeline_bytes(path), default_retry=default_retry, default_timeout=default_timeout)
     except InvalidPipeline as error:
         faults = [
             Fault(f"{path.name}: {fault.field}" if fault.field else path.name, fault.problem) for fault in error.faults

@@ -98,6 +98,8 @@ class Engine:
         self.peers = Peers(store, clock, telemetry, name or entropy.new_id(), engine.poll, self._decides)
         # Apart from the event loop's own, which name servers that are silent may fill.
         self.threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="oraculo-engine")
+        # Of its own: the texts that users put may take seconds each, one after the other, and hold up nobody else.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="oraculo-pipelines")
         self.plans = Plans()
         self.inbox = Inbox(engine.note_linger, most_held=(engine.prefetch + 1) // 2)
         self.watchers = Watchers()
@@ -106,7 +108,7 @@ class Engine:
 
         # What comes in.
         self.catalogue = Catalogue(
-            settings.routes, settings.pipelines, runs.retry, runs.timeout, self.threads, telemetry
+            settings.routes, settings.pipelines, runs.retry, runs.timeout, self.threads, telemetry, self._reader
         )
         self.destinations = Destinations(broker, self.catalogue, self.names, telemetry)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
@@ -375,6 +377,7 @@ class Engine:
             if place is not None:
                 await place.close()
         self.threads.shutdown(wait=False)
+        self._reader.shutdown(wait=False)
 
     async def _finish_in_grace(self) -> None:
         with suppress(TimeoutError):
