@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
-from oraculo.ports.broker import Broker, Link, NotTaken, Outgoing
+from oraculo.ports.broker import Broker, Consumer, Delivery, Link, NotTaken, Outgoing
 from tests.brokers import failover_stage as stage
 from tests.brokers.failover_stage import Named, Refusing, Two, Unreadable, troubles
 from tests.waiting import until
@@ -157,6 +158,65 @@ async def test_a_queue_that_none_lets_us_read_is_refused_and_if_one_is_away_it_i
         await one.consume("q", prefetch=1)
     assert not isinstance(caught.value, BrokerUnavailable)
     await one.close()
+
+
+class Strict(Named):
+    """Whatever is to be settled is refused; it lets go of it all the same, as when a lease ends."""
+
+    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+        consumer = await super().consume(queue, prefetch=prefetch)
+        ack = consumer.ack
+
+        async def refuse(settled: Delivery | Sequence[Any], *_: object) -> None:
+            some = [settled] if isinstance(settled, Delivery) else settled
+            await ack([each if isinstance(each, Delivery) else each[0] for each in some])
+            raise BrokerError("not allowed")
+
+        consumer.ack = consumer.retry = consumer.dead_letter = consumer.dead_letter_all = refuse
+        return consumer
+
+
+async def settle(consumer: Consumer, how: str, deliveries: Sequence[Delivery]) -> None:
+    match how:
+        case "ack":
+            await consumer.ack(deliveries)
+        case "retry":
+            await consumer.retry(deliveries[0], 0.0, "again")
+        case "dead_letter":
+            await consumer.dead_letter(deliveries[0], "bad")
+        case _:
+            await consumer.dead_letter_all([(each, "bad") for each in deliveries])
+
+
+@pytest.mark.parametrize("how", ["ack", "retry", "dead_letter", "dead_letter_all"])
+async def test_what_may_not_be_settled_leaves_room_for_the_next(how: str) -> None:
+    alone = Strict("alone")
+    one = FailoverBroker([alone])
+    await one.start()
+    await one.publish([Outgoing("q", b"refused"), Outgoing("q", b"next")])
+    consumer = await one.consume("q", prefetch=1)
+    refused = await consumer.take(1)
+    with pytest.raises(BrokerError, match="not allowed"):
+        await settle(consumer, how, refused)
+    async with asyncio.timeout(5):
+        assert [delivery.body for delivery in await consumer.take(1)] == [b"next"]
+    await one.close()
+
+
+@pytest.mark.parametrize("how", ["ack", "dead_letter_all"])
+async def test_what_one_does_not_let_us_settle_keeps_nothing_of_another_unsettled(how: str) -> None:
+    first, second = Strict("first"), Named("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    consumer = await both.consume("q", prefetch=2)
+    await first.publish([Outgoing("q", b"refused")])
+    taken = [*await consumer.take(1)]
+    await second.publish([Outgoing("q", b"good")])
+    taken += await consumer.take(1)
+    with pytest.raises(BrokerError, match="not allowed"):
+        await settle(consumer, how, taken)
+    assert [(state.ready, state.unacked) for state in await second.queues(["q"])] == [(0, 0)]
+    await both.close()
 
 
 async def test_what_all_of_them_refuse_is_refused(refusing: tuple[FailoverBroker, Refusing, Named]) -> None:

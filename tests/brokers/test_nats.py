@@ -16,7 +16,7 @@ from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.given_back import GivenBack
 from oraculo.brokers.nats.layout import header_block, letter_headers, reason_in
 from oraculo.brokers.nats.outgoing import WINDOW
-from oraculo.core.naming import dlq_of
+from oraculo.core.naming import LONGEST_REASON, dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings, MessageTooLarge
 from oraculo.ports.broker import NO_REASON, Broker, Capabilities, Outgoing
 from oraculo.ports.clock import SystemClock
@@ -317,6 +317,14 @@ def test_a_reason_is_kept_or_shortened_but_fits(reason: str, length: int) -> Non
         assert len(header_block(headers)) <= room
         kept = reason_in({name: value.strip() for name, value in headers.items()})
         assert kept in (text, NO_REASON) or (kept.endswith("…") and text.startswith(kept[:-1].rstrip()))
+
+
+async def test_a_reason_keeps_as_many_characters_as_elsewhere_whatever_they_are(url: str, queue: str) -> None:
+    whole, longer = "🛰" * LONGEST_REASON, "é" * (LONGEST_REASON + 1)
+    async with running(url) as broker:
+        await broker.publish([Outgoing(queue, b"", reason=reason) for reason in (whole, longer)])
+        kept = [letter.reason for letter in await broker.dead_letters(queue, limit=3)]
+        assert kept == [whole, "é" * (LONGEST_REASON - 1) + "…"]
 
 
 async def test_many_thousands(url: str, queue: str) -> None:

@@ -136,6 +136,18 @@ async def test_a_redrive_into_a_full_stream_moves_what_it_takes(url: str, queue:
         assert bodies(await take(await broker.consume(queue, prefetch=2), 2)) == [b"0", b"1"]
 
 
+async def test_a_redrive_of_one_that_its_stream_will_never_take_moves_the_others(url: str, queue: str) -> None:
+    async with running(url) as broker, plain_client(url) as client:
+        await broker.publish([Outgoing(queue, body, reason="r") for body in (b"0", bytes(2000), b"2")])
+        config = (await api(client, f"STREAM.INFO.{queue}"))["config"]
+        await api(client, f"STREAM.UPDATE.{queue}", {**config, "max_msg_size": 1000})
+        for _ in range(2):
+            with pytest.raises(MessageTooLarge, match="message size exceeds maximum allowed"):
+                await broker.redrive(queue)
+        assert [letter.body for letter in await broker.dead_letters(queue, limit=4)] == [bytes(2000)]
+        assert await ready(broker, queue, 2)
+
+
 # -- queues that do not work, on a server that does -----------------------------------------------------------------
 
 

@@ -230,6 +230,26 @@ async def test_what_the_quarantine_does_not_take_stays_in_its_queue(url: str, qu
         assert await ready(broker, queue, 2)
 
 
+async def test_one_that_its_quarantine_refuses_holds_up_no_other_that_was_delivered_too_often(
+    url: str, queue: str
+) -> None:
+    """JetStream drops the copy of what is sent there again, but not for ever."""
+    dlq = {"name": f"{queue}=dlq", "subjects": [dlq_of(queue)], "retention": "workqueue", "max_msg_size": 200}
+    async with running(url, delivery_limit=1) as broker, plain_client(url) as client:
+        assert "error" not in await api(client, f"STREAM.CREATE.{queue}=dlq", dlq)
+        await broker.publish([Outgoing(queue, body) for body in (b"0", bytes(300), b"2")])
+        before = await broker.consume(queue, prefetch=3)
+        await take(before, 3)
+        await before.close()
+        heir = await broker.consume(queue, prefetch=3)
+        waiting = asyncio.create_task(heir.take(1))
+        letters = await eventually(lambda: have_letters(broker, queue, 2))
+        assert {letter.body for letter in letters} == {b"0", b"2"}
+        assert await eventually(lambda: ready(broker, queue, 1))
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
 async def test_thousands_that_wait_for_a_delay_hold_up_no_other(url: str, queue: str) -> None:
     """JetStream counts them as unsettled, and by default stops a consumer at a thousand."""
     async with running(url) as broker:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import cast
@@ -43,6 +44,17 @@ def fill_quarantine(channel: BlockingChannel, queue: str) -> None:
     arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
     channel.queue_declare(dlq_of(queue), durable=True, arguments=arguments)
     channel.basic_publish("", dlq_of(queue), b"the one that it has room for")
+
+
+@asynccontextmanager
+async def largest_message(server: RabbitMQ, size: int) -> AsyncIterator[None]:
+    """For the channels that are opened from now on."""
+    set_limit = "N = {}, application:set_env(rabbit, max_message_size, N), persistent_term:put(max_message_size, N)."
+    await asyncio.to_thread(server.control, "eval", set_limit.format(size))
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.control, "eval", set_limit.format(134217728))
 
 
 class TestFull:
@@ -330,11 +342,7 @@ class TestFull:
 
     async def test_by_how_much_a_message_is_too_large_is_told(self, fleet: Fleet) -> None:
         server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
-        set_limit = (
-            "N = {}, application:set_env(rabbit, max_message_size, N), persistent_term:put(max_message_size, N)."
-        )
-        await asyncio.to_thread(server.control, "eval", set_limit.format(2000))
-        try:
+        async with largest_message(server, 2000):
             async with running(server.url) as broker:
                 with pytest.raises(MessageTooLarge, match="larger than") as caught:
                     await broker.publish([Outgoing(fresh_name(), bytes(2007))])
@@ -350,8 +358,26 @@ class TestFull:
                 aggregate = await oraculo.run(request, wait=10)
             motive = "its command is too large for rabbitmq: RabbitMQ refused: .* is larger than .* 2000; raise that"
             assert re.match(motive, aggregate["falhas"][queue]["motivo"])
-        finally:
-            await asyncio.to_thread(server.control, "eval", set_limit.format(134217728))
+
+    async def test_those_too_large_for_the_quarantine_come_again_and_the_others_are_not_sent_there_time_and_again(
+        self, fleet: Fleet
+    ) -> None:
+        """Nobody tells what of a batch was taken before the one that is refused: once it is sent again, and no more."""
+        server, queue = cast("RabbitMQ", fleet.breakable("rabbitmq")), fresh_name()
+        small, large = [b"%d" % number for number in range(8)], [bytes(3000), bytes(3001)]
+        async with running(server.url) as before:
+            await before.publish([Outgoing(queue, body) for body in (*small, *large)])
+        async with largest_message(server, 2000), running(server.url) as broker:
+            consumer = await broker.consume(queue, prefetch=40)
+            taken = await take(consumer, 10)
+            await consumer.dead_letter_all([(delivery, "broken") for delivery in taken])
+            again = await take(consumer, 2)
+            assert {(each.body, each.redeliveries) for each in again} == {(body, 1) for body in large}
+            await consumer.ack(again)
+            await eventually(lambda: state(broker, queue), lambda now: now.ready + now.unacked == 0)
+            copies = Counter(bodies(await broker.dead_letters(queue, limit=100)))
+            assert set(copies) == set(small)
+            assert max(copies.values()) <= 2
 
     async def test_a_queue_that_is_down_is_told_of_until_it_works_though_the_server_answers(self, fleet: Fleet) -> None:
         server = cast("RabbitMQ", fleet.breakable("rabbitmq"))

@@ -11,6 +11,7 @@ from oraculo.brokers.rabbitmq.connection import Channel
 from oraculo.brokers.rabbitmq.publisher import _Batch
 from oraculo.brokers.rabbitmq.queues import LOOKS_TOGETHER
 from oraculo.brokers.rabbitmq.wire import Parcel
+from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, DeadLetter, Outgoing
 from tests.brokers import rabbitmq_stage as stage
@@ -93,9 +94,22 @@ class TestSettling:
             await consumer.close()
             heir = await broker.consume(queue, prefetch=1)
             (letter,) = await letters(broker, queue, 1)
-            assert (letter.reason, letter.redeliveries) == ("delivered 3 times and never settled", 3)
+            assert (letter.reason, letter.redeliveries) == ("delivered 3 times and never settled", 2)
             await broker.publish([Outgoing(queue, b"next")])
             assert bodies(await take(heir, 1)) == [b"next"]
+
+    async def test_a_letter_that_is_to_be_delivered_again_later_is_the_same_letter(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        await broker.publish([Outgoing(queue, b"bad", reason="why it died")])
+        (before,) = await letters(broker, queue, 1)
+        consumer = await broker.consume(dlq_of(queue), prefetch=1)
+        await consumer.retry((await take(consumer, 1))[0], 0.1, "later")
+        await take(consumer, 1)
+        await consumer.close()
+        (after,) = await letters(broker, queue, 1)
+        assert (after.id, after.reason, after.at) == (before.id, "why it died", before.at)
+        forget(url, [dlq_of(queue)])
 
     async def test_a_delay_is_not_lost_with_the_process_that_asked_for_it(self, url: str, queue: str) -> None:
         async with running(url) as broker:

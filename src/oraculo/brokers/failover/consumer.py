@@ -1,7 +1,7 @@
 """One consumer over several brokers."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
 from oraculo.brokers.failover.branch import WORKS_AGAIN, Branch
@@ -125,27 +125,40 @@ class FailoverConsumer:
         return len(self._out) - len(self._waiting)
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        for consumer, own in _by_owner(self._settle(delivery) for delivery in deliveries):
-            await self._settle_with(consumer, consumer.ack(own))
-        await self._made_room()
+        owned = [self._settle(delivery) for delivery in deliveries]
+        await self._settle_all(owned, lambda consumer, own: consumer.ack(own))
 
     async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
-        if (owned := self._settle(delivery)) is not None:
-            await self._settle_with(owned[0], owned[0].retry(owned[1], delay, reason))
-        await self._made_room()
+        await self._settle_all([self._settle(delivery)], lambda consumer, own: consumer.retry(own[0], delay, reason))
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
-        if (owned := self._settle(delivery)) is not None:
-            await self._settle_with(owned[0], owned[0].dead_letter(owned[1], reason))
-        await self._made_room()
+        await self._settle_all([self._settle(delivery)], lambda consumer, own: consumer.dead_letter(own[0], reason))
 
     async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
         owned = [(self._settle(delivery), reason) for delivery, reason in letters]
         reasons = {id(one[1]): reason for one, reason in owned if one is not None}
-        for consumer, own in _by_owner(one for one, _ in owned):
-            named = [(delivery, reasons[id(delivery)]) for delivery in own]
-            await self._settle_with(consumer, consumer.dead_letter_all(named))
-        await self._made_room()
+        await self._settle_all(
+            [one for one, _ in owned],
+            lambda consumer, own: consumer.dead_letter_all([(each, reasons[id(each)]) for each in own]),
+        )
+
+    async def _settle_all(
+        self,
+        owned: Iterable[tuple[Consumer, Delivery] | None],
+        settle: Callable[[Consumer, list[Delivery]], Awaitable[None]],
+    ) -> None:
+        """What one broker refuses holds up no other's, and is no longer ours either: there is room for the next."""
+        refusal: BrokerError | None = None
+        try:
+            for consumer, own in _by_owner(owned):
+                try:
+                    await self._settle_with(consumer, settle(consumer, own))
+                except BrokerError as error:
+                    refusal = refusal or error
+        finally:
+            await self._made_room()
+        if refusal is not None:
+            raise refusal
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
         """And what waits here, which nobody else knows of."""

@@ -177,28 +177,35 @@ class NatsConsumer:
     async def _bury_condemned(self) -> None:
         """It arrived once more although it was delivered as often as it may be: nobody had settled it."""
         condemned, self._condemned = self._condemned, []
-        limit = self._terms.delivery_limit
-        reason = f"delivered {limit} times and never settled"
-        # Without the first delivery, and without this last one, which nobody was shown.
-        letters = [Letter(self.queue, body, reason, origin.delivered - 2, origin.id) for _, body, origin in condemned]
-        tokens = [token for token, _, _ in condemned]
         try:
-            await self._home.bury(letters)
+            refused = await self._refused_burial(condemned)
+        except BaseException:
+            # Without those that are buried by now. One whose lease ended meanwhile comes again by itself.
+            self._condemned[:0] = [each for each in condemned if each.token in self._leases]
+            raise
+        if refused:
+            why = str(next(iter(refused.values())))
+            _log.warning("dead letters are refused; they wait in their queue", queue=self.queue, reason=why)
+            self._settle_all(list(refused), _nak(REFUSED_PAUSE))
+
+    async def _refused_burial(self, condemned: Sequence[_Arrived]) -> dict[str, BrokerError]:
+        """Buries them. Returns the tokens of those that are refused, and why: they hold up no other."""
+        try:
+            await self._home.bury([self._last_letter(each) for each in condemned])
         except BrokerError as error:
             if _is_away(error):
-                self._condemn_again(condemned)
                 raise
-            _log.warning("dead letters are refused; they wait in their queue", queue=self.queue, reason=str(error))
-            self._settle_all(tokens, _nak(REFUSED_PAUSE))
-        except BaseException:
-            self._condemn_again(condemned)
-            raise
-        else:
-            self._settle_all(tokens, _ACK)
+            if len(condemned) == 1:
+                return {condemned[0].token: error}
+            singly = [await self._refused_burial([each]) for each in condemned]
+            return {token: error for refused in singly for token, error in refused.items()}
+        self._settle_all([each.token for each in condemned], _ACK)
+        return {}
 
-    def _condemn_again(self, condemned: Sequence[_Arrived]) -> None:
-        """Those whose lease ended meanwhile come again by themselves."""
-        self._condemned[:0] = [each for each in condemned if each.token in self._leases]
+    def _last_letter(self, arrived: _Arrived) -> Letter:
+        """Without the first delivery it counts, and without this last one, which nobody was shown."""
+        reason = f"delivered {self._terms.delivery_limit} times and never settled"
+        return Letter(self.queue, arrived.body, reason, arrived.origin.delivered - 2, arrived.origin.id)
 
     # -- settling -------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, unquote_to_bytes
 
-from oraculo.core.naming import dlq_of, shown
+from oraculo.core.naming import LONGEST_REASON, dlq_of, shown
 from oraculo.ports.broker import NO_REASON
 
 REASON_HEADER = "Oraculo-Reason"
@@ -27,7 +27,6 @@ ID_HEADER = "Nats-Msg-Id"  # JetStream drops a second message with the same id, 
 NANOSECONDS = 1_000_000_000
 _DOT = "="
 _MAX_WAITING = 4096  # pulls that may wait at one queue; JetStream's default of 512 is the number of workers it allows
-_MOST_REASON = 4096  # bytes of a reason, as it is written
 _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # what a reason may have unencoded; quote() lets letters and digits pass
 
 _TRAPS = frozenset({"backoff", "max_bytes"})  # deliver again before the lease ends; never deliver what is larger
@@ -194,10 +193,12 @@ def letter_headers(reason: str, redeliveries: int, room: int, letter_id: str = "
     headers = {REDELIVERIES_HEADER: str(redeliveries), REASON_HEADER: ""}
     if letter_id:
         headers[ID_HEADER] = letter_id
-    left = min(room - headers_size(headers), _MOST_REASON)
+    left = room - headers_size(headers)
     if left < 0:
         return None
-    headers[REASON_HEADER] = _quoted(reason, left)
+    # By its characters: encoded it then has 48 kB at most, and JetStream takes headers of 64.
+    whole = reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
+    headers[REASON_HEADER] = _quoted(whole, left)
     return headers
 
 

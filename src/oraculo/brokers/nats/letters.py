@@ -122,9 +122,9 @@ class Quarantine:
             room = connection.max_payload - len(letter.body)
             requests.append(Request(target, letter.body, id_headers(f"{stream}:{letter.id}:{letter.at}", room)))
         await self._send(connection, requests, refusals)
-        refusals.raise_for_good()
+        not_taken = refusals.left.keys() | refusals.never
         pairs = zip(letters, requests, strict=True)
-        taken = [int(letter.id) for letter, request in pairs if id(request) not in refusals.left]
+        taken = [int(letter.id) for letter, request in pairs if id(request) not in not_taken]
         deleted = await self._delete(connection, queue, taken)
         refusals.raise_any()
         return deleted

@@ -31,6 +31,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self.for_good: dict[str, BrokerError] = {}  # why messages are such that NATS can never take them
+        self.never: set[int] = set()  # those of them that were sent, by the id of the request
         self.left: dict[int, str] = {}  # why their queue did not take the others, by the id of the request
         self.down: set[int] = set()  # those of them whose queue does not work at all
         self.forbidden: set[int] = set()  # and those of them whose queue will not, as it is now
@@ -48,6 +49,10 @@ class Refusals:
         self.down.add(id(request))
         if not isinstance(why, BrokerUnavailable):
             self.forbidden.add(id(request))
+
+    def note_never(self, request: Request, told: str, why: BrokerError) -> None:
+        self.for_good[told] = why
+        self.never.add(id(request))
 
     def raise_for_good(self) -> None:
         if len(self.for_good) == 1:

@@ -124,7 +124,7 @@ class Sender:
         else:
             size, told = len(request.body), str(refusal)
             too_large = MessageTooLarge(f"{told}, it has {size} bytes", size, None)  # the owner's limit is not told
-            refusals.for_good[told] = too_large if error.is_over_size else refusal
+            refusals.note_never(request, told, too_large if error.is_over_size else refusal)
 
 
 def _both(queue: str) -> tuple[str, str]:

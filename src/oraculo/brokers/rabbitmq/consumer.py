@@ -11,6 +11,7 @@ from pika.exceptions import AMQPError
 
 from oraculo.brokers.rabbitmq.connection import Channel, unused
 from oraculo.brokers.rabbitmq.letters import (
+    OUR_HEADERS,
     REDELIVERIES,
     carried,
     dead,
@@ -144,7 +145,8 @@ class RabbitMQConsumer:
         elif delay <= 0 and self._is_counting:
             self._give_back(delivery.token)
         else:
-            counted = carried(properties, **{REDELIVERIES: deliveries})
+            kept = OUR_HEADERS if is_dlq(self.queue) else ()  # a letter comes back as what it was
+            counted = carried(properties, kept, **{REDELIVERIES: deliveries})
             try:
                 await self._move({delivery.token: _Move(lambda: self._later(delay), counted, delivery.body)})
             except NotDelayed:
@@ -248,6 +250,10 @@ class RabbitMQConsumer:
         except NotDelayed:
             raise  # it is still ours to move
         except BrokerError as error:
+            if len(moves) > 1 and not isinstance(error, BrokerUnavailable):
+                self._moving.difference_update(moves)
+                await self._move_singly(moves)
+                return
             left = _not_taken(moves, parcels, error)
             self._have_moved(moves.keys() - left.keys())
             if not self._keeps(left):
@@ -257,6 +263,19 @@ class RabbitMQConsumer:
             raise
         else:
             self._have_moved(moves)
+
+    async def _move_singly(self, moves: dict[Token, _Move]) -> None:
+        """One of them is refused, and nobody tells which of the others were taken before it: each that is tried with it
+        again may come to lie there once more."""
+        refusal: BrokerError | None = None
+        for tag, move in moves.items():
+            if tag in self._held and tag not in self._moving:  # else it was settled, or the consumer has ended
+                try:
+                    await self._move({tag: move})
+                except BrokerError as error:
+                    refusal = refusal or error
+        if refusal is not None:
+            raise refusal
 
     def _keeps(self, moves: dict[Token, _Move]) -> bool:
         """Whether there is room for all that could not be moved; the others come again, after a pause."""
@@ -336,6 +355,7 @@ class RabbitMQConsumer:
     def _bury(self, delivery: Delivery) -> None:
         """It was delivered too often before it came here."""
         reason = f"delivered {delivery.redeliveries} times and never settled"
+        delivery.redeliveries -= 1  # without this one, which nobody was shown
         self._run(self._buried(delivery, reason), "bury a message")
 
     def _run(self, work: Coroutine[Any, Any, None], what: str) -> None:

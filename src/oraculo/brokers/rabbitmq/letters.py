@@ -52,7 +52,7 @@ _OURS = "x-oraculo-"
 REDELIVERIES = _OURS + "redeliveries"
 _LETTER = _OURS + "letter"
 _DIED_AT = _OURS + "died-at"
-_OUR_HEADERS = (REDELIVERIES, _LETTER, AMQP_REASON_HEADER, _DIED_AT)
+OUR_HEADERS = (REDELIVERIES, _LETTER, AMQP_REASON_HEADER, _DIED_AT)
 _COUNTERS = ("x-delivery-count", "x-acquired-count")  # failures and, since RabbitMQ 4.3, all; a classic queue has none
 # What the server wrote, or would act upon: CC and BCC would send copies of a message that only goes on its way.
 _NOT_CARRIED = re.compile(rf"{_OURS}.*|x-delivery-count|x-acquired-count|x-death|x-(first|last)-death-.*|CC|BCC")
@@ -87,10 +87,11 @@ def redeliveries_of(properties: bytes, is_redelivered: bool) -> int:
     return _number(headers.get(REDELIVERIES)) + max(counted, int(is_redelivered))
 
 
-def carried(properties: bytes, **ours: str | int) -> bytes:
-    """The properties of a message that goes to another queue: its own, less what belonged to the place it was in."""
+def carried(properties: bytes, kept: Collection[str] = (), /, **ours: str | int) -> bytes:
+    """The properties of a message that goes to another queue: its own, less what belonged to the place it was in, but
+    for what is to be kept."""
     own = _decoded(properties)
-    headers = {name: value for name, value in (own.headers or {}).items() if not _stays(name)}
+    headers = {name: value for name, value in (own.headers or {}).items() if name in kept or not _stays(name)}
     own.delivery_mode = PERSISTENT
     own.expiration = own.user_id = None  # it may not vanish, and the server takes no other user's name from us
     own.headers = headers | ours or None
@@ -104,7 +105,7 @@ def fitted(properties: bytes, room: int) -> bytes:
     """All headers stand in one frame, whose size the server chooses: only ours are left, and of the reason as much as
     there is room for."""
     own = _decoded(properties)
-    own.headers = {name: value for name, value in (own.headers or {}).items() if name in _OUR_HEADERS}
+    own.headers = {name: value for name, value in (own.headers or {}).items() if name in OUR_HEADERS}
     excess = len(encoded(own)) - room
     if excess > 0 and isinstance(reason := own.headers.get(AMQP_REASON_HEADER), str):
         own.headers[AMQP_REASON_HEADER] = reason.encode()[:-excess].decode(errors="ignore")
