@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from pymongo.asynchronous.collection import AsyncCollection
 
 from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.errors import StoreUnavailable
@@ -180,8 +181,31 @@ def test_a_commit_is_known_after_others_have_followed_it() -> None:
     assert not mine.was_written({"revisao": 4, "gravacoes": [other, other, mine.commit, other]})
     assert not mine.was_written({"revisao": 1, "gravacoes": [mine.commit]})
     assert not mine.was_written(None)
-    with pytest.raises(StoreUnavailable, match="too often"):
-        mine.was_written({"revisao": 20, "gravacoes": [other] * 8})
+    assert mine.was_written({"revisao": 20, "gravacoes": [other] * 8}) is None
+
+
+async def test_a_commit_that_many_have_followed_before_it_is_looked_for_is_not_called_a_conflict(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url) as store:
+        runs = [make_run("overtaken"), make_run("stale")]
+        await create(store, *runs)
+        stale = revived(await load(store, "stale"))
+        await change(store, changed(runs[1], Sent(0, 1)))
+        bulk_write = AsyncCollection.bulk_write
+
+        async def overtaken(*arguments: Any, **options: Any) -> Any:
+            done = await bulk_write(*arguments, **options)
+            monkeypatch.undo()
+            run = revived(await load(store, "overtaken"))
+            for number in range(20):
+                await change(store, changed(run, Progressed(0, float(number))))
+            return done
+
+        monkeypatch.setattr(AsyncCollection, "bulk_write", overtaken)
+        with pytest.raises(StoreUnavailable, match="too often"):
+            await store.commit([], [changed(runs[0], Sent(0, 1)), changed(stale, Sent(1, 1))])
+        assert (await load(store, "overtaken")).tasks[0].sent_at is not None, "it was written"
 
 
 # -- what was sent is forgotten -------------------------------------------------------------------------------------

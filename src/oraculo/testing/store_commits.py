@@ -340,6 +340,19 @@ class StoreCommits:
             for run in (*runs, new):
                 await assert_stored(store, run)
 
+    async def test_a_copy_far_behind_conflicts_and_the_run_beside_it_is_written(self) -> None:
+        async with self.opened() as store:
+            moved, beside = make_run("moved"), make_run("beside")
+            await create(store, moved, beside)
+            stale = revived(await load(store, "moved"))
+            for number in range(20):
+                await change(store, changed(moved, Progressed(0, float(number))))
+            committed = await store.commit([], [changed(stale, Sent(0, 1)), changed(beside, Sent(0, 1))])
+            assert committed.conflicts == {"moved"}
+            assert (stale.head.version, beside.head.version) == (1, 2)
+            for run in (moved, beside):
+                await assert_stored(store, run)
+
     async def test_of_rivals_on_one_version_exactly_one_wins(self) -> None:
         async with self.opened() as store:
             await create(store, make_run("a"))

@@ -83,6 +83,12 @@ class StoreSuite(StoreCommits):
             assert list(await store.due(NOW + 10_000, 10)) == []
             assert await store.next_due() is None
 
+    async def test_timers_are_found_however_late_they_are_asked_for(self) -> None:
+        async with self.opened() as store:
+            await create(store, make_run("wide", destinos=[{"fila": "q", "id": str(n)} for n in range(100)]))
+            for now in (1e12, 1e16, 1e18):
+                assert list(await store.due(now, 10)) == [Due("wide")]
+
     # -- what is to be sent, and what rests in dead letters -----------------------------------------------------
 
     async def test_unsent_commands_are_paged(self) -> None:
@@ -207,6 +213,25 @@ class StoreSuite(StoreCommits):
             assert await ids_of(store, RunQuery(text="[X]*.?")) == ["[x]*.?"]
             assert await ids_of(store, RunQuery(text="coleta_c")) == ["by-name"]
             assert await ids_of(store, RunQuery(text="nowhere")) == []
+
+    async def test_text_is_found_in_letters_whose_other_case_is_written_otherwise(self) -> None:
+        async with self.opened() as store:
+            names = ("Straße", "\N{KELVIN SIGN}elvin", "\N{LATIN SMALL LETTER LONG S}ol", "plain")
+            await create(store, *(make_run(name, now=NOW + n) for n, name in enumerate(names)))
+            await create(store, make_run("by-name", name="\N{LATIN SMALL LIGATURE FI}m", now=NOW + 50))
+            for text in ("strasse", "STRASSE", "straße", "Aß"):
+                assert await ids_of(store, RunQuery(text=text)) == ["Straße"]
+            assert await ids_of(store, RunQuery(text="kelv")) == [names[1]]
+            assert await ids_of(store, RunQuery(text="SOL")) == [names[2]]
+            assert await ids_of(store, RunQuery(text="fim")) == ["by-name"]
+            assert await ids_of(store, RunQuery(text="\N{KELVIN SIGN}")) == [names[1]]
+
+    async def test_no_text_is_found_across_id_and_name(self) -> None:
+        async with self.opened() as store:
+            await create(store, make_run("a", name="rota"))
+            for between in ("", "\x1e", "\x1f", "\n", "|"):
+                assert await ids_of(store, RunQuery(text=f"a{between}rota")) == []
+            assert await ids_of(store, RunQuery(text="\x1f")) == []
 
     async def test_pages_stay_true_while_runs_are_added(self) -> None:
         async with self.opened() as store:
@@ -342,7 +367,7 @@ class StoreSuite(StoreCommits):
             runs = [make_run(f"run-{n}") for n in range(5)]
             await create(store, *runs)
             await change(store, *(succeeded(run, now=NOW + 1) for run in runs))
-            assert [await store.prune(NOW + 100, 2) for _ in range(4)] == [2, 2, 1, 0]
+            assert [await store.prune(NOW + 100, limit) for limit in (0, 2, 2, 2, 2)] == [0, 2, 2, 1, 0]
 
     async def test_a_run_with_something_to_deliver_is_kept(self) -> None:
         async with self.opened() as store:

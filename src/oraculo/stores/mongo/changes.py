@@ -66,12 +66,18 @@ class ChangeWriter:
         ids = [update.run_id for update, _ in writes]
         with self._server.limit():
             found = {one["correlation_id"]: one async for one in self._server.runs.find(_among(ids), _STANDING)}
+        verdicts = [update.was_written(found.get(update.run_id)) for update, _ in writes]
+        # Of a copy far behind no name tells; but where all that the server counted are known, it was not written.
+        if None in verdicts and verdicts.count(True) != matched:
+            raise StoreUnavailable(
+                f"MongoDB at {self._server.place}: runs changed too often to tell which commits were written"
+            )
         losers: list[Update] = []
         forgotten: list[Update] = []
-        for update, _ in writes:
-            standing = found.get(update.run_id)
-            if update.was_written(standing):
+        for (update, _), was_written in zip(writes, verdicts, strict=True):
+            if was_written:
                 continue
+            standing = found.get(update.run_id)
             still = standing is not None and standing["revisao"] == update.based_on and "esquecida" in standing
             (forgotten if still else losers).append(update)
         return losers, forgotten

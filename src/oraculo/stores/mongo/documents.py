@@ -84,6 +84,7 @@ def content(value: Any, parts: Parts) -> bytes:
 NOT_OF_HEADS = dict.fromkeys(
     ("tarefas", "blocos", "historico", "historico_anexos", "payload", "definicao", "busca", "gravacoes", "agenda"), 0
 )
+BETWEEN = "\x1f"  # id and name, where they are searched; no id may hold it
 
 
 def lasting_fields(head: RunHead, fingerprint: str, key: str | None) -> Document:
@@ -92,7 +93,7 @@ def lasting_fields(head: RunHead, fingerprint: str, key: str | None) -> Document
         "pipeline": head.name,
         "prioridade": head.priority,
         "iniciada_em": moment(head.created_at),
-        "busca": f"{head.id}\x1f{head.name}".casefold(),
+        "busca": f"{head.id}{BETWEEN}{head.name}".casefold(),
         "origem": {
             "created_at": head.created_at,
             "timeout": head.timeout,

@@ -117,8 +117,7 @@ class Housekeeping:
     async def prune(self, ended_before: float, limit: int) -> int:
         with self._server.limit():
             await self.settle_old()
-            found = self._server.runs.find(_prunable(ended_before), {"lateral": 1}).sort("agenda.apagavel").limit(limit)
-            runs = [run async for run in found]
+            runs = await self._found_prunable(ended_before, limit)
             plain = [run["_id"] for run in runs if "lateral" not in run]
             pruned = await self._delete(plain, {**_prunable(ended_before), "lateral": None})
         with_sides = [run["_id"] for run in runs if "lateral" in run]
@@ -128,6 +127,12 @@ class Housekeeping:
                 pruned += await self._delete(part, _prunable(ended_before))
                 await self.settle_now(part)
         return pruned
+
+    async def _found_prunable(self, ended_before: float, limit: int) -> list[Document]:
+        if limit < 1:  # to MongoDB, 0 is no limit
+            return []
+        found = self._server.runs.find(_prunable(ended_before), {"lateral": 1}).sort("agenda.apagavel").limit(limit)
+        return [run async for run in found]
 
     async def _delete(self, keys: Sequence[str], where: Document) -> int:
         """A run may have been opened again since it was found."""

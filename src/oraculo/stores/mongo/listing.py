@@ -8,7 +8,7 @@ import zlib
 from oraculo.core.run import RunStatus
 from oraculo.errors import InvalidInput
 from oraculo.ports.store import Page, RunQuery
-from oraculo.stores.mongo.documents import NOT_OF_HEADS, head_of
+from oraculo.stores.mongo.documents import BETWEEN, NOT_OF_HEADS, head_of
 from oraculo.stores.mongo.server import Document, Server
 from oraculo.stores.words import census_of
 
@@ -19,7 +19,7 @@ _LONGEST_TEXT = 1_000  # longer than any id and name
 
 async def runs(server: Server, query: RunQuery) -> Page:
     before = read_cursor(query.cursor)
-    if query.text and len(query.text) > _LONGEST_TEXT:
+    if query.text and (len(query.text) > _LONGEST_TEXT or BETWEEN in query.text):
         return Page([], None)
     found = server.runs.find(_where(query, before), NOT_OF_HEADS).sort("_id", -1).limit(query.limit + 1)
     if query.text:

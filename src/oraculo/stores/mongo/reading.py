@@ -162,7 +162,7 @@ async def due(server: Server, now: float, limit: int) -> list[Due]:
         (number, entry["bloco"], run)
         for run in runs
         for number, entry in enumerate(run.get("blocos", ()))
-        if entry["agenda"].get("toca_em", now + 1) <= now
+        if "toca_em" in entry["agenda"] and entry["agenda"]["toca_em"] <= now
     ]
     ringing.sort(key=lambda one: one[2]["blocos"][one[0]]["agenda"]["toca_em"])
     names = [name for _, name, _ in ringing[:limit]]

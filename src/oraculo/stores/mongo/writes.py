@@ -9,7 +9,6 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import UpdateOne
 
 from oraculo.core.run import Changes, Task
-from oraculo.errors import StoreUnavailable
 from oraculo.ports.store import Creation
 from oraculo.stores.mongo.agenda import Agenda, agenda_of
 from oraculo.stores.mongo.documents import (
@@ -132,13 +131,14 @@ class Update:
             push[name] = {"$each": entries}
         return UpdateOne({**where, "revisao": self.based_on}, {"$set": fields, "$push": push})
 
-    def was_written(self, found: Document | None) -> bool:
-        """Whether it was this commit that made the version after the one it was decided on."""
+    def was_written(self, found: Document | None) -> bool | None:
+        """Whether it was this commit that made the version after the one it was decided on. None: so many followed that
+        the run no longer knows."""
         if found is None or found["revisao"] < self.version:
             return False
         since = found["revisao"] - self.version
         if since >= len(found["gravacoes"]):
-            raise StoreUnavailable(f"run {self.run_id} changed too often to tell which commits were written")
+            return None
         return bool(found["gravacoes"][-1 - since] == self.commit)
 
     @property

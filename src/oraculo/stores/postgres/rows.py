@@ -20,7 +20,7 @@ Row = tuple[Any, ...]
 HEAD_COLUMNS = 24
 _NO_DELIVERIES = "[]"
 ROW_BYTES = 200  # of a row without its results and payloads, roughly
-_BETWEEN = "\x1f"  # id and name, where they are searched
+BETWEEN = "\x1f"  # id and name, where they are searched; no id may hold it
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -75,7 +75,7 @@ def _lasting_columns(head: RunHead, fingerprint: str, key: str | None) -> Row:
     return (
         head.id,
         head.name,
-        f"{searched(head.id)}{_BETWEEN}{searched(head.name)}",
+        f"{searched(head.id)}{BETWEEN}{searched(head.name)}",
         head.definition_hash,
         head.created_at,
         head.timeout,

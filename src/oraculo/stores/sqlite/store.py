@@ -300,7 +300,7 @@ def _listing(query: RunQuery) -> tuple[str, dict[str, Any]]:
         filters.append("with_name")
         parameters["name"] = query.name
     if query.text:
-        filters.append("with_ascii_text" if query.text.isascii() else "with_text")
+        filters.append("with_text")
         parameters["text"] = f"%{_escaped(query.text.casefold())}%"
     sql = QUERIES["list_runs"].replace("/* filters */", " ".join(QUERIES[name] for name in filters))
     return sql, parameters

@@ -204,12 +204,21 @@ AND status = :status
 -- name: with_name
 AND name = :name
 
--- LIKE ignores the case of ASCII letters only; `folded` is Python's, and slower.
--- name: with_ascii_text
-AND (id LIKE :text ESCAPE '\' OR name LIKE :text ESCAPE '\')
-
+-- LIKE ignores the case of ASCII letters only; `folded` is Python's, and slower: it is asked about ids with other
+-- letters, which have more bytes than characters, and once about each name, whose index is walked from one to the next.
 -- name: with_text
-AND (folded(id) LIKE :text ESCAPE '\' OR folded(name) LIKE :text ESCAPE '\')
+AND (
+    id LIKE :text ESCAPE '\'
+    OR (length(CAST(id AS BLOB)) > length(id) AND folded(id) LIKE :text ESCAPE '\')
+    OR name IN (
+        WITH RECURSIVE names (name) AS (
+            SELECT min(name) FROM runs
+            UNION ALL
+            SELECT (SELECT min(name) FROM runs WHERE name > names.name) FROM names WHERE name IS NOT NULL
+        )
+        SELECT name FROM names WHERE folded(coalesce(name, '')) LIKE :text ESCAPE '\'
+    )
+)
 
 -- name: history
 SELECT seq, at, what, task, attempt, detail
