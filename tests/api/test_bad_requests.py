@@ -2,13 +2,18 @@
 
 import gzip
 import socket
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from oraculo.api import bodies
+from oraculo.engine.webhooks import Webhooks
+from oraculo.ports.clock import SystemClock
 from oraculo.settings import LimitSettings
+from tests.waiting import until
 
 from .exchange import Exchange
 from .live import live
@@ -126,6 +131,47 @@ async def test_a_client_that_leaves_amid_its_body_starts_nothing(service: Servic
     assert await service.runs() == []
 
 
+LARGE = {"Content-Length": str(SETTINGS.limits.request_bytes)}
+
+
+async def test_bodies_that_stay_half_sent_take_only_so_much_memory(service: Service) -> None:
+    async with AsyncExitStack() as stack:
+        half = []
+        for _ in range(7):
+            exchange = await stack.enter_async_context(Exchange(service.app, "POST", "/orquestracoes", LARGE))
+            exchange.upload(b"{", more=True)
+            half.append(exchange)
+        unsaid = await stack.enter_async_context(Exchange(service.app, "POST", "/orquestracoes"))
+        half.append(unsaid)
+        for _ in range(32):
+            unsaid.upload(b" " * (SETTINGS.limits.request_bytes // 32), more=True)
+        await until(lambda: not any(exchange.unread_uploads for exchange in half))
+        async with Exchange(service.app, "PUT", "/pipelines/x", {"Content-Length": "70000"}) as refused:
+            start = await refused.next()
+            assert start["status"] == 503  # though not a byte was sent
+            assert (b"retry-after", b"1") in start["headers"]
+            assert "large requests" in await refused.next_chunk()
+        assert await service.start_run(destinos=["escavador_x"]), "a small one needs no room"
+        half[0].leave()
+        await half[0].finished()
+        async with Exchange(service.app, "PUT", "/pipelines/x", {"Content-Length": "70000"}) as taken:
+            taken.upload(b"x", more=False)
+            assert (await taken.next())["status"] == 422, "what was given back is another's"
+
+
+async def test_a_body_whose_rest_does_not_come_is_not_waited_for(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "_PATIENCE", 0.05)
+    async with Exchange(service.app, "POST", "/orquestracoes") as exchange:
+        exchange.upload(b'{"tipo":', more=True)
+        start = await exchange.next()
+        assert start["status"] == 408
+        assert (b"connection", b"close") in start["headers"]
+        assert "0.05 s" in await exchange.next_chunk()
+    assert await service.runs() == []
+
+
 def test_a_client_amid_its_body_is_told_that_the_server_stops(tmp_path: Path) -> None:
     with live(tmp_path) as served:
         place = served.url.removeprefix("http://").split(":")
@@ -185,3 +231,26 @@ async def test_odd_names_of_pipelines_and_queues_are_just_unknown(service: Servi
     assert_problem(await call("GET", f"/filas/{odd}/dlq"), 404)
     assert_problem(await call("POST", f"/filas/{odd}/dlq/reenviar"), 404)
     assert_problem(await call("DELETE", f"/filas/resultados/dlq/{odd}"), 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "described"),
+    [
+        ("/orquestracoes/r/repetir", "/orquestracoes/{correlation_id}/repetir"),
+        ("/orquestracoes/r/cancelar", "/orquestracoes/{correlation_id}/cancelar"),
+        ("/filas/escavador_x/dlq/reenviar", "/filas/{fila}/dlq/reenviar"),
+    ],
+)
+async def test_no_webhook_of_a_run_opens_or_cancels_one(service: Service, path: str, described: str) -> None:
+    await service.start_run(correlation_id="r", destinos=["escavador_x"])
+    replies = []
+
+    async def post(_url: str, body: bytes, headers: dict[str, str]) -> int:
+        replies.append(await service.client.post(path, content=body, headers=headers))
+        return 200
+
+    await Webhooks(post, "", SystemClock()).send("r", "http://oraculo" + path, 1, b"{}")
+    assert_problem(replies[0], 409, None, "webhook-id of a webhook")
+    document = (await service.client.get("/openapi.json")).json()
+    assert "`webhook-id`" in document["paths"][described]["post"]["description"]
+    assert (await service.client.get("/orquestracoes/r")).json()["status"] == "em_execucao"

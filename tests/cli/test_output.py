@@ -9,6 +9,13 @@ import pytest
 from oraculo.cli import output
 
 
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
 def test_control_characters_do_not_reach_the_terminal() -> None:
     assert output.clean("red\x1b[31m\nnext\x07") == "red\ufffd[31m next\ufffd"
     assert output.clean(None) == "-"
@@ -23,10 +30,6 @@ def test_a_table_in_a_pipe_is_never_cut(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_table_on_a_terminal_keeps_its_first_column_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", "60")
@@ -44,6 +47,19 @@ def test_json_is_json_whatever_the_terminal_can_write(monkeypatch: pytest.Monkey
     output.print_json({"texto": "ação", "grande": 10**30})
     stream.flush()
     assert json.loads(raw.getvalue().decode(encoding)) == {"texto": "ação", "grande": 10**30}
+
+
+def test_json_does_not_steer_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"texto": "ação 漢😀 \x1b[31m \x9b31m \u202e \x7f \U000e0001", "vazio": ""}
+    output.print_json(document)
+    assert "\x9b" in capsys.readouterr().out, "whoever reads a pipe gets it as it is"
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    output.print_json(document)
+    printed = terminal.getvalue()
+    assert all(char.isprintable() or char == "\n" for char in printed)
+    assert "ação 漢😀" in printed
+    assert json.loads(printed) == document
 
 
 @pytest.mark.parametrize(("status", "code"), [("concluida", 0), ("parcial", 1), ("erro", 1), ("timeout", 1)])

@@ -125,6 +125,7 @@ def test_an_unknown_key_of_the_pipeline_and_of_retry() -> None:
         ({"type": "a", "id": ""}, "steps[0] ().id: must have 1 to 128 characters; got 0"),
         ({"type": "a", "id": "x" * 129}, f"steps[0] ({'x' * 129}).id: must have 1 to 128 characters; got 129"),
         ({"type": "a", "id": "a\nb"}, "steps[0] (a\nb).id: must not hold control characters"),
+        ({"type": "VIRAL_COPY", "id": ".."}, "steps[0] (..).id: must not be '.' or '..', which mean folders in a URL"),
         ({"type": "a", "config": [1]}, "steps[0] (a).config: must be an object; got [1]"),
         ({"type": "a", "dependsOn": {"b": 1}}, "steps[0] (a).dependsOn: must be a list of step ids"),
         ({"type": "a", "dependsOn": [1]}, "steps[0] (a).dependsOn: must be a list of step ids"),

@@ -201,6 +201,7 @@ def test_too_wide_a_fan_out() -> None:
         ({"fila": "a/b"}, "destinos[0].fila: must be 1 to 128 letters"),
         ({"fila": "a", "id": "x" * 129}, "destinos[0].id: must have 1 to 128 characters; got 129"),
         ({"fila": "a", "id": "x\n"}, "destinos[0].id: must not hold control characters"),
+        ({"fila": "a", "id": "."}, "destinos[0].id: must not be '.' or '..', which mean folders in a URL"),
         ({"fila": "a", "timeout": 0}, "destinos[0].timeout: must be more than 0"),
         ({"fila": "a", "timeout": "x"}, "destinos[0].timeout: must be a number of seconds"),
         ({"fila": "a", "payload": []}, "destinos[0].payload: must be an object"),

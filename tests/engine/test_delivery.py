@@ -79,15 +79,15 @@ async def test_a_webhook_is_signed_and_carries_the_aggregate() -> None:
         await until(noted)
 
 
-async def test_the_password_of_a_webhook_is_used_and_not_shown() -> None:
+async def test_what_lets_one_in_at_a_webhook_is_used_and_not_shown() -> None:
     async with receiving() as receiver, Harness(recording_app(Journal(), ("escavador_a",)), settings=QUICK) as oraculo:
-        webhook = receiver.url.replace("://", "://ana:s3cret@")
+        webhook = receiver.url.replace("://", "://ana:s3cret@") + "?token=t"
         run_id = await oraculo.submit({"destinos": ["escavador_a"], "webhook": webhook})
         await until(lambda: receiver.received)
         ((headers, _),) = receiver.received
         assert headers["authorization"] == f"Basic {b64encode(b'ana:s3cret').decode()}"
         view = await oraculo.operations.view(await oraculo.operations.run(run_id))
-        assert view["entregas"][0]["destino"] == receiver.url.replace("://", "://ana:***@")
+        assert view["entregas"][0]["destino"] == receiver.url.replace("://", "://ana:***@") + "?***"
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,17 @@
 """How a webhook is posted: who looks up its host, by which proxy, with what it must not carry along."""
 
 import asyncio
+import re
 import socket
 import ssl
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import h11
 import httpx2
 import pytest
 
@@ -33,14 +35,16 @@ class Heads(list[str]):
 
 
 @asynccontextmanager
-async def heads(*, gate: asyncio.Barrier | None = None, tls: ssl.SSLContext | None = None) -> AsyncIterator[Heads]:
+async def heads(
+    *, gate: asyncio.Barrier | None = None, tls: ssl.SSLContext | None = None, first: bytes = b""
+) -> AsyncIterator[Heads]:
     got = Heads()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         got.append((await reader.readuntil(b"\r\n\r\n")).decode())
         if gate is not None:
             await gate.wait()
-        writer.write(_OK)
+        writer.write(first + _OK)
         await writer.drain()
         writer.close()
 
@@ -48,6 +52,22 @@ async def heads(*, gate: asyncio.Barrier | None = None, tls: ssl.SSLContext | No
     got.port = server.sockets[0].getsockname()[1]
     async with server:
         yield got
+
+
+@asynccontextmanager
+async def never_to_the_point(answer: bytes) -> AsyncIterator[str]:
+    """A receiver that sends this again and again; its URL."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with suppress(ConnectionError):
+            while True:
+                writer.write(answer)
+                await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
 
 
 @asynccontextmanager
@@ -244,6 +264,61 @@ async def test_a_proxy_that_cannot_be_used_is_told_when_a_webhook_is_posted(
     async with posting() as post:
         with pytest.raises(NotPosted, match="cannot be used: a SOCKS proxy needs pip install socksio"):
             await post("http://longe.example/", b"{}", {})
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    ["http://u:s3cr/et@127.0.0.1:1", "http://u:s3cr#et@h", "http://u:s3cr?et@h", "s3cr://h", "http://u:p@h:s3cr"],
+)
+async def test_a_proxy_that_cannot_be_read_is_told_without_its_password(
+    names: Names, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    async with posting() as post:
+        with pytest.raises(NotPosted, match=r"its URL cannot be read; .* written %2F, %23 and %3F$") as refused:
+            await post("http://longe.example/", b"{}", {})
+    assert "s3cr" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 4000, "sent more than 16 informational answers (1xx) before any other"),
+        (
+            b"HTTP/1.1 103 Early Hints\r\nlink: " + b"x" * 60_000 + b"\r\n\r\n",
+            "sent more than 128 kB without a status and its headers",
+        ),
+    ],
+    ids=["many", "large"],
+)
+async def test_a_receiver_that_never_comes_to_the_point_is_left_at_once(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, told: str
+) -> None:
+    taken = []
+    skip = h11.Connection.next_event
+
+    def count(connection: h11.Connection) -> Any:
+        taken.append(skip(connection))
+        return taken[-1]
+
+    monkeypatch.setattr(h11.Connection, "next_event", count)
+    async with never_to_the_point(answer) as url, posting() as post:
+        with pytest.raises(NotPosted, match=f"^{re.escape(told)}$"):
+            await post(url, b"{}", {})
+    assert len([event for event in taken if isinstance(event, h11.InformationalResponse)]) <= 16
+
+
+async def test_a_few_informational_answers_come_before_the_one_that_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str((certificates := make_certificates(tmp_path)).authority))
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificates.certificate, certificates.key)
+    hint = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"
+    async with heads(tls=tls, first=hint * 16) as good, heads(tls=tls, first=hint * 17) as bad, posting() as post:
+        assert await post(f"https://127.0.0.1:{good.port}/", b"{}", {}) == 200
+        with pytest.raises(NotPosted, match="more than 16 informational"):
+            await post(f"https://127.0.0.1:{bad.port}/", b"{}", {})
 
 
 async def test_no_cookie_goes_from_one_webhook_to_the_next() -> None:

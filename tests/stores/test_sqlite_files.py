@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +68,16 @@ async def test_a_read_only_file_says_so(open_folder: Path) -> None:
     make_read_only(open_folder)
     with without_privileges(), pytest.raises(StoreError, match=r"oraculo\.db: .*readonly"):
         await SqliteStore(path, inline=True).start()
+
+
+async def test_a_folder_that_is_made_for_it_is_its_owners_alone(open_folder: Path) -> None:
+    made, shared = open_folder / ".oraculo", open_folder / "shared"
+    shared.mkdir()
+    shared.chmod(0o750)
+    for folder in (made, shared):
+        async with opened(str(folder / "oraculo.db"), inline=True):
+            pass
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (made, shared)] == [0o700, 0o750]
 
 
 async def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from oraculo import __version__
 from oraculo.api import asyncapi, docs_page, events, health, pipelines, queues, runs
 from oraculo.api.auth import ApiKeys
+from oraculo.api.bodies import Room
 from oraculo.api.context import Context
 from oraculo.api.openapi import DESCRIPTION, TITLE, document_of
 from oraculo.api.paths import ExactPaths, HeadAsGet
@@ -42,7 +43,7 @@ def create_app(
         # A redirect would be made of a path whose encoded slashes are marked; a wrong address is told as one.
         redirect_slashes=False,
     )
-    app.state.context = Context(operations, settings, metrics)
+    app.state.context = Context(operations, settings, metrics, Room(settings.limits.request_bytes))
     install_problems(app)
     for part in (health,) if only_health else (events, runs, pipelines, queues, asyncapi, health):
         app.include_router(part.router)

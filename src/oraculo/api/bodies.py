@@ -1,6 +1,8 @@
 """Request bodies: read within a limit, never more of them held than that, and of a kind that can be read."""
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from fastapi import HTTPException, Request
 
@@ -12,24 +14,75 @@ PIPELINE_KINDS = JSON_KINDS | {"application/yaml", "application/x-yaml", "text/y
 _SUFFIXES = {"application/json": "+json", "application/yaml": "+yaml"}
 _UNSAID = "application/x-www-form-urlencoded"
 _MOST_DIGITS = 20
+_AT_ONCE = 8  # of the largest requests
+_SMALL = 64 * 1024  # bytes; the server itself holds as many of each
+_PATIENCE = 30.0  # seconds for the next piece of a body
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Raises PayloadTooLarge as soon as the length is known to pass the limit, and 503 when the server stops and has
-    waited long enough for the rest: it cancels who still waits, and would call that an error of ours."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and len(declared) <= _MOST_DIGITS and int(declared) > limit:
-        raise PayloadTooLarge("request", int(declared), limit)
-    body = bytearray()
+class Room:
+    """For all bodies that are being read: those that stay half sent cannot take all the memory. Small ones count for
+    nothing, and always find some."""
+
+    def __init__(self, request_bytes: int) -> None:
+        self._free = _AT_ONCE * request_bytes
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """Gives the means to make it as large as a body, which raises 503 when others have the room."""
+        held = 0
+
+        def grow(size: int) -> None:
+            nonlocal held
+            if size <= max(held, _SMALL):
+                return
+            if size - held > self._free:
+                raise _not_now("Too many large requests are being read; send it again in a moment.")
+            self._free -= size - held
+            held = size
+
+        try:
+            yield grow
+        finally:
+            self._free += held
+
+
+async def read_body(request: Request, limit: int, room: Room) -> bytes:
+    """Raises PayloadTooLarge as soon as the length is known to pass the limit, 408 when the rest does not come, and 503
+    when the server stops and has waited long enough for it: it cancels who still waits, and would call that an error of
+    ours."""
+    declared = _declared_length(request)
+    if declared > limit:
+        raise PayloadTooLarge("request", declared, limit)
     try:
+        with room.share() as grow:
+            grow(declared)
+            return await _read(request, limit, grow)
+    except TimeoutError:
+        detail = f"Nothing more of the body came for {_PATIENCE:g} s; send it again."
+        raise HTTPException(408, detail, {"Connection": "close"}) from None
+    except asyncio.CancelledError:
+        raise _not_now("The server is stopping, and the body was not complete; send it again in a moment.") from None
+
+
+def _declared_length(request: Request) -> int:
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isdecimal() and len(declared) <= _MOST_DIGITS else 0
+
+
+async def _read(request: Request, limit: int, grow: Callable[[int], None]) -> bytes:
+    body, loop = bytearray(), asyncio.get_running_loop()
+    async with asyncio.timeout(_PATIENCE) as patience:
         async for chunk in request.stream():
             body += chunk
             if len(body) > limit:
                 raise PayloadTooLarge("request", len(body), limit)
-    except asyncio.CancelledError:
-        detail = "The server is stopping, and the body was not complete; send it again in a moment."
-        raise HTTPException(503, detail, {"Retry-After": RETRY_SECONDS}) from None
+            grow(len(body))
+            patience.reschedule(loop.time() + _PATIENCE)
     return bytes(body)
+
+
+def _not_now(detail: str) -> HTTPException:
+    return HTTPException(503, detail, {"Retry-After": RETRY_SECONDS})
 
 
 def expect_kind(request: Request, kinds: frozenset[str]) -> None:

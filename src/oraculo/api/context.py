@@ -5,7 +5,10 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from oraculo.api.bodies import Room
 from oraculo.engine.operations import Operations
+from oraculo.engine.webhooks import ID_HEADER
+from oraculo.errors import Conflict
 from oraculo.settings import Settings
 from oraculo.telemetry.metrics import Metrics
 
@@ -15,6 +18,7 @@ class Context:
     operations: Operations
     settings: Settings
     metrics: Metrics
+    room: Room
 
 
 async def _context(request: Request) -> Context:
@@ -26,5 +30,12 @@ async def _operations(request: Request) -> Operations:
     return (await _context(request)).operations
 
 
+async def _no_webhook(request: Request) -> None:
+    """A run whose webhook opens it again, or another that does the same, would never end."""
+    if ID_HEADER in request.headers:
+        raise Conflict(f"This call has the header {ID_HEADER} of a webhook, and no webhook may change a run.")
+
+
 Shared = Annotated[Context, Depends(_context)]
 Door = Annotated[Operations, Depends(_operations)]
+NotForWebhooks = Depends(_no_webhook)

@@ -23,13 +23,14 @@ _PROBLEMS = {
     400: "The body is not acceptable JSON.",
     401: "No API key, or an unknown one.",
     404: "There is no such thing.",
+    408: "The rest of the body did not come.",
     409: "It clashes with what is there.",
     413: "Larger than the limit.",
     415: "The body is of a kind that cannot be read.",
     422: "Something given breaks a rule; `erros` names it.",
     502: "The broker refused; `detail` has its words.",
-    503: "The store, the broker or the object store cannot be reached now, or a newer ORÁCULO wrote what is asked "
-    "for; try again after `Retry-After` seconds.",
+    503: "The store, the broker or the object store cannot be reached now, a newer ORÁCULO wrote what is asked "
+    "for, or too many large bodies are being read; try again after `Retry-After` seconds.",
 }
 # Under whatever path a proxy puts it.
 _SERVERS: list[dict[str, str | Any]] = [{"url": ".", "description": "where this document is"}]

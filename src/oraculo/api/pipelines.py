@@ -69,13 +69,13 @@ def _shown(definition: Definition, origin: Origin) -> dict[str, Any]:
     responses={
         200: reply("Replaced.", "Pipeline"),
         201: reply("New.", "Pipeline", headers=header("Location", "Where it is.")),
-        **problems(404, 413, 415, 422),
+        **problems(404, 408, 413, 415, 422),
     },
     openapi_extra=_BODY,
 )
 async def put_pipeline(request: Request, shared: Shared, name: Name) -> Response:
     expect_kind(request, PIPELINE_KINDS)
-    text = await read_body(request, min(MAX_TEXT, shared.settings.limits.request_bytes))
+    text = await read_body(request, min(MAX_TEXT, shared.settings.limits.request_bytes), shared.room)
     definition, is_new = await shared.operations.put_pipeline(name, text)
     document = _shown(definition, Origin.STORED)
     return json_reply(document, 201, {"Location": f"{PIPELINES}/{name}"}) if is_new else json_reply(document)

@@ -6,7 +6,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from oraculo.api.bodies import JSON_KINDS, expect_kind, read_body
-from oraculo.api.context import Door, Shared
+from oraculo.api.context import Door, NotForWebhooks, Shared
 from oraculo.api.openapi import REQUEST_EXAMPLES, header, header_parameter, json_body, problems, reply
 from oraculo.api.parameters import BLANKS, Cursor, OptionalName, RunId, TaskId, WhenGiven, when_empty
 from oraculo.api.paths import RUN, RUNS
@@ -27,6 +27,7 @@ _WAIT = header_parameter(
     "preferences are ignored. A server that stops answers `202` before the time is up.",
 )
 _APPLIED = header("Preference-Applied", "The wait that was kept to.")
+_NOT_FOR_WEBHOOKS = "A call with the header `webhook-id`, as a webhook has it, is refused with `409`."
 _LOCATION = header("Location", "Where the run is.")
 
 
@@ -37,7 +38,7 @@ _LOCATION = header("Location", "Where the run is.")
     responses={
         200: reply("The run ended within the wait: its aggregate.", "Agregado", headers=_LOCATION | _APPLIED),
         202: reply("Taken, and safe: it will not be lost.", "Aceita", headers=_LOCATION | _APPLIED),
-        **problems(400, 409, 413, 415, 422),
+        **problems(400, 408, 409, 413, 415, 422),
     },
     openapi_extra={**json_body("Pedido", examples=REQUEST_EXAMPLES), "parameters": [_WAIT]},
 )
@@ -54,7 +55,8 @@ async def start_run(
     wait = wait_of(request.headers.getlist("prefer"), shared.settings.api.max_wait)
     try:
         submitted = await shared.operations.submit(
-            await read_body(request, shared.settings.limits.request_bytes),  # not kept here while it is waited for
+            # Not kept here while it is waited for.
+            await read_body(request, shared.settings.limits.request_bytes, shared.room),
             idempotency_key=idempotency_key and idempotency_key.strip(BLANKS),
             traceparent=valid_traceparent(traceparent),
             wait=wait or 0,
@@ -107,6 +109,8 @@ async def explain_run(operations: Door, correlation_id: RunId) -> Response:
 @router.post(
     RUN + "/cancelar",
     summary="Cancel a run",
+    description=_NOT_FOR_WEBHOOKS,
+    dependencies=[NotForWebhooks],
     responses={200: reply("The cancelled run.", "Orquestracao"), **problems(404, 409, 422)},
 )
 async def cancel_run(operations: Door, correlation_id: RunId) -> Response:
@@ -116,7 +120,9 @@ async def cancel_run(operations: Door, correlation_id: RunId) -> Response:
 @router.post(
     RUN + "/repetir",
     summary="Run again only what failed",
+    description=_NOT_FOR_WEBHOOKS,
     status_code=202,
+    dependencies=[NotForWebhooks],
     responses={
         202: reply("The run, open again.", "Orquestracao", headers=_LOCATION),
         **problems(404, 409, 422),

@@ -17,7 +17,8 @@ NOT_SUCCEEDED = 1
 BAD_USAGE = 2
 INTERRUPTED = 130
 
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_NOT_PLAIN = re.compile(r"[^\n -~]")
+_DELETE = "\x7f"  # the one control character of ASCII that JSON may have as it is
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 STATUS_STYLES = {
@@ -98,7 +99,15 @@ def print_json(document: object, *, indent: int | None = 2) -> None:
     except UnicodeEncodeError:  # half of a surrogate pair, as in the name of a file that is not UTF-8
         text = json.dumps(document, indent=indent)
     can_write_all = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
-    print(text if can_write_all else _NOT_ASCII.sub(lambda letter: json.dumps(letter[0])[1:-1], text))
+    if not can_write_all or sys.stdout.isatty():  # what a worker wrote must not steer a terminal
+        text = _NOT_PLAIN.sub(
+            lambda char: char[0] if can_write_all and char[0].isprintable() else _escaped(char[0]), text
+        )
+    print(text)
+
+
+def _escaped(char: str) -> str:
+    return json.dumps(char)[1:-1] if char > _DELETE else f"\\u{ord(char):04x}"
 
 
 def _as_written(value: object) -> object:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from oraculo.core.aggregate import end_status, summary
+from oraculo.core.masking import masked
 from oraculo.core.naming import ANSWERS, dlq_of
 from oraculo.core.pipeline import Kind
 from oraculo.core.run import Channel, Delivery, DeliveryStatus, Run, Task, TaskStatus
@@ -261,10 +262,11 @@ def _end_state(run: Run, task: Task, audiences: Mapping[str, Audience]) -> str:
 
 
 def _delivery_state(delivery: Delivery, now: float) -> str:
-    what = f"its aggregate for {delivery.channel} {_receiver(delivery)}"
+    what = f"its aggregate for {delivery.channel} {_line(masked(delivery.target))}"
     if delivery.status is DeliveryStatus.DELIVERED:
         return f"{what} was delivered"
-    tried = f"after {_count(delivery.attempts, 'attempt')}" + (f" ({_line(delivery.error)})" if delivery.error else "")
+    why = f" ({_line(masked(delivery.error))})" if delivery.error else ""
+    tried = f"after {_count(delivery.attempts, 'attempt')}{why}"
     if delivery.status is DeliveryStatus.UNDELIVERED:
         return f"{what} is given up {tried}"
     if not delivery.attempts:
@@ -272,17 +274,8 @@ def _delivery_state(delivery: Delivery, now: float) -> str:
         return f"{what} is not delivered yet: {under_way}"
     left = in_words(max(0.0, (delivery.due_at or now) - now))
     if delivery.channel is Channel.QUEUE:  # of those made while its broker was away only the first is noted
-        return f"{what} is not delivered yet ({_line(delivery.error)}), and is tried again now or within {left}"
+        return f"{what} is not delivered yet{why}, and is tried again now or within {left}"
     return f"{what} is not delivered yet {tried}, and the next is under way or due within {left}"
-
-
-def _receiver(delivery: Delivery) -> str:
-    """The query of a webhook often is what lets one in: `?token=…`."""
-    receiver = _line(delivery.target)
-    if delivery.channel is not Channel.WEBHOOK:
-        return receiver
-    url, mark, _ = receiver.partition("?")
-    return f"{url}{mark and '?***'}"
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

@@ -251,7 +251,7 @@ class _PipelineReader:
             near = naming.nearest(step_type, JOB_TYPES)
             hint = "" if "queue" in item else f" (no `queue` is given and the type is not a job type{near})"
             self._fault(f"{at}.queue", fault + hint)
-        if (step_type or "id" in item) and (fault := text_fault(step_id)):
+        if (step_type or "id" in item) and (fault := id_fault(step_id)):
             self._fault(f"{at}.id", fault)
         return Step(
             id=step_id,
@@ -420,6 +420,11 @@ def text_fault(value: str, limit: int = 128) -> str | None:
     if not value.isprintable():
         return "must not hold control characters"
     return None
+
+
+def id_fault(value: str) -> str | None:
+    """Why `value` cannot be the id of a task, or None: it has a place in URLs."""
+    return naming.NO_FOLDER if value in naming.FOLDERS else text_fault(value)
 
 
 def _missing(value: object, right: str) -> str:

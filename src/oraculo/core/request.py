@@ -18,6 +18,7 @@ from oraculo.core.pipeline import (
     Step,
     content_hash,
     encode_definition,
+    id_fault,
     quorum_fault,
     seconds_fault,
     text_fault,
@@ -197,7 +198,7 @@ def _destination_faults(destinations: list[str | Destination]) -> list[Fault]:
         if fault := bridges.destination_fault(queue):
             given = "" if isinstance(item, str) else ".id" if item.fila is None else ".fila"
             faults.append(Fault(f"{at}{given}", fault))
-        elif name is not queue and (fault := text_fault(name)):
+        elif name is not queue and (fault := id_fault(name)):
             faults.append(Fault(f"{at}.id", fault))
         if isinstance(item, Destination) and item.timeout is not None and (fault := seconds_fault(item.timeout)):
             faults.append(Fault(f"{at}.timeout", fault))

@@ -1,6 +1,5 @@
 """Runs as the API shows them: the wire's words for the state inside."""
 
-import re
 from typing import Any
 from urllib.parse import quote
 
@@ -8,12 +7,12 @@ import msgspec
 
 from oraculo.core.aggregate import aggregate, duration_ms, summary
 from oraculo.core.history import Happened, HistoryEntry
+from oraculo.core.masking import masked
 from oraculo.core.plan import Plan
 from oraculo.core.run import Delivery, Run, RunHead, RunStatus, Task
 from oraculo.core.timestamps import to_iso
 
 _encoder = msgspec.json.Encoder()
-_PASSWORD = re.compile(r"(?<=://)([^/?#\s:]*):[^/?#\s]*@")  # of a URL, with the user before it
 _OF_DELIVERIES = frozenset({Happened.DELIVERED, Happened.DELIVERY_FAILED, Happened.UNDELIVERED})
 
 
@@ -83,25 +82,20 @@ def _sent_at(task: Task) -> float | None:
 def _delivery_view(delivery: Delivery) -> dict[str, Any]:
     return {
         "canal": delivery.channel,
-        "destino": _without_password(delivery.target),
+        "destino": masked(delivery.target),
         "status": delivery.status,
         "versao": delivery.edition,
         "tentativas": delivery.attempts,
         "proxima_tentativa_em": _moment(delivery.due_at),
-        "erro": None if delivery.error is None else _without_password(delivery.error),
+        "erro": None if delivery.error is None else masked(delivery.error),
     }
 
 
-def _without_password(text: str) -> str:
-    """A webhook's is for the delivery alone. What workers wrote is shown as it is."""
-    return _PASSWORD.sub(r"\1:***@", text)
-
-
 def entry_view(plan: Plan, entry: HistoryEntry) -> dict[str, Any]:
-    """One line of a run's history."""
+    """One line of a run's history. What workers wrote is shown as it is."""
     detail = entry.detail
     if detail is not None and entry.what in _OF_DELIVERIES:
-        detail = _without_password(detail)
+        detail = masked(detail)
     return {
         "seq": entry.seq,
         "timestamp": to_iso(entry.at),

@@ -1,12 +1,13 @@
 """Posts aggregates to webhooks, signed as Standard Webhooks has it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import ip_address
 from string import punctuation
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from urllib.request import getproxies, proxy_bypass
 
@@ -19,9 +20,19 @@ from oraculo.engine.addresses import Addresses
 from oraculo.ports.clock import Clock
 from oraculo.settings import WebhookSettings
 
+ID_HEADER = "webhook-id"
 _AGENT = {"user-agent": f"oraculo/{__version__}"}
 _LEAST_TO_CONNECT = 1.0  # s for each address of a host, however many share the attempt's time
+_MOST_INFORMED = 16  # informational answers before the one that counts
+_MOST_READ = 128 * 1024  # bytes of an answer, of which its status and headers are all that is read
+_PIECE = 4 * 1024  # bytes that are read at once
+_INFORMATIONAL = re.compile(rb"^HTTP/\d\.\d 1\d\d", re.MULTILINE)
 _PLAIN = punctuation.replace("%", "")  # what a header may have unencoded; quote() lets letters and digits pass
+_NEEDS_SOCKS = "a SOCKS proxy needs pip install socksio"
+_UNREADABLE_PROXY = (  # what the error says of it may be a part of its password
+    "its URL cannot be read; it begins with http://, https:// or socks5://, "
+    "and '/', '#' and '?' in a password are written %2F, %23 and %3F"
+)
 
 Post = Callable[[str, bytes, dict[str, str]], Awaitable[int]]
 
@@ -47,7 +58,7 @@ class Webhooks:
         moment = datetime.fromtimestamp(self._clock.now(), UTC)
         headers = {
             "content-type": "application/json",
-            "webhook-id": message_id,
+            ID_HEADER: message_id,
             "webhook-timestamp": str(int(moment.timestamp())),
         }
         if self._signer is not None:
@@ -66,7 +77,7 @@ class _Place(NamedTuple):
 
     url: httpx2.URL
     headers: dict[str, str]
-    extensions: dict[str, str]
+    extensions: dict[str, Any]
 
 
 class HttpPost:
@@ -123,7 +134,7 @@ class HttpPost:
                     place.url,
                     content=body,
                     headers=headers | place.headers,
-                    extensions=place.extensions,
+                    extensions=place.extensions | {"trace": _bound_answers},
                     timeout=timeout,
                 ) as response:
                     return response.status_code
@@ -143,9 +154,36 @@ class HttpPost:
                 try:
                     self._clients[is_proxied] = await asyncio.to_thread(make, limits)
                 except (ImportError, ValueError, httpx2.InvalidURL) as error:
-                    needs = "a SOCKS proxy needs pip install socksio" if isinstance(error, ImportError) else str(error)
+                    needs = _NEEDS_SOCKS if isinstance(error, ImportError) else _UNREADABLE_PROXY
                     raise NotPosted(f"the proxy that the environment names cannot be used: {needs}") from None
         return self._clients[is_proxied]
+
+
+class _Answer:
+    """What is read from one connection. Informational answers, as `103`, are skipped without a pause by the library:
+    many of them would hold up all that this process does."""
+
+    def __init__(self, read: Callable[..., Awaitable[bytes]]) -> None:
+        self._read = read
+        self._bytes = 0
+        self._informed = 0
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = await self._read(min(max_bytes, _PIECE), timeout)
+        self._bytes += len(data)
+        self._informed += len(_INFORMATIONAL.findall(data))
+        if self._informed > _MOST_INFORMED:
+            raise NotPosted(f"sent more than {_MOST_INFORMED} informational answers (1xx) before any other")
+        if self._bytes > _MOST_READ:
+            raise NotPosted(f"sent more than {_MOST_READ // 1024} kB without a status and its headers")
+        return data
+
+
+async def _bound_answers(event: str, info: Mapping[str, Any]) -> None:
+    """Traces a request, to be told of each connection as it is made, and of the one with TLS upon it."""
+    if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+        stream = info["return_value"]
+        stream.read = _Answer(stream.read).read
 
 
 def _proxied_client(limits: httpx2.Limits) -> httpx2.AsyncClient:

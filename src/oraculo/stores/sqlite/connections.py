@@ -21,11 +21,12 @@ WAL_PAGES = 4000
 
 
 def make_parent(path: str) -> None:
+    """For its owner alone: the file has payloads, and the passwords of webhooks. One that is there is left as it is."""
     if path == MEMORY:
         return
     parent = Path(path).parent
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StoreUnavailable(f"the folder {parent} of the SQLite file cannot be made: {error}") from error
 
