@@ -137,14 +137,11 @@ LARGE = {"Content-Length": str(SETTINGS.limits.request_bytes)}
 async def test_bodies_that_stay_half_sent_take_only_so_much_memory(service: Service) -> None:
     async with AsyncExitStack() as stack:
         half = []
-        for _ in range(7):
-            exchange = await stack.enter_async_context(Exchange(service.app, "POST", "/orquestracoes", LARGE))
-            exchange.upload(b"{", more=True)
+        for headers in [LARGE] * 7 + [{}]:
+            exchange = await stack.enter_async_context(Exchange(service.app, "POST", "/orquestracoes", headers))
+            for _ in range(32):
+                exchange.upload(b" " * (SETTINGS.limits.request_bytes // 32), more=True)
             half.append(exchange)
-        unsaid = await stack.enter_async_context(Exchange(service.app, "POST", "/orquestracoes"))
-        half.append(unsaid)
-        for _ in range(32):
-            unsaid.upload(b" " * (SETTINGS.limits.request_bytes // 32), more=True)
         await until(lambda: not any(exchange.unread_uploads for exchange in half))
         async with Exchange(service.app, "PUT", "/pipelines/x", {"Content-Length": "70000"}) as refused:
             start = await refused.next()
@@ -157,6 +154,22 @@ async def test_bodies_that_stay_half_sent_take_only_so_much_memory(service: Serv
         async with Exchange(service.app, "PUT", "/pipelines/x", {"Content-Length": "70000"}) as taken:
             taken.upload(b"x", more=False)
             assert (await taken.next())["status"] == 422, "what was given back is another's"
+
+
+async def test_a_body_that_is_allowed_finds_room_though_requests_are_to_be_small(tmp_path: Path) -> None:
+    limits = LimitSettings(payload_bytes=200_000, request_bytes=1000)
+    async with running(tmp_path, msgspec.structs.replace(SETTINGS, limits=limits)) as service:
+        ids = {"ids": ["x" * 100] * 1_500}
+        assert (await service.client.post("/filas/fila_x/dlq/reenviar", json=ids)).status_code in (404, 422)
+
+
+async def test_bodies_of_which_nothing_was_sent_keep_out_no_other(service: Service) -> None:
+    async with AsyncExitStack() as stack:
+        for _ in range(10):
+            await stack.enter_async_context(Exchange(service.app, "POST", "/orquestracoes", LARGE))
+        async with Exchange(service.app, "PUT", "/pipelines/x", {"Content-Length": "70000"}) as taken:
+            taken.upload(b"x" * 70_000, more=False)
+            assert (await taken.next())["status"] == 422
 
 
 async def test_a_body_whose_rest_does_not_come_is_not_waited_for(

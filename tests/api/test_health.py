@@ -126,7 +126,7 @@ async def test_metrics_tell_no_number_of_dead_letters_when_a_broker_comes_back_w
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await service.bury("fila_x", b"{}")
-    links, count = [Link("rabbitmq", "refused")], service.broker.queues
+    links, count = [Link("rabbitmq", "refused"), Link("redis", None)], service.broker.queues
     monkeypatch.setattr(service.broker, "links", lambda: links)
 
     async def queues(names: Sequence[str] | None = None) -> Sequence[QueueState]:
@@ -138,6 +138,14 @@ async def test_metrics_tell_no_number_of_dead_letters_when_a_broker_comes_back_w
     told = (await service.client.get("/metrics")).text
     assert "oraculo_queue_dead_letters{" not in told
     assert 'oraculo_broker_up{broker="rabbitmq"} 1.0' in told
+
+
+async def test_metrics_tell_what_the_only_broker_has_though_it_takes_nothing(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.bury("fila_x", b"{}")
+    monkeypatch.setattr(service.broker, "links", lambda: [Link("rabbitmq", "out of memory")])
+    assert 'oraculo_queue_dead_letters{queue="fila_x"} 1.0' in (await service.client.get("/metrics")).text
 
 
 async def test_the_way_in(service: Service) -> None:

@@ -98,6 +98,32 @@ class TestSettling:
             await broker.publish([Outgoing(queue, b"next")])
             assert bodies(await take(heir, 1)) == [b"next"]
 
+    async def test_a_retry_whose_consumer_ends_before_there_is_a_queue_to_wait_in_leaves_one_copy(
+        self, broker: RabbitMQBroker, queue: str
+    ) -> None:
+        await broker.publish(messages(queue, 1))
+        consumer = await broker.consume(queue, prefetch=1)
+        retrying = asyncio.create_task(consumer.retry((await take(consumer, 1))[0], 0.1, "later"))
+        delayed = f"{queue}.retry.100"
+        await eventually(lambda: broker._queues.depth(delayed), lambda depth: depth is not None)
+        await consumer.close()
+        await retrying
+        heir = await broker.consume(queue, prefetch=10)
+        await take(heir, 1)
+        await asyncio.wait_for(eventually(lambda: state(broker, queue), lambda now: now.delayed == 0), 10)
+        await broker.publish([Outgoing(queue, b"next")])
+        assert bodies(await take(heir, 1)) == [b"next"]
+
+    async def test_a_wait_that_was_given_up_makes_no_queue_older(self, broker: RabbitMQBroker, queue: str) -> None:
+        await broker.declare([queue])
+        loop = asyncio.get_running_loop()
+        first = asyncio.create_task(broker._queues.delay(queue, 0.1))
+        await eventually(lambda: broker._queues.depth(f"{queue}.retry.100"), lambda depth: depth is not None)
+        began = loop.time()  # it was made a moment before
+        first.cancel()
+        await broker._queues.delay(queue, 0.1)
+        assert loop.time() - began > 0.5
+
     async def test_a_letter_that_is_to_be_delivered_again_later_is_the_same_letter(
         self, broker: RabbitMQBroker, url: str, queue: str
     ) -> None:

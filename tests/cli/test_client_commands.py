@@ -282,6 +282,16 @@ def test_that_a_broker_is_away_whose_dead_letters_are_not_listed_is_told(one_awa
         assert [] in json.loads(as_json.stdout).values()
 
 
+def test_the_only_broker_is_not_said_to_be_away_though_it_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live(tmp_path) as server:
+        server.do(server.service.bury("fila_x", b"{}"))
+        monkeypatch.setattr(server.service.broker, "links", lambda: [Link("rabbitmq", "out of memory")])
+        result = Cli(server.url)("dlq", "list", "fila_x")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_that_a_broker_is_away_whose_dead_letters_are_not_sent_again_is_told(one_away: Cli) -> None:
     result = one_away("dlq", "redrive", "fila_x")
     assert (result.exit_code, result.stdout.count("0 tasks opened again")) == (0, 1)

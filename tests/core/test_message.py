@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oraculo.core.message import Message, correlation_id_of, decode_message, encode_message, fault_of, message_schema
+from oraculo.core.message import (
+    Message,
+    correlation_id_of,
+    decode_message,
+    encode_message,
+    fault_of,
+    message_schema,
+    task_named_in,
+)
 from oraculo.errors import InvalidInput, InvalidJson, InvalidMessage
 
 GOOD: dict[str, Any] = {
@@ -145,6 +153,7 @@ def test_what_other_languages_write_is_named(body: bytes, told: str) -> None:
     ("body", "run_id"),
     [
         (b'{"correlation_id": "x", "tentativa": "1"}', "x"),
+        (b'{"correlation_id": "x", "tarefa": 1e999}', "x"),
         (b'{"correlation_id": 5}', None),
         (b'{"correlation_id": ""}', None),
         (b"{}", None),
@@ -156,6 +165,21 @@ def test_what_other_languages_write_is_named(body: bytes, told: str) -> None:
 )
 def test_the_run_of_a_bad_message_is_read_where_it_can_be(body: bytes, run_id: str | None) -> None:
     assert correlation_id_of(body) == run_id
+
+
+@pytest.mark.parametrize(
+    ("body", "task"),
+    [
+        (b'{"correlation_id": "x", "tarefa": "a"}', "a"),
+        (b'{"correlation_id": "x", "tarefa": 1e999}', None),
+        (b'{"correlation_id": "x", "tarefa": ["a"]}', None),
+        (b'{"correlation_id": "x"}', None),
+        (b'{"tarefa": "a"}', None),
+        (b"a", None),
+    ],
+)
+def test_the_task_of_a_bad_message_is_read_where_it_can_be(body: bytes, task: str | None) -> None:
+    assert task_named_in(body) == task
 
 
 def test_bad_json_inside_the_unparsed_payload_is_found() -> None:

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from oraculo.core.run import Run
+from oraculo.core.run import Changes, Run
+from oraculo.errors import StoreUnavailable
 from oraculo.ports.broker import DeadLetter, Outgoing
+from oraculo.ports.store import Committed, Creation
 from oraculo.ports.telemetry import AnswerTaken, DeadLettered
+from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
 from tests.engine.broker_stage import Told
 from tests.engine.workers import answer
@@ -93,6 +96,32 @@ async def test_an_answer_to_no_run_is_counted_as_unknown() -> None:
         await oraculo.publish("resultados", answer("nobody-knows-it"))
         await one_letter(oraculo)
     assert told.of(AnswerTaken) == [AnswerTaken("nobody-knows-it", "unknown", "resultado_coleta")]
+
+
+async def test_an_answer_to_no_run_is_counted_once_however_often_the_store_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, failures, commit = Told(), [StoreUnavailable("away")] * 2, SqliteStore.commit
+
+    async def fails(store: SqliteStore, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+        if failures:
+            raise failures.pop()
+        return await commit(store, creations, changes)
+
+    async with Harness(telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_blog"]})
+        await sent(oraculo, run_id)
+        monkeypatch.setattr(SqliteStore, "commit", fails)
+        await oraculo.broker.publish(  # in one go, so that they come in one batch
+            [
+                Outgoing("resultados", json.dumps(body).encode())
+                for body in (answer("nobody-knows-it"), answer(run_id, tarefa="escavador_blog"))
+            ]
+        )
+        await oraculo.ended(run_id)
+        await one_letter(oraculo)
+    assert not failures
+    assert [record.run_id for record in told.records if isinstance(record, AnswerTaken)].count("nobody-knows-it") == 1
 
 
 async def test_an_answer_that_fits_two_tasks_rests_in_the_dlq_and_says_which_were_open() -> None:

@@ -13,6 +13,8 @@ from standardwebhooks import Webhook
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
+from oraculo.core.naming import LONGEST_REASON
+from oraculo.engine.webhooks import NotPosted
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock, SystemEntropy
@@ -269,3 +271,16 @@ async def test_a_delivery_cut_off_by_a_stop_is_made_after_the_restart(tmp_path) 
                 return (await delivery_state(after, run["correlation_id"]))[0] == "entregue"
 
             await until(noted)
+
+
+async def test_what_a_receiver_said_is_kept_only_as_far_as_a_reason_goes() -> None:
+    async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
+        raise NotPosted("illegal status line: " + "x" * 90_000)
+
+    async with Harness(settings=QUICK, post=post) as oraculo:
+        run = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": "http://127.0.0.1:1/"})
+
+        async def failure() -> str | None:
+            return (await oraculo.operations.run(run["correlation_id"])).head.deliveries[0].error
+
+        assert len(await until(failure)) == LONGEST_REASON

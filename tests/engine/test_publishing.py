@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
+from oraculo.core.run import RunHead
 from oraculo.core.troubled import TroubledQueues
 from oraculo.engine import publishing
-from oraculo.engine.publishing import Line
-from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
+from oraculo.engine.publishing import Entry, Line
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, StoreUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import CommandsPublished, Silent
@@ -42,6 +43,10 @@ def moody() -> Moody:
     return Moody()
 
 
+async def all_of_them(entries: Sequence[Entry], have_waited: bool) -> Sequence[Entry]:
+    return entries
+
+
 async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a link that needs longer for all of them than a broker has to confirm them would never carry any."""
     monkeypatch.setattr(publishing, "PUBLISHED_BYTES", 100)
@@ -52,7 +57,7 @@ async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest
         Silent(),
         lambda keys, vias, started: None,
         lambda entries, error: None,
-        lambda entries: entries,
+        all_of_them,
         TroubledQueues(60.0),
     )
     for number, size in enumerate((60, 40, 1, 500, 100)):
@@ -62,6 +67,12 @@ async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest
     running.cancel()
     assert moody.batches == [[60, 40], [1], [500], [100]]
     await moody.close()
+
+
+@pytest.fixture
+def nothing_cached() -> Settings:
+    """As if other engines had ended the runs: the copies that the commands were made of are not told."""
+    return Settings(engine=EngineSettings(poll=0.05, cached_tasks=1))
 
 
 @pytest.mark.parametrize(
@@ -104,6 +115,45 @@ async def test_commands_of_runs_that_ended_while_the_broker_was_away_are_not_sen
         assert (await oraculo.ended(kept))["status"] == "concluida"
         last = (await oraculo.run({"destinos": ["executador_ruim"], "payload": {}}))["correlation_id"]
     assert [context.correlation_id for context in journal.seen] == [kept, last], "they are sent in order"
+
+
+async def test_nor_are_those_of_runs_that_ended_elsewhere(
+    moody: Moody, nothing_cached: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "PUBLISHED_TOGETHER", 2)
+    moody.fault = BrokerUnavailable("not now")
+    journal = Journal()
+    app = recording_app(journal, ("executador_ruim",))
+    async with Harness(app, settings=nothing_cached, broker=moody) as oraculo:
+        ends = [await oraculo.submit({"destinos": ["executador_ruim"], "payload": {}}) for _ in range(6)]
+        await until(lambda: moody.refusals > 0, saying="a try")
+        kept = ends.pop(3)
+        for run_id in ends:
+            await oraculo.operations.cancel(run_id)
+        refusals = moody.refusals
+        await until(lambda: moody.refusals > refusals, saying="a try after all were lined up")
+        moody.fault = None
+        assert (await oraculo.ended(kept))["status"] == "concluida"
+        last = (await oraculo.run({"destinos": ["executador_ruim"], "payload": {}}))["correlation_id"]
+    assert [context.correlation_id for context in journal.seen] == [kept, last]
+
+
+async def test_when_it_cannot_be_told_whether_a_run_ended_its_commands_are_sent(
+    moody: Moody, nothing_cached: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moody.fault = BrokerUnavailable("not now")
+    async with Harness(
+        recording_app(Journal(), ("executador_ruim",)), settings=nothing_cached, broker=moody
+    ) as oraculo:
+
+        async def heads(run_ids: Sequence[str]) -> dict[str, RunHead]:
+            raise StoreUnavailable("nor the store")
+
+        run_id = await oraculo.submit({"destinos": ["executador_ruim"], "payload": {}})
+        await until(lambda: moody.refusals > 0, saying="a try")
+        monkeypatch.setattr(oraculo.store, "heads", heads)
+        moody.fault = None
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
 
 
 async def test_when_nothing_is_left_to_send_no_trouble_is_told(moody: Moody) -> None:

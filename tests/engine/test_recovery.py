@@ -392,6 +392,32 @@ async def test_a_message_that_breaks_the_engine_is_set_apart(tmp_path: Path, mon
         assert (await oraculo.operations.run(run_id)).head.succeeded == 1
 
 
+async def test_a_message_that_is_given_back_slowly_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ may have to make a queue first in which it can wait."""
+    is_made, began = asyncio.Event(), asyncio.Event()
+    load = SqliteStore.load
+
+    async def odd(store: SqliteStore, run_ids: Sequence[str]) -> Any:
+        if "quebra" in run_ids:
+            raise ValueError("odd")
+        return await load(store, run_ids)
+
+    async def slowly(consumer: MemoryConsumer, delivery: Delivery, delay: float, reason: str) -> None:
+        began.set()
+        await is_made.wait()
+        await consumer.ack([delivery])
+
+    monkeypatch.setattr(SqliteStore, "load", odd)
+    monkeypatch.setattr(MemoryConsumer, "retry", slowly)
+    async with Harness(store=store_at(tmp_path), settings=QUICK) as oraculo:
+        await oraculo.publish("resultados", answer("quebra"))
+        await asyncio.wait_for(began.wait(), 10)
+        await asyncio.wait_for(oraculo.submit({"destinos": ["escavador_a"]}), 10)
+        is_made.set()
+
+
 async def test_answers_of_a_run_that_a_newer_version_wrote_wait_long_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -321,6 +321,13 @@ async def test_a_few_informational_answers_come_before_the_one_that_counts(
             await post(f"https://127.0.0.1:{bad.port}/", b"{}", {})
 
 
+async def test_an_answer_that_quotes_others_is_taken_by_its_own_status() -> None:
+    body = b"HTTP/1.1 103 Early Hints\n" * 20
+    answer = b"HTTP/1.1 201 Created\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    async with heads(first=answer) as got, posting() as post:
+        assert await post(f"http://127.0.0.1:{got.port}/", b"{}", {}) == 201
+
+
 async def test_no_cookie_goes_from_one_webhook_to_the_next() -> None:
     async with heads() as got, posting() as post:
         for path in ("uma", "outra"):

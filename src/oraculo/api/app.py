@@ -43,7 +43,8 @@ def create_app(
         # A redirect would be made of a path whose encoded slashes are marked; a wrong address is told as one.
         redirect_slashes=False,
     )
-    app.state.context = Context(operations, settings, metrics, Room(settings.limits.request_bytes))
+    largest = max(settings.limits.request_bytes, settings.limits.payload_bytes)
+    app.state.context = Context(operations, settings, metrics, Room(largest))
     install_problems(app)
     for part in (health,) if only_health else (events, runs, pipelines, queues, asyncapi, health):
         app.include_router(part.router)

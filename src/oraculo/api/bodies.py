@@ -23,8 +23,13 @@ class Room:
     """For all bodies that are being read: those that stay half sent cannot take all the memory. Small ones count for
     nothing, and always find some."""
 
-    def __init__(self, request_bytes: int) -> None:
-        self._free = _AT_ONCE * request_bytes
+    def __init__(self, largest: int) -> None:
+        self._free = _AT_ONCE * largest
+
+    def expect(self, size: int) -> None:
+        """Takes nothing yet: who promises much and sends nothing would keep out all others. Raises 503."""
+        if size > max(self._free, _SMALL):
+            raise _no_room()
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
@@ -36,7 +41,7 @@ class Room:
             if size <= max(held, _SMALL):
                 return
             if size - held > self._free:
-                raise _not_now("Too many large requests are being read; send it again in a moment.")
+                raise _no_room()
             self._free -= size - held
             held = size
 
@@ -53,9 +58,9 @@ async def read_body(request: Request, limit: int, room: Room) -> bytes:
     declared = _declared_length(request)
     if declared > limit:
         raise PayloadTooLarge("request", declared, limit)
+    room.expect(declared)
     try:
         with room.share() as grow:
-            grow(declared)
             return await _read(request, limit, grow)
     except TimeoutError:
         detail = f"Nothing more of the body came for {_PATIENCE:g} s; send it again."
@@ -79,6 +84,10 @@ async def _read(request: Request, limit: int, grow: Callable[[int], None]) -> by
             grow(len(body))
             patience.reschedule(loop.time() + _PATIENCE)
     return bytes(body)
+
+
+def _no_room() -> HTTPException:
+    return _not_now("Too many large requests are being read; send it again in a moment.")
 
 
 def _not_now(detail: str) -> HTTPException:

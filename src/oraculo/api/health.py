@@ -62,7 +62,8 @@ async def _look_at_queues(operations: Operations, metrics: Metrics) -> None:
             states = await operations.queues()
     named = [msgspec.structs.replace(state, queue=operations.queue_name(state)) for state in states]
     links = operations.brokers()
-    all_told = all(link.trouble is None for link in (*before, *links))
+    # The only one is asked though it has trouble: it may be full, say, and tell all the same.
+    all_told = len(links) == 1 or all(link.trouble is None for link in (*before, *links))
     metrics.set_brokers(links)
     metrics.set_queues(named, operations.own_queues(), knows_dead_letters=all_told)
 

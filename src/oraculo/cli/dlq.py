@@ -9,9 +9,9 @@ import msgspec
 import typer
 
 from oraculo.cli import output
-from oraculo.cli.client import Server, queue_path
+from oraculo.cli.client import Refused, Server, queue_path
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
-from oraculo.errors import BrokerUnavailable, NotFound, OraculoError
+from oraculo.errors import BrokerUnavailable, NotFound
 from oraculo.ports.broker import LETTER_SEPARATOR
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive, discard.")
@@ -65,13 +65,15 @@ def _brokers_away(server: Server) -> dict[str, Any]:
     """Where the server cannot tell, as when its broker does not let it list the queues, the command is not held up."""
     try:
         return _away(server.get("/filas"))
-    except OraculoError:
+    except Refused:
         return {}
 
 
 def _away(told: dict[str, Any]) -> dict[str, Any]:
-    """Of several brokers those that are away, and why: what they hold is in no answer of the server."""
-    return {each["nome"]: each["problema"] for each in told["brokers"] if not each["ok"]}
+    """Of several brokers those that are away, and why: what they hold is in no answer of the server. The only one tells
+    what it has, if it can."""
+    brokers = told.get("brokers", ())
+    return {each["nome"]: each["problema"] for each in brokers if len(brokers) > 1 and not each["ok"]}
 
 
 def _warned(away: dict[str, Any], done: str) -> bool:

@@ -49,7 +49,7 @@ class _Address(msgspec.Struct):
     """All that is looked at in a message that is no good."""
 
     correlation_id: _RunId
-    tarefa: Any = None
+    tarefa: msgspec.Raw = msgspec.Raw(b"null")  # it may be anything, and must not cost the other
 
 
 class _Told(Message, kw_only=True):
@@ -130,7 +130,10 @@ def correlation_id_of(body: bytes) -> str | None:
 def task_named_in(body: bytes) -> str | None:
     """By a message that may be anything."""
     address = _address_of(body)
-    return address.tarefa if address is not None and isinstance(address.tarefa, str) else None
+    try:
+        return None if address is None else msgspec.json.decode(address.tarefa, type=str)
+    except UNREADABLE:
+        return None
 
 
 def _address_of(body: bytes) -> _Address | None:

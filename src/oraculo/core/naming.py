@@ -119,6 +119,11 @@ def reply_queue_fault(name: str) -> str | None:
     return queue_fault(name)
 
 
+def shortened(reason: str) -> str:
+    """One that may quote whatever somebody sent."""
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
+
+
 def shown(value: object, limit: int = 60) -> str:
     """`value` as an error message shows it: quoted and short. However large it is, only its beginning is looked at."""
     text = _beginning(value, limit)

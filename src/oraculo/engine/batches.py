@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes
 from oraculo.engine.inputs import Answer, Arrived, Note, OfRun, Rest, Submission
+from oraculo.ports.telemetry import AnswerTaken
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class Batch:
     by_run: dict[str, list[OfRun]] = field(default_factory=dict)
     handled: list[Arrived] = field(default_factory=list)
     refused: list[tuple[Arrived, str]] = field(default_factory=list)
+    strays: list[AnswerTaken] = field(default_factory=list)  # to no run: told once, however often the rest is tried
     large: list[Answer] = field(default_factory=list)  # which may rest in the object store instead
     unknown: list[Arrived] = field(default_factory=list)  # requests for pipelines that are not known here, or not yet
     resting: dict[str, list[OfRun]] = field(default_factory=dict)  # of `by_run`, what is to wait

@@ -17,7 +17,7 @@ import msgspec
 from oraculo.core import machine
 from oraculo.core.events import Delivered, DeliveryFailed, DeliveryMoved, Event
 from oraculo.core.machine import Verdict
-from oraculo.core.naming import QueueNames
+from oraculo.core.naming import QueueNames, shortened
 from oraculo.core.retry import RetryPolicy
 from oraculo.core.run import Channel, Delivery, DeliveryStatus, RunHead
 from oraculo.engine.inputs import Inbox, Note, Wish
@@ -224,6 +224,7 @@ class Courier:
 
 
 def _told(error: Exception) -> str:
-    if isinstance(error, (NotPosted, OraculoError)):
-        return str(error)
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+    """What a receiver sent may be quoted in it, and be long."""
+    is_ours = isinstance(error, (NotPosted, OraculoError))
+    told = str(error) if is_ours else f"{type(error).__name__}: {error}".rstrip(": ")
+    return shortened(told)

@@ -6,9 +6,9 @@ the changed copy is thrown away and the stored one is loaded again: the store is
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import msgspec
 
@@ -107,7 +107,7 @@ class Intake:
         self._idle = asyncio.Event()
         self._stopping = False
         self._at_work: Sequence[Input] = ()
-        self._settling: dict[asyncio.Task[None], Batch] = {}
+        self._settling: dict[asyncio.Task[Any], Batch] = {}
         self.stopped = False
         self.trouble: str | None = None  # why nothing is decided now
 
@@ -216,7 +216,8 @@ class Intake:
         if isinstance(one, Arrived):
             why = f"{type(error).__name__}: {error}"
             delay = _delay_before(one.delivery, error)
-            await self._is_settled(one.consumer, one.consumer.retry(one.delivery, delay, why))
+            retrying = self._is_settled(one.consumer, one.consumer.retry(one.delivery, delay, why))
+            await self._settle_beside(retrying, Batch(handled=[one]))
         elif one.done is not None and not one.done.done():
             one.done.set_exception(error)
 
@@ -258,6 +259,8 @@ class Intake:
             conflicts += len(committed.conflicts)
         for run_id, items in batch.resting.items():
             self._inbox.hold(run_id, items)
+        for stray in batch.strays:
+            self._telemetry.emit(stray)
         await self._settle_soon(batch)
         self._telemetry.emit(
             BatchCommitted(
@@ -417,7 +420,7 @@ class Intake:
     def _no_such_run(self, run_id: str, items: Iterable[OfRun], batch: Batch) -> None:
         for item in items:
             if isinstance(item, Answer):
-                self._telemetry.emit(AnswerTaken(run_id, _UNKNOWN, item.message.tipo_evento))
+                batch.strays.append(AnswerTaken(run_id, _UNKNOWN, item.message.tipo_evento))
                 batch.refused.append((item.arrived, f"there is no run with the correlation_id {naming.shown(run_id)}"))
             elif isinstance(item, BadAnswer):
                 batch.refused.append((item.arrived, item.why))
@@ -496,10 +499,12 @@ class Intake:
             item.done.set_result(verdict)
 
     async def _settle_soon(self, batch: Batch) -> None:
+        if batch.handled or batch.refused:
+            await self._settle_beside(self._settle(batch), batch)
+
+    async def _settle_beside(self, settling: Coroutine[Any, Any, object], batch: Batch) -> None:
         """Beside the next batch: telling the broker takes a round trip, and a frozen one many seconds."""
-        if not batch.handled and not batch.refused:
-            return
-        task = asyncio.create_task(self._settle(batch), name="settle")
+        task = asyncio.create_task(settling, name="settle")
         self._settling[task] = batch
         task.add_done_callback(self._settling.pop)
         if len(self._settling) > _MOST_SETTLING:

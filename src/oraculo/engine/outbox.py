@@ -2,7 +2,7 @@
 noted as sent is sent again by whoever finds it, under the same identity."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from oraculo.engine.peers import Peers
 from oraculo.engine.publishing import MAX_WAITING, Entry, Key, Line
 from oraculo.engine.rations import Rations
 from oraculo.engine.results import LargeResults
-from oraculo.errors import BrokerError, MessageTooLarge, ObjectLost, ObjectsError
+from oraculo.errors import BrokerError, MessageTooLarge, ObjectLost, ObjectsError, OraculoError
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store, Unsent
@@ -229,15 +229,25 @@ class Outbox:
             for line in self._lines:
                 lines.create_task(line.run())
 
-    def _still_wanted(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+    async def _still_wanted(self, entries: Sequence[Entry], have_waited: bool) -> Sequence[Entry]:
         """A run may end while the broker is away, and then nobody waits for what its commands ask for. Where that was
         decided and could not be written, the sweep finds them."""
         wanted = [entry for entry in entries if self._is_wanted(entry[0])]
+        if have_waited and (ended := await self._ended({key[0] for key, _ in wanted})):
+            wanted = [entry for entry in wanted if entry[0][0] not in ended or entry[0][3]]
         if len(wanted) < len(entries):
             for key in {key for key, _ in entries} - {key for key, _ in wanted}:
                 self._in_flight.pop(key, None)
                 self._dying.pop(key, None)
         return wanted
+
+    async def _ended(self, run_ids: Collection[str]) -> set[str]:
+        """Of these runs those that ended, by whomever: the copies that the commands were made of may be out of date."""
+        try:
+            heads = await self._store.heads(list(run_ids))
+        except OraculoError:
+            return set()  # rather too much is sent than too little
+        return {run_id for run_id in run_ids if run_id not in heads or heads[run_id].ended_at is not None}
 
     def _is_wanted(self, key: Key) -> bool:
         flight = self._in_flight.get(key)

@@ -3,7 +3,7 @@
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate, islice
 
 from oraculo.core.troubled import TroubledQueues
@@ -22,7 +22,7 @@ Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dea
 Entry = tuple[Key, Outgoing]
 Confirmed = Callable[[Sequence[Key], Sequence[str], float], None]  # which broker took each, and since when it was asked
 Refused = Callable[[Sequence[Entry], BrokerError], None]
-StillWanted = Callable[[Sequence[Entry]], Sequence[Entry]]
+StillWanted = Callable[[Sequence[Entry], bool], Awaitable[Sequence[Entry]]]  # and whether they have waited for long
 
 
 class Line:
@@ -49,6 +49,7 @@ class Line:
         self._refusing = refusing
         self._waiting: deque[Entry] = deque()
         self._bytes = 0
+        self._waited = 0  # of those that wait, how many already did when the broker was last away
         self.trouble: str | None = None  # why the broker did not take the last batch
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
@@ -78,6 +79,7 @@ class Line:
                 continue
             batch = self._next_batch()
             await self._publish(batch)
+            self._waited = max(0, self._waited - len(batch))
             for _, message in batch:
                 self._waiting.popleft()
                 self._bytes -= len(message.body)
@@ -90,7 +92,7 @@ class Line:
     async def _publish(self, batch: Sequence[Entry]) -> None:
         """Until the broker has answered. Meanwhile runs time out by their own deadlines, and say why."""
         pause = _FIRST_PAUSE
-        while batch := self._still_wanted(batch):
+        while batch := await self._still_wanted(batch, self._waited > 0):
             started = self._clock.now()
             try:
                 vias = await self._broker.publish([message for _, message in batch])
@@ -107,6 +109,7 @@ class Line:
                     return
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
+                self._waited = len(self._waiting)
             else:
                 self.trouble = None
                 self._refusing.works(message.queue for _, message in batch)

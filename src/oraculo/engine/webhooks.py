@@ -27,6 +27,7 @@ _MOST_INFORMED = 16  # informational answers before the one that counts
 _MOST_READ = 128 * 1024  # bytes of an answer, of which its status and headers are all that is read
 _PIECE = 4 * 1024  # bytes that are read at once
 _INFORMATIONAL = re.compile(rb"^HTTP/\d\.\d 1\d\d", re.MULTILINE)
+_FINAL = re.compile(rb"^HTTP/\d\.\d [2-9]\d\d", re.MULTILINE)
 _PLAIN = punctuation.replace("%", "")  # what a header may have unencoded; quote() lets letters and digits pass
 _NEEDS_SOCKS = "a SOCKS proxy needs pip install socksio"
 _UNREADABLE_PROXY = (  # what the error says of it may be a part of its password
@@ -167,11 +168,15 @@ class _Answer:
         self._read = read
         self._bytes = 0
         self._informed = 0
+        self._has_come = False  # the answer itself: what is behind it is read by nobody
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         data = await self._read(min(max_bytes, _PIECE), timeout)
         self._bytes += len(data)
-        self._informed += len(_INFORMATIONAL.findall(data))
+        if not self._has_come:
+            final = _FINAL.search(data)
+            self._has_come = final is not None
+            self._informed += len(_INFORMATIONAL.findall(data, 0, final.start() if final else len(data)))
         if self._informed > _MOST_INFORMED:
             raise NotPosted(f"sent more than {_MOST_INFORMED} informational answers (1xx) before any other")
         if self._bytes > _MOST_READ:

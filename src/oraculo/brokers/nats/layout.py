@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, unquote_to_bytes
 
-from oraculo.core.naming import LONGEST_REASON, dlq_of, shown
+from oraculo.core.naming import dlq_of, shortened, shown
 from oraculo.ports.broker import NO_REASON
 
 REASON_HEADER = "Oraculo-Reason"
@@ -197,8 +197,7 @@ def letter_headers(reason: str, redeliveries: int, room: int, letter_id: str = "
     if left < 0:
         return None
     # By its characters: encoded it then has 48 kB at most, and JetStream takes headers of 64.
-    whole = reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
-    headers[REASON_HEADER] = _quoted(whole, left)
+    headers[REASON_HEADER] = _quoted(shortened(reason), left)
     return headers
 
 

@@ -246,6 +246,8 @@ class RabbitMQConsumer:
         parcels: list[Parcel] = []
         try:
             parcels += [await move.parcel() for move in moves.values()]
+            if not self._moving.issuperset(moves):
+                return  # the consumer ended while a queue was made to wait in: it comes again
             await self._publish(parcels)
         except NotDelayed:
             raise  # it is still ours to move

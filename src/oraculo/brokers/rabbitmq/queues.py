@@ -63,6 +63,7 @@ class Depth(NamedTuple):
 class _Delay(NamedTuple):
     source: str  # the queue that the messages come from and go back to
     milliseconds: int
+    trusted_at: float = 0.0  # by the loop's time: from then on it keeps what it confirms
 
 
 class _Desk:
@@ -113,7 +114,6 @@ class Queues:
         self._declared: dict[str, None] = {}  # those that are to be there, even if somebody deletes one
         self._locked: dict[str, None] = {}  # another's: we can send there, and not look
         self._delays: dict[str, _Delay] = {}  # the queues in which messages wait
-        self._making_delay = asyncio.Lock()
         self._streams: dict[str, None] = {}  # somebody's own that are no queues
         self._for_replies: dict[str, None] = {}  # those of clients, who read them and nothing else
         self._looked_through: dict[str, None] = {}  # somebody's own: whether it loses messages was told
@@ -215,12 +215,16 @@ class Queues:
             _remember(self._delays, waiting, self._delays[waiting])
         else:
             try:
-                async with self._making_delay:  # whoever comes second would find it there, and too young
-                    if waiting not in self._delays:
-                        await self._declare_delay(waiting, _Delay(name, milliseconds))
+                await self._declare_delay(waiting, _Delay(name, milliseconds))
             except Refused as refusal:
                 raise NotDelayed(str(refusal)) from refusal
+        await self._is_trusted(waiting)
         return waiting
+
+    async def _is_trusted(self, waiting: str) -> None:
+        """Returns when messages may leave their own queue for it."""
+        if (delay := self._delays.get(waiting)) is not None:
+            await asyncio.sleep(delay.trusted_at - asyncio.get_running_loop().time())
 
     async def remake(self, names: Iterable[str]) -> set[str]:
         """Those that vanished while something was published to them. Returns those that the server let us make."""
@@ -228,6 +232,7 @@ class Queues:
         for name in names:
             with suppress(Refused):
                 await (self._declare_delay(name, delay) if (delay := self._delays.get(name)) else self.ensure(name))
+                await self._is_trusted(name)
                 made.add(name)
         return made
 
@@ -275,15 +280,15 @@ class Queues:
         await self._call("basic_qos", prefetch_count=0)
 
     async def _declare_delay(self, waiting: str, delay: _Delay) -> None:
-        """Returns when it can be trusted with messages that leave their own queue for it. Raises Refused also when
-        somebody has a queue of that name: nothing might ever come back from it."""
+        """Raises Refused also when somebody has a queue of that name: nothing might ever come back from it."""
         is_new = await self.depth(waiting) is None
         arguments = _quorum(_NO_LIMIT) | {"x-message-ttl": delay.milliseconds} | _dead_letters_to(delay.source)
         if await self._declare(waiting, arguments) is False:
             await self._declare_plain(waiting, arguments)
         if is_new:
-            await asyncio.sleep(_YOUNG)
-        _remember(self._delays, waiting, delay)
+            _remember(self._delays, waiting, delay._replace(trusted_at=asyncio.get_running_loop().time() + _YOUNG))
+        else:  # maybe because another call has made it just now
+            _remember(self._delays, waiting, self._delays.get(waiting, delay))
 
     async def _find(self, name: str) -> None:
         """One of those that only the server can make."""
