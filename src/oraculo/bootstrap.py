@@ -221,7 +221,7 @@ def make_bridges(
             from oraculo.bridges.celery import CeleryBridge
         except ModuleNotFoundError as error:
             raise _not_installed("ORACULO_CELERY_BROKER_URL", "celery", "celery", error) from error
-        made.append(CeleryBridge(settings.celery, broker, prefix, clock, entropy, telemetry))
+        made.append(CeleryBridge(settings.celery, broker, prefix, clock, entropy, telemetry, store))
     if settings.bullmq.url:
         try:
             from oraculo.bridges.bullmq import BullmqBridge

@@ -122,7 +122,7 @@ class Bridged(Harness):
         super().__init__(settings=settings, broker=broker)
         prefix = settings.broker.prefix
         self.bridge = CeleryBridge(
-            settings.celery, self.broker, prefix, SystemClock(), SystemEntropy(), telemetry or Silent()
+            settings.celery, self.broker, prefix, SystemClock(), SystemEntropy(), telemetry or Silent(), self.store
         )
         self.engine.bridges = [self.bridge]
 

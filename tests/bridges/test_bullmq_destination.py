@@ -278,6 +278,28 @@ async def test_a_job_that_nobody_began_is_taken_away_at_its_deadline(settings: S
     assert len(journal(tmp_path)) == 1
 
 
+async def test_a_job_that_nobody_began_in_time_is_told_once(settings: Settings, tmp_path: Path) -> None:
+    """That the bridge took it away is no news of somebody else's."""
+    async with BullStage(settings) as oraculo:
+        run_id = await oraculo.submit({**only(faz="eco"), "timeout": 1})
+        await until(lambda: oraculo.job_ids(QUEUE), saying="the job")
+        await oraculo.ended(run_id, wait=10)
+        await oraculo.bridge.stop()
+        oraculo.bridge = oraculo.new_bridge()
+        await oraculo.bridge.start()
+        await until(lambda: _none(oraculo), saying="the job to be gone")
+        async with working(node_worker(settings, tmp_path, QUEUE)):
+            await oraculo.run(only(faz="eco"))  # whose events come after that of the removal
+
+        async def late_answers() -> int:
+            return (await oraculo.store.heads([run_id]))[run_id].late
+
+        await until(late_answers, saying="the answer that comes late")
+        assert await late_answers() == 1
+        told = [entry.detail for entry in await oraculo.operations.history(run_id)]
+        assert not any("somebody took the job out" in (detail or "") for detail in told), told
+
+
 async def test_ended_jobs_are_forgotten_in_time(make: Make, tmp_path: Path) -> None:
     settings = make(keep=0.001)
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):

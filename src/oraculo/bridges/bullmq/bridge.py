@@ -15,6 +15,7 @@ from oraculo.bridges.bullmq.reports import Reporter
 from oraculo.bridges.bullmq.runs import Runs
 from oraculo.bridges.bullmq.server import BullmqRedis
 from oraculo.bridges.bullmq.sweep import Sweep
+from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.core.answer_writer import AnswerWriter, describe
 from oraculo.core.bridge import BULLMQ, QUEUES
 from oraculo.core.naming import QueueNames
@@ -31,7 +32,8 @@ Duty = Callable[[], Awaitable[None]]
 
 
 class BullmqBridge:
-    """`store` is only read: it tells how far a run is that a job of BullMQ started. Raises InvalidSettings."""
+    """`store` is only read: it tells how far a run is that a job of BullMQ started, and which runs ended while Redis
+    was away. Raises InvalidSettings."""
 
     name = BULLMQ
 
@@ -52,7 +54,7 @@ class BullmqBridge:
         self._telemetry = telemetry
         self._server = BullmqRedis(settings.url, prefix)
         client = self._server.client
-        make_layout, make_events = _dialect(settings, prefix)
+        make_layout, make_events = _dialect(settings, prefix, clock)
         self._layout = make_layout(client, settings.prefix)
         ledger = Ledger(client, self._layout, settings.prefix, prefix, clock)
         reporter = Reporter(broker, ledger, AnswerWriter(clock, names), names.answers, entropy)
@@ -71,6 +73,7 @@ class BullmqBridge:
             ledger,
             self._sweep,
             reporter,
+            EndedRuns(store, clock),
             names=names,
             clock=clock,
             entropy=entropy,
@@ -155,12 +158,12 @@ class BullmqBridge:
 
 
 def _dialect(
-    settings: BullmqSettings, prefix: str
+    settings: BullmqSettings, prefix: str, clock: Clock
 ) -> tuple[Callable[[Any, str], Layout], Callable[[BullmqRedis, Ledger, Reporter, str], EventReader | BullEvents]]:
     """How jobs lie in Redis, and who hears of them: BullMQ's, or old Bull's."""
     if settings.legacy:
         return BullLayout, BullEvents
-    return BullmqLayout, functools.partial(EventReader, prefix=prefix)
+    return BullmqLayout, functools.partial(EventReader, prefix=prefix, clock=clock)
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:

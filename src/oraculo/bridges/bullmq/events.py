@@ -19,6 +19,7 @@ from oraculo.bridges.bullmq.records import Record
 from oraculo.bridges.bullmq.reports import Report, Reporter
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client, is_passing
 from oraculo.core.json_guard import is_too_deep
+from oraculo.ports.clock import Clock
 
 BLOCK = 1.0  # seconds that one reading waits; after each the queues are looked up again
 CONSUMER = "oraculo"
@@ -47,11 +48,21 @@ class Event(msgspec.Struct):
 
 
 class EventReader:
-    def __init__(self, server: BullmqRedis, ledger: Ledger, reporter: Reporter, bull_prefix: str, prefix: str) -> None:
+    def __init__(
+        self,
+        server: BullmqRedis,
+        ledger: Ledger,
+        reporter: Reporter,
+        bull_prefix: str,
+        *,
+        prefix: str,
+        clock: Clock,
+    ) -> None:
         self._server = server
         self._ledger = ledger
         self._reporter = reporter
         self._bull_prefix = bull_prefix
+        self._clock = clock
         self._group = f"oraculo-{prefix}" if prefix else "oraculo"
         self._grouped: set[str] = set()
         self._unreadable: set[str] = set()
@@ -168,9 +179,14 @@ class EventReader:
         failed = {event.job_id: records[event.job_id] for event in ours if event.kind == "failed"}
         looks = await self._ledger.look(failed)
         # Of a job's progress only the last is worth telling.
-        last = {(event.is_end, event.job_id): event for event in ours if event.is_news}
+        news = [event for event in ours if event.is_news and not self._is_withdrawal(event, records[event.job_id])]
+        last = {(event.is_end, event.job_id): event for event in news}
         told = sorted(last.values(), key=lambda event: event.is_end)
         await self._reporter.send(self._report(event, records[event.job_id], looks) for event in told)
+
+    def _is_withdrawal(self, event: Event, record: Record) -> bool:
+        """The sweep takes out what nobody began in time, and tells of it. It finds what others took out, too."""
+        return event.kind == "removed" and record.is_late(self._clock.now())
 
     def _report(self, event: Event, record: Record, looks: dict[str, Look]) -> Report:
         if event.kind == "completed":

@@ -10,6 +10,7 @@ from oraculo.bridges.bullmq.records import NewJob, Record, job_id_of, record_of
 from oraculo.bridges.bullmq.reports import Report, Reporter
 from oraculo.bridges.bullmq.server import BullmqRedis, is_passing
 from oraculo.bridges.bullmq.sweep import Sweep
+from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.core import naming
 from oraculo.core.answer_writer import NOT_IN_TIME
 from oraculo.core.bridge import BULLMQ, Bridge
@@ -33,6 +34,7 @@ class Handover:
         ledger: Ledger,
         sweep: Sweep,
         reporter: Reporter,
+        ended: EndedRuns,
         *,
         names: QueueNames,
         clock: Clock,
@@ -44,6 +46,7 @@ class Handover:
         self._ledger = ledger
         self._sweep = sweep
         self._reporter = reporter
+        self._ended = ended
         self._names = names
         self._clock = clock
         self._entropy = entropy
@@ -94,7 +97,7 @@ class Handover:
         self, subscription: Subscription, deliveries: Sequence[Delivery], jobs: Sequence[NewJob]
     ) -> None:
         backoff = Backoff(self._entropy, LONGEST_HELD)
-        while jobs:
+        while jobs := await self._wanted(jobs):
             try:
                 await self._hand_over(jobs)
                 return
@@ -102,8 +105,13 @@ class Handover:
                 if await self._is_refusal(error):
                     await self._refuse_singly(subscription, deliveries, jobs, error)
                     return
+            self._ended.note_failure()
             await backoff.pause()
             await subscription.extend(deliveries)
+
+    async def _wanted(self, jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+        ended = await self._ended.among(job.record.command for job in jobs)
+        return [job for job in jobs if job.record.command.correlation_id not in ended] if ended else jobs
 
     async def _is_refusal(self, error: Exception) -> bool:
         """Whether it is about one of them. Who may not touch a key is waited for if it is ours, for then it is all."""

@@ -19,11 +19,13 @@ from oraculo.bridges.celery.handover import QUEUE, STOP_GRACE, TaskHandover
 from oraculo.bridges.celery.replies import TaskReplies
 from oraculo.bridges.celery.reports import Report
 from oraculo.bridges.celery.tasks import ReturnAddress
+from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.answer_writer import AnswerWriter
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
+from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import CelerySettings
 
@@ -31,7 +33,8 @@ REPLIES = "oraculo-respostas"  # the exchange and the queue on Celery's broker, 
 
 
 class CeleryBridge:
-    """Makes the rooms, and starts and stops them in order. Raises InvalidSettings."""
+    """Makes the rooms, and starts and stops them in order. `store` is only read: it tells which runs ended while
+    Celery's broker was away. Raises InvalidSettings."""
 
     name = bridges.CELERY
 
@@ -43,6 +46,7 @@ class CeleryBridge:
         clock: Clock,
         entropy: Entropy,
         telemetry: Telemetry,
+        store: Store,
     ) -> None:
         names = naming.QueueNames(prefix)
         queue = names.physical(QUEUE)
@@ -61,6 +65,7 @@ class CeleryBridge:
             self._address,
             self._answers,
             self._sent,
+            EndedRuns(store, clock),
             broker=broker,
             queue=queue,
             clock=clock,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +14,12 @@ from oraculo.bridges.celery.connections import Address, CeleryAway, QueueAway, T
 from oraculo.bridges.celery.events import SentTasks
 from oraculo.bridges.celery.reports import Report, reason_of
 from oraculo.bridges.celery.tasks import ReturnAddress, Task, address_of, make_task, read_destination
+from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.core import bridge as bridges
 from oraculo.core.answer_writer import describe
 from oraculo.core.message import Message, decode_message
 from oraculo.core.timestamps import from_iso
-from oraculo.errors import BrokerError
+from oraculo.errors import BrokerError, InvalidInput
 from oraculo.ports.broker import Broker, Delivery
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
@@ -40,6 +42,23 @@ class _Batch:
     def first_is_done(self) -> None:
         self._done.append(self.waiting.popleft())
 
+    async def let_go_of_ended(self, ended: EndedRuns) -> None:
+        """Commands whose runs have ended are done."""
+        if not ended.had_failures:  # then nothing need be read twice
+            return
+        runs = await ended.among(command for _, command in self._readable)
+        over = {delivery.token for delivery, command in self._readable if command.correlation_id in runs}
+        self._done += [delivery for delivery in self.waiting if delivery.token in over]
+        self.waiting = deque(delivery for delivery in self.waiting if delivery.token not in over)
+
+    @functools.cached_property
+    def _readable(self) -> list[tuple[Delivery, Message]]:
+        found: list[tuple[Delivery, Message]] = []
+        for delivery in self.waiting:
+            with contextlib.suppress(InvalidInput):  # it is told of when its turn has come
+                found.append((delivery, decode_message(delivery.body)))
+        return found
+
     async def settle(self) -> None:
         done, self._done = self._done, []
         await self.subscription.ack(done)
@@ -55,6 +74,7 @@ class TaskHandover:
         address: Address,
         answers: TaskAnswers,
         sent: SentTasks,
+        ended: EndedRuns,
         *,
         broker: Broker,
         queue: str,
@@ -67,6 +87,7 @@ class TaskHandover:
         self._address = address
         self._answers = answers
         self._sent = sent
+        self._ended = ended
         self._clock = clock
         self._entropy = entropy
         self._telemetry = telemetry
@@ -103,6 +124,7 @@ class TaskHandover:
     async def _hand_over_all(self, batch: _Batch) -> None:
         """What waits for its queue lets the others pass."""
         backoff, passed_over = Backoff(self._entropy, LONGEST_HELD), 0
+        await self._let_go_of_ended(batch)
         while batch.waiting and not batch.subscription.closed:
             try:
                 async with self._sending:
@@ -120,11 +142,17 @@ class TaskHandover:
                 if not await batch.subscription.extend(list(batch.waiting)):
                     await batch.subscription.close()
                 await backoff.pause()
+                await self._let_go_of_ended(batch)
             else:
                 batch.first_is_done()
                 backoff.reset()
                 if not passed_over or not batch.waiting:  # else there is one that its queue did not take
                     self.trouble = None
+
+    async def _let_go_of_ended(self, batch: _Batch) -> None:
+        await batch.let_go_of_ended(self._ended)
+        if not batch.waiting:  # nothing is left whose sending would show that all is well again
+            self.trouble = None
 
     async def _hand_over(self, batch: _Batch, delivery: Delivery) -> None:
         """Raises CeleryAway. What can go nowhere is answered, or quarantined when nobody can be told."""
@@ -175,6 +203,7 @@ class TaskHandover:
         return deadline is not None and deadline <= self._clock.now()
 
     def _note_away(self, trouble: str) -> None:
+        self._ended.note_failure()
         if self.trouble is None:
             self._telemetry.emit(LoopFailed(DUTY, trouble))
         self.trouble = trouble

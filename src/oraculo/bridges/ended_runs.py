@@ -1,0 +1,47 @@
+"""Runs that ended while the system that does their steps was away: nobody wants that work any more."""
+
+import asyncio
+from collections.abc import Iterable
+
+from oraculo.core.message import Message
+from oraculo.core.timestamps import from_iso
+from oraculo.errors import OraculoError
+from oraculo.ports.clock import Clock
+from oraculo.ports.store import Store
+from oraculo.subscription import LONGEST_HELD
+
+
+class EndedRuns:
+    """The store is asked only about commands that waited: they are from before the last attempt that failed."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._failed_at: float | None = None
+
+    @property
+    def had_failures(self) -> bool:
+        return self._failed_at is not None
+
+    def note_failure(self) -> None:
+        """Commands could not be handed over just now: those that are there, and those behind them, wait."""
+        self._failed_at = self._clock.now()
+
+    async def among(self, commands: Iterable[Message]) -> set[str]:
+        """The ended runs of those that waited. A run that the store does not know may be somebody else's, and goes
+        on; so do all while it does not answer, for no step may wait for both systems."""
+        if self._failed_at is None:
+            return set()
+        waited = {command.correlation_id for command in commands if self._has_waited(command, self._failed_at)}
+        if not waited:
+            return set()
+        try:
+            async with asyncio.timeout(LONGEST_HELD):
+                heads = await self._store.heads(list(waited))
+        except (OraculoError, TimeoutError):
+            return set()
+        return {run_id for run_id, head in heads.items() if head.ended_at is not None}
+
+    def _has_waited(self, command: Message, failed_at: float) -> bool:
+        written_at = from_iso(command.timestamp)
+        return written_at is not None and written_at <= failed_at
