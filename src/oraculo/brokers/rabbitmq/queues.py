@@ -218,10 +218,10 @@ class Queues:
                 await self._declare_delay(waiting, _Delay(name, milliseconds))
             except Refused as refusal:
                 raise NotDelayed(str(refusal)) from refusal
-        await self._is_trusted(waiting)
+        await self._until_trusted(waiting)
         return waiting
 
-    async def _is_trusted(self, waiting: str) -> None:
+    async def _until_trusted(self, waiting: str) -> None:
         """Returns when messages may leave their own queue for it."""
         if (delay := self._delays.get(waiting)) is not None:
             await asyncio.sleep(delay.trusted_at - asyncio.get_running_loop().time())
@@ -232,7 +232,7 @@ class Queues:
         for name in names:
             with suppress(Refused):
                 await (self._declare_delay(name, delay) if (delay := self._delays.get(name)) else self.ensure(name))
-                await self._is_trusted(name)
+                await self._until_trusted(name)
                 made.add(name)
         return made
 
