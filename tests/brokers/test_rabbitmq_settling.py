@@ -9,7 +9,7 @@ import pytest
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.connection import Channel
 from oraculo.brokers.rabbitmq.publisher import _Batch
-from oraculo.brokers.rabbitmq.queues import LOOKS_TOGETHER
+from oraculo.brokers.rabbitmq.queues import _YOUNG, LOOKS_TOGETHER
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -117,12 +117,34 @@ class TestSettling:
     async def test_a_wait_that_was_given_up_makes_no_queue_older(self, broker: RabbitMQBroker, queue: str) -> None:
         await broker.declare([queue])
         loop = asyncio.get_running_loop()
+        before_it_was_made = loop.time()
         first = asyncio.create_task(broker._queues.delay(queue, 0.1))
         await eventually(lambda: broker._queues.depth(f"{queue}.retry.100"), lambda depth: depth is not None)
-        began = loop.time()  # it was made a moment before
         first.cancel()
         await broker._queues.delay(queue, 0.1)
-        assert loop.time() - began > 0.5
+        assert loop.time() - before_it_was_made >= _YOUNG
+
+    async def test_who_finds_a_queue_that_is_being_made_does_not_take_it_for_an_old_one(
+        self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await broker.declare([queue])
+        declare, answered = broker._queues._declare, asyncio.Event()
+
+        async def declare_slowly(name: str, arguments: dict[str, Any]) -> bool | None:
+            made = await declare(name, arguments)
+            await answered.wait()
+            return made
+
+        loop = asyncio.get_running_loop()
+        before_it_was_made = loop.time()
+        with monkeypatch.context() as patched:
+            patched.setattr(broker._queues, "_declare", declare_slowly)
+            first = asyncio.create_task(broker._queues.delay(queue, 0.1))
+            await eventually(lambda: broker._queues.depth(f"{queue}.retry.100"), lambda depth: depth is not None)
+        await broker._queues.delay(queue, 0.1)
+        assert loop.time() - before_it_was_made >= _YOUNG
+        answered.set()
+        await first
 
     async def test_a_letter_that_is_to_be_delivered_again_later_is_the_same_letter(
         self, broker: RabbitMQBroker, url: str, queue: str

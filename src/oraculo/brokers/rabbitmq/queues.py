@@ -114,6 +114,7 @@ class Queues:
         self._declared: dict[str, None] = {}  # those that are to be there, even if somebody deletes one
         self._locked: dict[str, None] = {}  # another's: we can send there, and not look
         self._delays: dict[str, _Delay] = {}  # the queues in which messages wait
+        self._begun: dict[str, None] = {}  # those that were asked for, and maybe made: no answer came, or not yet
         self._streams: dict[str, None] = {}  # somebody's own that are no queues
         self._for_replies: dict[str, None] = {}  # those of clients, who read them and nothing else
         self._looked_through: dict[str, None] = {}  # somebody's own: whether it loses messages was told
@@ -281,10 +282,12 @@ class Queues:
 
     async def _declare_delay(self, waiting: str, delay: _Delay) -> None:
         """Raises Refused also when somebody has a queue of that name: nothing might ever come back from it."""
-        is_new = await self.depth(waiting) is None
+        is_new = await self.depth(waiting) is None or waiting in self._begun
+        _remember(self._begun, waiting, None)
         arguments = _quorum(_NO_LIMIT) | {"x-message-ttl": delay.milliseconds} | _dead_letters_to(delay.source)
         if await self._declare(waiting, arguments) is False:
             await self._declare_plain(waiting, arguments)
+        self._begun.pop(waiting, None)
         if is_new:
             _remember(self._delays, waiting, delay._replace(trusted_at=asyncio.get_running_loop().time() + _YOUNG))
         else:  # maybe because another call has made it just now
