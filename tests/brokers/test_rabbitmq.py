@@ -329,7 +329,7 @@ class TestStarting:
 
     async def test_the_path_is_the_vhost_and_the_user_may_have_odd_signs(self, fleet: Fleet) -> None:
         server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
-        server.control("eval", _ADD_USER_AND_VHOST)
+        server.evaluate(_ADD_USER_AND_VHOST)
         async with running(f"amqp://odd%40user:p%2Fw%3A%3F@127.0.0.1:{server.port}/a%2Fb") as broker:
             await broker.publish(messages("in-the-vhost", 1))
         async with running(server.url) as elsewhere:
@@ -337,9 +337,7 @@ class TestStarting:
 
     async def test_a_vhost_that_has_no_room_now_is_waited_for(self, fleet: Fleet) -> None:
         server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
-        server.control("add_vhost", "cheio")
-        server.control("set_permissions", "-p", "cheio", "guest", ".*", ".*", ".*")
-        server.control("set_vhost_limits", "-p", "cheio", '{"max-connections": 0}')
+        server.evaluate(_ADD_VHOST_WITHOUT_ROOM)
         broker = RabbitMQBroker(f"amqp://guest:guest@127.0.0.1:{server.port}/cheio")
         with pytest.raises(BrokerUnavailable, match=r"limit \(0\) is reached"):
             await broker.start()
@@ -357,6 +355,12 @@ _ADD_USER_AND_VHOST = """
 rabbit_vhost:add(<<"a/b">>, <<"tests">>),
 rabbit_auth_backend_internal:add_user(<<"odd@user">>, <<"p/w:?">>, <<"tests">>),
 rabbit_auth_backend_internal:set_permissions(<<"odd@user">>, <<"a/b">>, <<".*">>, <<".*">>, <<".*">>, <<"tests">>).
+"""
+
+_ADD_VHOST_WITHOUT_ROOM = """
+rabbit_vhost:add(<<"cheio">>, <<"tests">>),
+rabbit_auth_backend_internal:set_permissions(<<"guest">>, <<"cheio">>, <<".*">>, <<".*">>, <<".*">>, <<"tests">>),
+rabbit_vhost_limit:set(<<"cheio">>, [{<<"max-connections">>, 0}], <<"tests">>).
 """
 
 

@@ -185,7 +185,7 @@ class TestBreaking:
                     await broker.publish([Outgoing(queue, b"more")])
                 return trouble(broker)
 
-            server.control("eval", "vm_memory_monitor:set_vm_memory_high_watermark(0.0000001).")
+            server.evaluate("vm_memory_monitor:set_vm_memory_high_watermark(0.0000001).")
             try:
                 await eventually(told_on_publishing, BLOCKED.__eq__)
                 for call in (broker.publish(messages(queue, 1)), broker.check()):
@@ -195,7 +195,7 @@ class TestBreaking:
                 await consumer.ack(good)
                 assert [(each.body, each.redeliveries) for each in await take(consumer, 2)] == [(b"3", 0), (b"4", 0)]
             finally:
-                server.control("eval", "vm_memory_monitor:set_vm_memory_high_watermark(0.4).")
+                server.evaluate("vm_memory_monitor:set_vm_memory_high_watermark(0.4).")
             await eventually(lambda: already(trouble(broker)), "".__eq__)
             await broker.publish(messages(queue, 1))
             assert [(letter.body, letter.reason) for letter in await letters(broker, queue, 1)] == [(b"0", "not now")]
@@ -292,14 +292,14 @@ class TestRefused:
         server, queue = cast("RabbitMQ", fleet.breakable("rabbitmq")), fresh_name()
         async with running(server.url) as founder:
             await founder.declare([queue])
-        server.control("eval", _ADD_READER + _MAY_WRITE % "^nothing$")
+        server.evaluate(_ADD_READER + _MAY_WRITE % "^nothing$")
         async with running(server.url.replace("guest:guest", "reader:pw")) as broker:
             for _ in range(2):
                 with pytest.raises(BrokerUnavailable, match="access to exchange"):
                     await broker.publish(messages(queue, 1))
                 await broker.check()
                 assert "access to exchange" in trouble(broker)
-            server.control("eval", _MAY_WRITE % ".*")
+            server.evaluate(_MAY_WRITE % ".*")
             await broker.publish(messages(queue, 1))
             assert trouble(broker) == ""
 
@@ -321,7 +321,7 @@ class TestPolicies:
         monkeypatch.setattr("oraculo.brokers.rabbitmq.letters.CHUNK", 2)
         server, queue = cast("RabbitMQ", fleet.breakable("rabbitmq")), fresh_name()
         policy = '[{<<"delivery-limit">>, 1}], 0, <<"queues">>, <<"tests">>'
-        server.control("eval", f'rabbit_policy:set(<<"/">>, <<"poison">>, <<"^{queue}">>, {policy}).')
+        server.evaluate(f'rabbit_policy:set(<<"/">>, <<"poison">>, <<"^{queue}">>, {policy}).')
         async with running(server.url) as broker:
             await broker.publish([Outgoing(queue, b"%d" % n, reason="kept") for n in range(5)])
             first = await letters(broker, queue, 5)

@@ -50,11 +50,11 @@ def fill_quarantine(channel: BlockingChannel, queue: str) -> None:
 async def largest_message(server: RabbitMQ, size: int) -> AsyncIterator[None]:
     """For the channels that are opened from now on."""
     set_limit = "N = {}, application:set_env(rabbit, max_message_size, N), persistent_term:put(max_message_size, N)."
-    await asyncio.to_thread(server.control, "eval", set_limit.format(size))
+    await asyncio.to_thread(server.evaluate, set_limit.format(size))
     try:
         yield
     finally:
-        await asyncio.to_thread(server.control, "eval", set_limit.format(134217728))
+        await asyncio.to_thread(server.evaluate, set_limit.format(134217728))
 
 
 class TestFull:
@@ -324,7 +324,7 @@ class TestFull:
         async with running(server.url, publish_timeout=1.0) as broker:
             await broker.publish(messages(queue, 1))
             broker._stuck.note([queue], "as if it were known")
-            await asyncio.to_thread(server.control, "set_vm_memory_high_watermark", "0.0000001")
+            await asyncio.to_thread(server.evaluate, "vm_memory_monitor:set_vm_memory_high_watermark(0.0000001).")
             try:
                 async with asyncio.timeout(20):
                     while trouble(broker) != BLOCKED:
@@ -337,7 +337,7 @@ class TestFull:
                         await broker.publish(messages(queue, 1))
                 assert broker._publishing.raw is connection
             finally:
-                await asyncio.to_thread(server.control, "set_vm_memory_high_watermark", "0.4")
+                await asyncio.to_thread(server.evaluate, "vm_memory_monitor:set_vm_memory_high_watermark(0.4).")
             await published(broker, messages(queue, 1))
 
     async def test_by_how_much_a_message_is_too_large_is_told(self, fleet: Fleet) -> None:
@@ -414,15 +414,15 @@ async def _suspended(server: RabbitMQ, queue: str) -> AsyncIterator[None]:
     """Its one member hears nothing, as if it had no majority."""
     name = f'rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)'
     found = f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), {{N, _}} = amqqueue:get_pid(Q)"
-    await asyncio.to_thread(server.control, "eval", f"{found}, sys:suspend(N).")
+    await asyncio.to_thread(server.evaluate, f"{found}, sys:suspend(N).")
     try:
         yield
     finally:
-        await asyncio.to_thread(server.control, "eval", f"{found}, sys:resume(N).")
+        await asyncio.to_thread(server.evaluate, f"{found}, sys:resume(N).")
 
 
 async def _turn(server: RabbitMQ, queue: str, verb: str) -> None:
     """Stops or restarts the one member of a quorum queue."""
     name = f'rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)'
     found = f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), {{N, _}} = amqqueue:get_pid(Q)"
-    await asyncio.to_thread(server.control, "eval", f"{found}, ra:{verb}_server(quorum_queues, {{N, node()}}).")
+    await asyncio.to_thread(server.evaluate, f"{found}, ra:{verb}_server(quorum_queues, {{N, node()}}).")

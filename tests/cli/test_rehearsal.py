@@ -61,8 +61,7 @@ def rabbit_user(fleet: Fleet, *rights: str) -> str:
     """The URL of a new user who may configure, write and read so much."""
     server, user = cast("RabbitMQ", fleet.server("rabbitmq")), f"u{uuid4().hex[:8]}"
     patterns = ", ".join(f'<<"{right}">>' for right in (pattern.replace("\\", r"\\") for pattern in rights))
-    server.control(
-        "eval",
+    server.evaluate(
         f'rabbit_auth_backend_internal:add_user(<<"{user}">>, <<"pw">>, <<"tests">>), '
         f'rabbit_auth_backend_internal:set_permissions(<<"{user}">>, <<"/">>, {patterns}, <<"tests">>).',
     )
