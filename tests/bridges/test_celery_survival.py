@@ -171,6 +171,7 @@ async def test_celerys_broker_is_killed_and_started_again(
         await _bridge_is(cluster, None)
 
 
+@pytest.mark.parametrize("server", ["redis", pytest.param("rabbitmq", marks=pytest.mark.long)], indirect=True)
 async def test_tasks_whose_run_ended_while_celerys_broker_was_away_are_not_begun(
     server: Server, fleet: Fleet, start: Start, tmp_path: Path
 ) -> None:
@@ -217,8 +218,11 @@ async def _bridge_is(cluster: Cluster, trouble: str | None) -> str:
     return found
 
 
-async def test_our_broker_is_killed_and_started_again(fleet: Fleet, start: Start, gate: Gate, tmp_path: Path) -> None:
-    worker, ours = start(fleet.url("redis")), fleet.breakable("rabbitmq")
+@pytest.mark.parametrize("server", ["redis", pytest.param("rabbitmq", marks=pytest.mark.long)], indirect=True)
+async def test_our_broker_is_killed_and_started_again(
+    server: Server, fleet: Fleet, start: Start, gate: Gate, tmp_path: Path
+) -> None:
+    worker, ours = start(fleet.url("redis")), server
     await worker.is_ready()
     async with Cluster(tmp_path, ours.url, workers=0, **bridge_to(worker)) as cluster:
         run = await submit(cluster, "loja.esperar", gate.payload)

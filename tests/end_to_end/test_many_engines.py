@@ -32,7 +32,9 @@ async def place_in(server_url: str, name: str) -> str:
     return f"{server_url}?search_path={schema}"
 
 
-@pytest.mark.parametrize(("broker", "store"), [("rabbitmq", "postgres"), ("redis", "redis")])
+@pytest.mark.parametrize(
+    ("broker", "store"), [("rabbitmq", "postgres"), pytest.param("redis", "redis", marks=pytest.mark.long)]
+)
 async def test_engines_are_killed_one_after_the_other(broker: str, store: str, fleet: Fleet, tmp_path: Path) -> None:
     place = await place_in(fleet.url(store), store)
     async with ManyEngines(tmp_path, fleet.url(broker), place) as many:
@@ -86,7 +88,7 @@ async def _know_each_other(many: ManyEngines) -> bool:
     return True
 
 
-@pytest.mark.parametrize("store", ["postgres", "redis"])
+@pytest.mark.parametrize("store", ["postgres", pytest.param("redis", marks=pytest.mark.long)])
 async def test_a_store_that_is_killed_and_started_again(store: str, fleet: Fleet, tmp_path: Path) -> None:
     server: Server = fleet.breakable(store)
     place = await place_in(server.url, store)

@@ -198,6 +198,15 @@ BROKER_BUGS: dict[Plant, int] = {
 }
 
 
+# Where they were last seen: asked first, so that the others need not be asked before them.
+SEEN_AT: dict[Plant, int] = {
+    lost_commands_not_taken_back: 15,
+    lost_memory_not_noticed: 6,
+    a_loss_that_is_not_told_is_not_noticed: 55,
+    the_wrong_broker_is_noted: 15,
+}
+
+
 @pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
@@ -207,7 +216,8 @@ def test_a_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("plant", BROKER_BUGS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_of_the_fail_over_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    outcomes = (run_seed(seed, BROKERS_LOST, _with_two_brokers(seed)) for seed in range(MOST_SEEDS))
+    seeds = sorted(range(MOST_SEEDS), key=lambda seed: seed != SEEN_AT.get(plant))
+    outcomes = (run_seed(seed, BROKERS_LOST, _with_two_brokers(seed)) for seed in seeds)
     assert _is_broken(BROKER_BUGS[plant], outcomes)
 
 
