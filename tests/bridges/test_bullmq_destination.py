@@ -65,11 +65,18 @@ async def test_the_first_job_of_all_is_heard_at_once(
         await oraculo.ended(await oraculo.submit(only(faz="eco")), wait=10)
 
 
-@pytest.mark.parametrize("value", [None, 0, False, "", "texto", [], [1, "dois"], {"a": {"b": 1}}])
-async def test_whatever_a_worker_returns_comes_back(value: object, settings: Settings, tmp_path: Path) -> None:
+async def test_whatever_a_worker_returns_comes_back(settings: Settings, tmp_path: Path) -> None:
+    values = [None, 0, False, "", "texto", [], [1, "dois"], {"a": {"b": 1}}]
+    payloads = {f"t{number}": {"faz": "devolve", "valor": value} for number, value in enumerate(values)}
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
-        aggregate = await oraculo.run(only(faz="devolve", valor=value))
-    assert aggregate["resultados"]["passo"] == {"status": "ok", "resultado": value}
+        aggregate = await oraculo.run({"destinos": _each(payloads), "payload": {}, "timeout": 60})
+    found = [aggregate["resultados"][step] for step in payloads]
+    assert found == [{"status": "ok", "resultado": value} for value in values]
+    assert [type(one["resultado"]) for one in found] == [type(value) for value in values]  # 0 is not False
+
+
+def _each(payloads: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"id": step, "fila": TO, "payload": payload} for step, payload in payloads.items()]
 
 
 async def test_a_wide_run_over_two_queues(settings: Settings, tmp_path: Path) -> None:
@@ -128,26 +135,28 @@ async def test_our_retry_policy_follows_bullmqs(settings: Settings, tmp_path: Pa
     assert len(journal(tmp_path)) == 5
 
 
-@pytest.mark.parametrize(
-    ("progress", "expected"),
-    [
+async def test_progress_comes_back(settings: Settings, tmp_path: Path) -> None:
+    expected: list[tuple[object, dict[str, Any]]] = [
         (42, {"percentual": 42.0, "mensagem": None}),
         ({"percent": 12.5, "message": "quase"}, {"percentual": 12.5, "mensagem": "quase"}),
         ("começou", {"percentual": None, "mensagem": "começou"}),
         ({"fase": 2}, {"percentual": None, "mensagem": '{"fase":2}'}),
-    ],
-)
-async def test_progress_comes_back(
-    progress: object, expected: dict[str, Any], settings: Settings, tmp_path: Path
-) -> None:
+    ]
+    payloads = {
+        f"t{number}": {"faz": "progride_e_pendura", "progressos": [progress]}
+        for number, (progress, _) in enumerate(expected)
+    }
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
-        run_id = await oraculo.submit(only(faz="progride_e_pendura", progressos=[progress]))
+        run_id = await oraculo.submit({"destinos": _each(payloads), "payload": {}, "timeout": 60})
 
-        async def told() -> object:
-            return (await oraculo.task(run_id, "passo"))["progresso"]
+        async def told() -> list[object]:
+            return [(await oraculo.task(run_id, step))["progresso"] for step in payloads]
 
-        await until(told, saying="progress")
-        assert await told() == expected
+        async def all_told() -> bool:
+            return None not in await told()
+
+        await until(all_told, saying="progress of each")
+        assert await told() == [shown for _, shown in expected]
 
 
 async def test_a_job_that_is_removed_is_a_failure(settings: Settings) -> None:
