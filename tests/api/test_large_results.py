@@ -9,6 +9,7 @@ import pytest
 from oraculo.core.reference import run_folder
 from oraculo.core.run import Run
 from oraculo.errors import ObjectsUnavailable
+from oraculo.stores.objects import FolderObjects
 from tests.waiting import until
 
 from .service import SETTINGS, Service, assert_problem, running
@@ -121,6 +122,15 @@ async def test_an_object_store_that_is_away_does_not_make_it_unready(
     reply = await service.client.get("/health/ready")
     assert (reply.status_code, reply.json()["status"]) == (200, "degradado")
     assert reply.json()["partes"]["objects folder"] == {"ok": False, "problema": "nobody home"}
+
+
+async def test_a_folder_that_cannot_be_looked_at_does_not_make_it_unready(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service.engine, "objects", FolderObjects(tmp_path / ("x" * 300)))
+    reply = await service.client.get("/health/ready")
+    assert (reply.status_code, reply.json()["status"]) == (200, "degradado")
+    assert "File name too long" in reply.json()["partes"]["objects folder"]["problema"]
 
 
 async def test_the_document_knows_the_path_and_every_readiness(tmp_path: Path) -> None:

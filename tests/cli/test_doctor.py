@@ -106,6 +106,14 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch
     assert f"{tmp_path} is not writable" in checks["store"]["detalhe"]
 
 
+def test_a_folder_for_large_results_that_cannot_be_looked_at_is_an_error() -> None:
+    code, checks = doctor(ORACULO_OBJECTS_URL=f"./{'x' * 300}")
+    assert code == 1
+    assert checks["objects"]["estado"] == "erro"
+    assert "File name too long" in checks["objects"]["detalhe"]
+    assert "ORACULO_OBJECTS_URL" in checks["objects"]["o_que_fazer"]
+
+
 def test_what_may_be_lost_is_a_warning() -> None:
     with Valkey(durable=False) as server:
         _, checks = doctor(ORACULO_BROKER_URL=server.url, ORACULO_STORE_URL=server.url)

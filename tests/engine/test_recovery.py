@@ -23,6 +23,7 @@ from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
 from tests.engine.broker_stage import Told
 from tests.engine.workers import Journal, answer, failing_app, recording_app
+from tests.stores.sqlite_stage import damage, root_page
 from tests.waiting import until
 
 QUICK = Settings(engine=EngineSettings(poll=0.05, note_linger=0.005), runs=RunSettings(backoff=0.01))
@@ -250,6 +251,30 @@ async def test_a_store_that_refuses_everything_is_waited_for_and_no_message_is_b
         assert (await oraculo.ended(run_id))["status"] == "concluida"
         assert oraculo.engine._intake.trouble is None
         assert (await broker.queues(["resultados"]))[0].dead_letters == 0
+
+
+async def test_no_answer_is_blamed_for_a_file_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("_FIRST_PAUSE", "_LONGEST_PAUSE"):
+        monkeypatch.setattr(intake, pause, 0.02)
+    path, told, broker = str(tmp_path / "o.db"), Told(), MemoryBroker(SystemClock(), delivery_limit=1)
+    settings = Settings(engine=EngineSettings(stop_grace=0.1))
+    async with Harness(store=SqliteStore(path), broker=broker, settings=settings, telemetry=told) as oraculo:
+        runs = [await oraculo.submit({"destinos": ["escavador_a"]}) for _ in range(5)]
+        await until(lambda: not oraculo.engine._outbox._in_flight, saying="the last note")
+        damage(path, root_page(path, "tasks"))
+        for run_id in runs:
+            await oraculo.publish("resultados", answer(run_id))
+
+        async def are_refused_for_long() -> bool:
+            assert (await broker.queues(["resultados"]))[0].dead_letters == 0
+            refusals = [one for one in told.records if isinstance(one, LoopFailed) and one.duty == "intake"]
+            return len(refusals) > 50  # many more than it takes to give each back
+
+        await until(are_refused_for_long)
+        health = await oraculo.operations.health()
+        assert not health.is_ready
+        assert "waits for the store: SQLite file" in (health.parts["engine"] or "")
+        assert "malformed" in (health.parts["engine"] or "")
 
 
 async def test_an_engine_stops_while_it_waits_for_a_store_that_refuses(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The port's promises, kept by each adapter: a folder, and whatever fsspec reaches."""
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -171,10 +172,44 @@ async def test_what_a_killed_deletion_left_is_cleared_away_later(
     assert len(list(shard.iterdir())) == 1
 
 
+async def test_what_is_deleted_while_it_is_put_again_is_there_once_it_is_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was of an ended run with the same id, and another task of this one puts its own just then."""
+    objects = await claimed(tmp_path)
+    reference, folder = await put_result(objects, RUN, "a", BODY), tmp_path / run_folder(RUN)
+    real_utime, at_once = os.utime, iter([True])
+
+    async def clean_up_and_put() -> None:
+        other = FolderObjects(tmp_path)
+        assert await other.delete(run_folder(RUN), time.time() - 60)
+        await put_result(other, RUN, "b", b"{}")
+        await other.close()
+
+    def utime(path: Path) -> None:
+        if next(at_once, False):
+            asyncio.run(clean_up_and_put())
+        real_utime(path)
+
+    real_utime(folder, (1.0, 1.0))
+    monkeypatch.setattr(os, "utime", utime)
+    assert await put_result(objects, RUN, "a", BODY) == reference
+    assert not next(at_once, False), "it was deleted meanwhile"
+    assert await get_result(objects, reference) == BODY
+
+
 async def test_a_folder_that_cannot_be_used_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="not a folder"):
         await FolderObjects(tmp_path / "file" / "objects").check()
+
+
+async def test_a_folder_that_cannot_be_looked_at_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ObjectsUnavailable, match="File name too long"):  # of what even root is refused
+        await FolderObjects(tmp_path / ("x" * 300)).check()
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ObjectsUnavailable, match="Too many levels of symbolic links"):
+        await FolderObjects(tmp_path / "loop").check()
 
 
 async def test_looking_at_a_folder_does_not_make_it(tmp_path: Path) -> None:

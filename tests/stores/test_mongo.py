@@ -10,7 +10,17 @@ import pytest
 from oraculo.core.events import Answered, Cancelled, Progressed, Repeated, Sent
 from oraculo.core.run import RunStatus
 from oraculo.ports.store import Due, RunQuery, Store
-from oraculo.stores.mongo import MongoStore, changes, documents, forgetting, history, housekeeping, reading, writes
+from oraculo.stores.mongo import (
+    MongoStore,
+    changes,
+    documents,
+    forgetting,
+    history,
+    housekeeping,
+    portions,
+    reading,
+    writes,
+)
 from oraculo.testing.store_runs import (
     NOW,
     OK,
@@ -211,6 +221,60 @@ async def test_an_entry_that_is_in_both_places_is_told_once(url: str) -> None:
             await change(store, changed(run, Progressed(0, 1.0, str(number)), now=NOW + number))
         await store._housekeeping.finish()
         assert [entry.seq for entry in await store.history("a")] == list(range(1, 142))
+
+
+async def cut_short(store: MongoStore, found: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The document of a run with 3,000 entries in an attachment, before anything of it is moved."""
+    with monkeypatch.context() as patch:
+        patch.setattr(store._housekeeping, "spill_history", lambda _: None)
+        run = wide_run("wide", 3_000)
+        await create(store, run)
+        await change(store, changed(run, Cancelled()))
+    document: dict[str, Any] = await found.orquestracoes.find_one({"correlation_id": "wide"})
+    [attached] = document["historico_anexos"]
+    assert attached["ate"] == run.head.entries
+    assert attached["ate"] % writes.HISTORY_BLOCK
+    return document
+
+
+async def test_a_page_of_the_history_reads_only_the_attachments_that_it_needs(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url) as store, database(url) as found:
+        document = await cut_short(store, found, monkeypatch)
+        entries = list(await store.history("wide", limit=10_000))
+        await store._housekeeping._spill_history(["wide"])
+        before = {name: document.get(name, []) for name in ("historico", "historico_anexos")}
+        await found.orquestracoes.update_one({"correlation_id": "wide"}, {"$set": before})  # as if killed in between
+        reads: list[str] = []
+
+        async def read_all(server: Any, collection: Any, *asked: Any) -> list[Any]:
+            reads.append(collection.name)
+            return await portions.read_all(server, collection, *asked)
+
+        monkeypatch.setattr(history, "read_all", read_all)
+        in_blocks = len(entries) // writes.HISTORY_BLOCK * writes.HISTORY_BLOCK
+        for after in range(0, in_blocks, 500):
+            limit = min(500, in_blocks - after)
+            assert list(await store.history("wide", after=after, limit=limit)) == entries[after : after + limit]
+        assert set(reads) == {"orquestracoes_historico"}
+        assert list(await store.history("wide", after=in_blocks - 1)) == entries[in_blocks - 1 :]
+        assert reads.count("orquestracoes_anexos") == 1
+
+
+async def test_what_an_attachment_has_beyond_the_last_block_comes_into_the_document_once(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url) as store, database(url) as found:
+        document = await cut_short(store, found, monkeypatch)
+        entries = list(await store.history("wide", limit=10_000))
+        for _ in range(2):  # two engines that read it before either wrote
+            await store._housekeeping._spill([document])
+        document = await found.orquestracoes.find_one({"correlation_id": "wide"})
+        assert document["historico_anexos"] == []
+        rest = len(entries) % writes.HISTORY_BLOCK
+        assert [entry["seq"] for entry in document["historico"]] == [entry.seq for entry in entries[-rest:]]
+        assert list(await store.history("wide", limit=10_000)) == entries
 
 
 # -- timers, lists, plans -------------------------------------------------------------------------------------------

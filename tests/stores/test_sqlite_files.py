@@ -26,7 +26,7 @@ from oraculo.testing.store_runs import (
     make_run,
 )
 from tests.stores import sqlite_stage as stage
-from tests.stores.sqlite_stage import look, opened
+from tests.stores.sqlite_stage import damage, look, opened, root_page
 from tests.waiting import until
 
 path = stage.path  # a fixture
@@ -146,6 +146,25 @@ async def test_a_quota_that_is_used_up_is_no_fault_of_what_is_committed(path: st
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         await create(store, big)
         await assert_stored(store, big)
+
+
+async def test_a_damaged_page_is_no_fault_of_what_is_committed(path: str) -> None:
+    async with opened(path) as store:
+        await create(store, run := make_run("a"))
+        damage(path, root_page(path, "tasks"))
+        for ask in (lambda: store.commit([], [changed(run, Sent(0, 1))]), lambda: store.load(["a"])):
+            with pytest.raises(StoreRefuses, match="malformed"):
+                await ask()
+
+
+async def test_a_file_whose_beginning_is_damaged_is_no_fault_of_what_is_committed(path: str) -> None:
+    async with opened(path) as store:
+        await create(store, run := make_run("a"))
+        damage(path, 1)
+        with pytest.raises(StoreRefuses, match="not a database"):
+            await store.commit([], [changed(run, Sent(0, 1))])
+        with pytest.raises(StoreRefuses, match="not a database"):
+            await store.check()
 
 
 async def refuses(store: SqliteStore) -> bool:

@@ -18,15 +18,30 @@ async def read_history(server: Server, run_id: str, after: int, limit: int) -> S
     if run is None:
         return []
     seqs = range(after + 1, min(after + limit, run["estado"]["entries"]) + 1)
-    entries = await entries_in_document(server, run)
+    entries = _inline(run)
     entries |= await _moved(server, run["_id"], (seq for seq in seqs if seq not in entries))
+    missing = [seq for seq in seqs if seq not in entries]
+    if missing:  # last of all: an attachment may be large, and soon most of it is in blocks
+        entries |= await _attached(server, _overlapping(run, missing[0], missing[-1]))
     return [entry_of(entries[seq]) for seq in seqs if seq in entries]
 
 
 async def entries_in_document(server: Server, run: Document) -> dict[int, Document]:
     """Those that are not in blocks yet, by `seq`; also of commits whose entries were too many for the document."""
-    entries = list(run.get("historico", ()))
-    for attached in run.get("historico_anexos", ()):
+    return _inline(run) | await _attached(server, run.get("historico_anexos", ()))
+
+
+def _inline(run: Document) -> dict[int, Document]:
+    return {entry["seq"]: entry for entry in run.get("historico", ())}
+
+
+def _overlapping(run: Document, first: int, last: int) -> list[Document]:
+    return [one for one in run.get("historico_anexos", ()) if one["de"] <= last and one["ate"] >= first]
+
+
+async def _attached(server: Server, attachments: Iterable[Document]) -> dict[int, Document]:
+    entries: list[Document] = []
+    for attached in attachments:
         parts = await read_all(server, server.attachments, "_id", attached["anexo"])
         found = {part["_id"]: part["dados"] for part in parts}
         if len(found) == len(attached["anexo"]):  # else they have moved since the document was read

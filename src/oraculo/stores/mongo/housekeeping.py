@@ -9,7 +9,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -72,12 +72,13 @@ class Housekeeping:
         blocks: list[Document] = []
         forget: list[UpdateOne] = []
         for run in runs:
-            full = full_blocks(run["_id"], await entries_in_document(self._server, run))
-            if full:
+            entries = await entries_in_document(self._server, run)
+            if full := full_blocks(run["_id"], entries):
                 last = full[-1]["entradas"][-1]["seq"]
                 blocks += full
                 pulled = {"historico": {"seq": {"$lte": last}}, "historico_anexos": {"ate": {"$lte": last}}}
                 forget.append(UpdateOne({"_id": run["_id"]}, {"$pull": pulled}))
+                forget += _brought_in(run, entries, last)
         if blocks:
             keys = list({block["run"] for block in blocks})
             with self._server.limit():
@@ -139,6 +140,17 @@ class Housekeeping:
         if not keys:
             return 0
         return (await self._server.runs.delete_many({"_id": {"$in": keys}, **where})).deleted_count
+
+
+def _brought_in(run: Document, entries: dict[int, Document], last: int) -> Iterator[UpdateOne]:
+    """What an attachment has beyond the last block, less than one, comes into the run's document, or all of it would be
+    read for that again and again. Once: who comes later does not find the attachment named."""
+    for attached in run.get("historico_anexos", ()):
+        seqs = range(max(attached["de"], last + 1), attached["ate"] + 1)
+        if seqs and all(seq in entries for seq in seqs):
+            where = {"_id": run["_id"], "historico_anexos.ate": attached["ate"]}
+            rest = {"historico": {"$each": [entries[seq] for seq in seqs]}}
+            yield UpdateOne(where, {"$push": rest, "$pull": {"historico_anexos": {"ate": attached["ate"]}}})
 
 
 def _prunable(ended_before: float) -> Document:

@@ -88,6 +88,8 @@ class FolderObjects:
         if path.exists():  # the name holds the content's hash; it counts as put now, for whoever cleans up
             os.utime(folder)
             _sync_folder(folder)
+            if not path.exists():  # it was deleted just before that, and another put has made the folder anew
+                raise FileNotFoundError(path)
         else:
             _write(path, body)
 
@@ -159,12 +161,13 @@ class FolderObjects:
 
     def _check(self) -> str:
         """A folder that is not there yet is not made by looking at it."""
-        if self._was_claimed:
-            self._must_be_there()
-        nearest = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
-            raise ObjectsUnavailable(f"{nearest} is not a folder that can be read and written")
-        return str(self._root)
+        with _translated(self._root):
+            if self._was_claimed:
+                self._must_be_there()
+            nearest = next(folder for folder in (self._root, *self._root.parents) if _is_there(folder))
+            if not nearest.is_dir() or not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
+                raise ObjectsUnavailable(f"{nearest} is not a folder that can be read and written")
+            return str(self._root)
 
 
 @contextmanager
@@ -173,6 +176,15 @@ def _translated(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ObjectsUnavailable(f"{path}: {error.strerror or error}") from error
+
+
+def _is_there(path: Path) -> bool:
+    """Unlike `Path.exists`, of which it depends on the Python whether one that cannot be looked at is not there."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _make_folder(folder: Path) -> None:

@@ -186,6 +186,8 @@ _REFUSALS = frozenset(
         sqlite3.SQLITE_FULL,
         sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
         sqlite3.SQLITE_IOERR_WRITE,  # what a quota, or a limit on the size of files, is to SQLite
     }
 )
