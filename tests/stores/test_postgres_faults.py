@@ -266,7 +266,9 @@ async def test_a_right_that_is_taken_away_is_waited_for(fleet: Fleet, url: str) 
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
+        (asyncpg.DataCorruptedError, StoreRefuses),
         (asyncpg.DiskFullError, StoreRefuses),
+        (asyncpg.IndexCorruptedError, StoreRefuses),
         (asyncpg.InvalidPasswordError, StoreRefuses),
         (asyncpg.TooManyConnectionsError, StoreRefuses),
         (asyncpg.UndefinedTableError, StoreRefuses),

@@ -31,6 +31,8 @@ _REFUSALS = (
     "55000",  # closed to all
     "55006",  # in use by another
     "57P03",  # it is starting or stopping
+    "XX001",  # a table is damaged
+    "XX002",  # an index is damaged
 )
 _CLASHES = frozenset({"40001", "40P01"})
 _FOREIGN = (
