@@ -259,11 +259,12 @@ class Model:
         self._decide_to_send(task)
         self._tell("tarefa_erro", task)
 
-    def progressed(self, name: str, percent: float | None, note: str | None) -> str:
+    def progressed(self, name: str, percent: float | None, note: str | None, attempt: int | None) -> str:
         task = self.tasks[name]
         if not task.attempts:
             return "unknown"
-        if not task.is_open:
+        is_overtaken = attempt is not None and (attempt != task.attempts or task.retry_at is not None)
+        if is_overtaken or not task.is_open:
             return "late"
         task.progress = (task.progress[0] if percent is None else percent, note)
         self._tell("progresso", task)

@@ -335,11 +335,14 @@ class Progress:
     task: int
     percent: float | None
     note: str | None
+    of_attempt: int | None  # 0: the last that was made, -1: the one before
 
     def play(self, stage: Stage) -> None:
         number, name = stage.pick(self.task)
-        expected = stage.model.progressed(name, self.percent, self.note)
-        stage.apply(Progressed(number, self.percent, self.note), expected)
+        made = stage.model.tasks[name].attempts
+        attempt = None if self.of_attempt is None or not made else max(1, made + self.of_attempt)
+        expected = stage.model.progressed(name, self.percent, self.note, attempt)
+        stage.apply(Progressed(number, self.percent, self.note, attempt), expected)
 
 
 @dataclass(frozen=True)
@@ -499,9 +502,14 @@ def _act(chance: Random, number: int) -> Act:
         (1, Discard(task)),
         (3, LoseBroker(via, letters=often, ago=chance.choice([None, ago]))),
         (3, _delivery(chance)),
-        (2, Progress(task, chance.choice([None, 40.0]), chance.choice([None, "meio"]))),
+        (2, _progress(chance, task)),
     ]
     return chance.choices([act for _, act in acts], [weight for weight, _ in acts])[0]
+
+
+def _progress(chance: Random, task: int) -> Progress:
+    percent, note = chance.choice([None, 40.0]), chance.choice([None, "meio"])
+    return Progress(task, percent, note, of_attempt=chance.choice([None, 0, -1]))
 
 
 def _answer(chance: Random, task: int, number: int) -> Answer:

@@ -415,6 +415,12 @@ def test_progress(payload: dict[str, Any], percent: float | None, note: str | No
     assert event == Progressed(0, percent, note)
 
 
+def test_progress_tells_the_attempt_that_it_is_of() -> None:
+    driver = fan_out("escavador_a").sent()
+    assert read(driver, {"percentual": 1}, "progresso", tentativa=1) == Progressed(0, 1.0, None, 1)
+    assert read(driver, {"percentual": 1}, "progresso", tentativa=2) == Progressed(0, 1.0, None), "it was never made"
+
+
 def test_progress_finds_its_task_as_an_answer_does_but_for_any_kind() -> None:
     driver = three()
     assert isinstance(read(driver, {"percentual": 1}, "progresso"), str)

@@ -298,6 +298,21 @@ def test_progress_is_kept_and_told() -> None:
     assert driver.apply(Progressed(0, 50.0)) is Verdict.LATE
 
 
+def test_progress_of_an_attempt_that_failed_is_not_taken_for_that_of_the_next() -> None:
+    driver = flow({"type": "a", "retry": {"maxAttempts": 3}}).sent()
+    driver.fail("a", attempt=1)
+    assert driver.apply(Progressed(0, 90.0, "quase", 1)) is Verdict.LATE, "the next is not due yet"
+    driver.at(60).due("a")
+    driver.sent()
+    entries = driver.head.entries
+    assert driver.apply(Progressed(0, 90.0, "quase", 1)) is Verdict.LATE
+    assert (driver.task("a").percent, driver.task("a").note) == (None, None)
+    assert (driver.changes.dirty, driver.head.entries, driver.head.late) == (False, entries, 0), "it is no answer"
+    assert driver.apply(Progressed(0, 10.0, "lendo", 2)) is Verdict.APPLIED
+    assert driver.apply(Progressed(0, 20.0)) is Verdict.APPLIED, "it may be of either"
+    assert driver.task("a").percent == 20.0
+
+
 def test_a_worker_gone_mad_cannot_fill_the_history() -> None:
     driver = Driver(run_of({"destinos": ["a", "b"]}), checked=False)
     limit = TOLD_ENTRIES + 2 * TOLD_ENTRIES_PER_TASK

@@ -211,7 +211,7 @@ def random_event(chance: Random, run: Run) -> Event:
         Answered(number, attempt, OK),
         Answered(number, attempt, b"{}", True, chance.random() < 0.7, reason, mark, chance.random()),
         Unsendable(number, task.attempt, "too large"),
-        Progressed(number, chance.random() * 100),
+        Progressed(number, chance.random() * 100, None, attempt),
         TaskDue(number),
         TaskDue(number),
     ]

@@ -17,6 +17,7 @@ from oraculo.core.message import (
     fault_of,
     message_schema,
     task_named_in,
+    valid_traceparent,
 )
 from oraculo.errors import InvalidInput, InvalidJson, InvalidMessage
 
@@ -52,6 +53,14 @@ def test_every_optional_field_is_read() -> None:
     message = decode(tarefa="a", tentativa=2, responder_em="q", prazo="2025-10-14T12:06:00+03:00", traceparent="00-x")
     assert (message.tarefa, message.tentativa, message.responder_em) == ("a", 2, "q")
     assert (message.prazo, message.traceparent) == ("2025-10-14T12:06:00+03:00", "00-x")
+
+
+def test_which_traces_are_valid() -> None:
+    good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert valid_traceparent(good) == good
+    no_trace, no_parent = f"00-{'0' * 32}-b7ad6b7169203331-01", f"00-0af7651916cd43dd8448eb211c80319c-{'0' * 16}-01"
+    for bad in (None, "", good + "-x", good.upper(), "ff" + good[2:], no_trace, no_parent):
+        assert valid_traceparent(bad) is None
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -1,5 +1,7 @@
 """ISO 8601 outside, seconds inside."""
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,14 @@ def test_what_has_no_offset_or_is_no_moment_is_none(text: str) -> None:
 @pytest.mark.parametrize("text", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
 def test_the_ends_of_time_do_not_overflow(text: str) -> None:
     assert from_iso(text) is not None
+
+
+def test_a_text_that_is_too_long_to_be_one_is_not_kept() -> None:
+    """It came from outside, and may be of any length."""
+    long = "2025-10-14T12:00:00Z" + "x" * 1000
+    held = sys.getrefcount(long)
+    assert from_iso(long) is None
+    assert sys.getrefcount(long) == held
 
 
 @given(st.text(max_size=40))

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from oraculo.core.machine import Verdict
+from oraculo.core.message import decode_message
 from oraculo.core.run import Changes, Run
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.broker import DeadLetter, Outgoing
@@ -13,10 +15,11 @@ from oraculo.ports.store import Committed, Creation
 from oraculo.ports.telemetry import AnswerTaken, DeadLettered
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
-from tests.engine.broker_stage import Told
+from tests.engine.broker_stage import QUICK, Told
 from tests.engine.workers import answer
 from tests.waiting import until
 
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TWO = {"destinos": ["escavador_youtube", "escavador_blog"]}
 
 
@@ -197,6 +200,33 @@ async def test_a_bad_request_by_the_queue_rests_in_its_dlq(payload: dict[str, An
         await oraculo.publish("orquestrador", message)
         assert reason in (await one_letter(oraculo, "orquestrador")).reason
         assert await oraculo.store.load(["r1"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("told", "handed_on"), [(TRACE, TRACE), ("not a trace", None), (f"{TRACE}-{'x' * 1000}", None)]
+)
+async def test_a_broken_trace_of_a_request_by_the_queue_is_ignored(told: str, handed_on: str | None) -> None:
+    async with Harness() as oraculo:
+        request = {"tipo_evento": "iniciar_orquestracao", "payload": {"destinos": ["escavador_a"]}, "traceparent": told}
+        await oraculo.publish("orquestrador", answer("r1", **request))
+        consumer = await oraculo.broker.consume("escavador_a", prefetch=1)
+        [command] = await consumer.take(1)
+        assert decode_message(command.body).traceparent == handed_on
+
+
+async def test_progress_of_an_attempt_that_failed_is_not_shown_as_the_next_ones() -> None:
+    told = Told()
+    async with Harness(settings=QUICK, telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        await sent(oraculo, run_id)
+        await oraculo.publish("resultados", answer(run_id, tentativa=1, payload={"erros": ["x"]}))
+        await until(lambda: AnswerTaken(run_id, Verdict.APPLIED, "resultado_coleta") in told.records)
+        assert (await sent(oraculo, run_id)).tasks[0].attempt == 2
+        progress = {"tipo_evento": "progresso", "payload": {"percentual": 90}}
+        await oraculo.publish("resultados", answer(run_id, tentativa=1, **progress))
+        await until(lambda: AnswerTaken(run_id, Verdict.LATE, "progresso") in told.records)
+        assert "90 %" not in await oraculo.operations.explain(run_id)
+        assert await oraculo.operations.dead_letters("resultados") == []
 
 
 async def test_a_bad_answer_that_names_a_run_is_told_of_there() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.reference import CLAIM, SHARDS, encode_reference, make_reference, run_folder
 from oraculo.engine import delivery, janitor, outbox
 from oraculo.engine.janitor import Janitor
 from oraculo.errors import InvalidSettings, NotFound, ObjectsError, ObjectsUnavailable
+from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.objects import Objects
 from oraculo.settings import EngineSettings, ObjectSettings
@@ -34,6 +37,23 @@ from tests.engine.large_results_stage import (
 )
 from tests.engine.test_large_results import Told
 from tests.waiting import until
+
+
+class Refusing(MemoryBroker):
+    """Has no room in one of its queues, until it has."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(clock=SystemClock())
+        self._queue = queue
+        self.has_room = False
+        self.refused = 0
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        if not self.has_room and any(message.queue == self._queue for message in messages):
+            self.refused += 1
+            raise NotTaken("no room", [None] * len(messages))
+        return await super().publish(messages)
+
 
 # -- editions, restarts, limits -------------------------------------------------------------------------------------
 
@@ -203,6 +223,25 @@ async def test_commands_that_need_nothing_large_do_not_wait_behind_those_that_do
         waiting = [await oraculo.submit({"pipeline": "dois-passos"}) for _ in range(2)]
         await until(lambda: objects.gets)
         run_id = await oraculo.submit({"destinos": ["escavador_z"]})
+        assert (await PlainWorker(oraculo, "escavador_z").takes())["id"] == run_id
+        objects.gate.set()
+        assert {(await oraculo.ended(one))["status"] for one in waiting} == {"concluida"}
+
+
+async def test_commands_that_wait_for_an_object_store_that_is_away_do_not_hide_others_from_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "_MOST_READING", 1)
+    monkeypatch.setattr(outbox, "_PAGE", 1)
+    objects, broker = Faulty(tmp_path), Refusing("escavador_z")
+    objects.gate = asyncio.Event()
+    async with Harness(two_steps_app([]), settings=KEPT, objects=objects, broker=broker) as oraculo:
+        await oraculo.operations.put_pipeline("dois-passos", TWO_STEPS)
+        waiting = [await oraculo.submit({"pipeline": "dois-passos", "correlation_id": name}) for name in ("a", "b")]
+        await until(lambda: objects.gets)
+        run_id = await oraculo.submit({"destinos": ["escavador_z"], "correlation_id": "z"})
+        await until(lambda: broker.refused, saying="that its queue has no room")
+        broker.has_room = True
         assert (await PlainWorker(oraculo, "escavador_z").takes())["id"] == run_id
         objects.gate.set()
         assert {(await oraculo.ended(one))["status"] for one in waiting} == {"concluida"}

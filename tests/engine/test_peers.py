@@ -13,8 +13,9 @@ import pytest
 from oraculo.bootstrap import build
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.events import RunDue
+from oraculo.core.pipeline import Definition, decode_definition
 from oraculo.core.run import Changes
-from oraculo.engine import cache, intake, outbox, publishing
+from oraculo.engine import cache, catalogue, intake, outbox, publishing
 from oraculo.engine.inputs import Inbox, Wish
 from oraculo.engine.peers import Peers
 from oraculo.engine.service import Role
@@ -339,6 +340,31 @@ async def test_a_pipeline_put_through_one_is_run_by_message_through_another_at_o
         await front.publish("orquestrador", request)
         await until(lambda: journal.seen)
         assert (await engine.ended("by-message"))["status"] == "concluida"
+
+
+async def test_of_the_pipelines_only_those_that_changed_are_read_again(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[str] = []
+
+    def noted(body: bytes) -> Definition:
+        decoded.append((definition := decode_definition(body)).name)
+        return definition
+
+    monkeypatch.setattr(catalogue, "decode_definition", noted)
+    one, other = group.member(), group.member()
+    async with acquainted(one, other):
+        theirs = other.engine.catalogue
+        for name in ("a", "b", "c"):
+            await one.operations.put_pipeline(name, b"steps: [{type: executador_x}]")
+            await until(lambda name=name: name in theirs.pipelines)
+        assert decoded == ["a", "b", "c"], "by the other: whoever put them knows them"
+        await one.operations.delete_pipeline("a")
+        await one.operations.put_pipeline("b", b"steps: [{type: executador_y}]")
+        await until(lambda: theirs.pipelines["b"].steps[0].queue == "executador_y")
+        await one.engine.catalogue.refresh_stored(one.store)
+        assert decoded == ["a", "b", "c", "b"]
+        assert "a" not in theirs.pipelines
 
 
 async def test_a_pipeline_deleted_through_one_is_gone_in_another(group: Group) -> None:

@@ -11,7 +11,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import naming
 from oraculo.core.message import decode_message
 from oraculo.core.troubled import TroubledQueues
-from oraculo.engine import rations
+from oraculo.engine import outbox, rations
 from oraculo.ports.broker import Capabilities, NotTaken, Outgoing
 from oraculo.ports.store import Unsent
 from oraculo.settings import EngineSettings, Settings
@@ -94,13 +94,14 @@ class Full(MemoryBroker):
         self.clock = VirtualClock(loop)
         super().__init__(clock=self.clock)
         self.fits: Callable[[str], bool] = lambda run_id: False
+        self.slow_for = 0.0  # seconds more, to publish
         self.offered: list[list[str]] = []  # at each try, the runs
         self.taken = Counter[str]()
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         if messages[0].queue == naming.MEMORY:  # the mark that engines leave
             return await super().publish(messages)
-        await asyncio.sleep(0.001 * len(messages))
+        await asyncio.sleep(0.001 * len(messages) + self.slow_for)
         runs = [decode_message(message.body).correlation_id for message in messages]
         vias = [self.name if self.fits(run_id) else None for run_id in runs]
         self.offered.append(runs)
@@ -200,3 +201,44 @@ def test_what_never_fits_does_not_keep_from_it_what_would(play: Play) -> None:
         assert broker.taken == Counter(small)
 
     play(story, 1)
+
+
+@pytest.fixture
+def _short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "_PAGE", 2)
+    monkeypatch.setattr(outbox, "_MOST_SEEN", 4)
+
+
+@pytest.mark.usefixtures("_short_memory")
+@pytest.mark.parametrize("engines", [1, 2, 3])
+def test_more_than_can_be_remembered_does_not_hide_what_comes_behind_it(play: Play, engines: int) -> None:
+    stuck = [f"r{number}" for number in range(10)]
+
+    async def story(broker: Full, engines: Sequence[Harness]) -> None:
+        await submit(engines, [*stuck, "z"])
+        await asyncio.sleep(20 * LOOK)
+        broker.fits = lambda run_id: run_id == "z"
+        await asyncio.sleep(120 * LOOK)
+        assert broker.taken == Counter(["z"])
+        broker.fits = lambda run_id: True
+        await asyncio.sleep(120 * LOOK)
+        assert broker.taken == Counter([*stuck, "z"])
+
+    play(story, engines)
+
+
+@pytest.mark.usefixtures("_short_memory")
+@pytest.mark.parametrize("run_id", ["a", "r5", "z"])
+def test_more_than_can_be_remembered_makes_no_engine_send_what_another_is_sending_now(play: Play, run_id: str) -> None:
+    async def story(broker: Full, engines: Sequence[Harness]) -> None:
+        await submit(engines, [f"r{number}" for number in range(0, 10, 2)])
+        await asyncio.sleep(100 * LOOK)
+        broker.fits = lambda run: run == run_id
+        broker.slow_for = 3 * LOOK
+        await submit(engines, [run_id])
+        await asyncio.sleep(4 * LOOK)
+        broker.slow_for = 0.0
+        await asyncio.sleep(60 * LOOK)
+        assert broker.taken == Counter([run_id])
+
+    play(story, 2)

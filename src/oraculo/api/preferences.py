@@ -1,4 +1,4 @@
-"""Headers that ask for something: how long to wait, which kind of answer, which trace to belong to."""
+"""Headers that ask for something: how long to wait, which kind of answer."""
 
 import math
 import re
@@ -7,7 +7,6 @@ from collections.abc import Iterable
 EVENT_STREAM = "text/event-stream"
 
 _WAIT = re.compile(r'wait\s*(?:=\s*"?([0-9]*)"?)?', re.IGNORECASE)
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MOST_DIGITS = 9
 DEFAULT_WAIT = 30.0  # seconds, of a `Prefer: wait` that does not say how many
 
@@ -33,11 +32,6 @@ def _seconds(digits: str | None) -> float:
 
 def applied(wait: float | None) -> dict[str, str]:
     return {} if wait is None else {"Preference-Applied": f"wait={wait:g}"}
-
-
-def valid_traceparent(text: str | None) -> str | None:
-    """The W3C trace context, or None when it is not one: a broken trace is no reason to refuse work."""
-    return text if text is not None and _TRACEPARENT.fullmatch(text) else None
 
 
 def wants_events(accept: str) -> bool:

@@ -10,7 +10,7 @@ from oraculo.api.context import Door, NotForWebhooks, Shared
 from oraculo.api.openapi import REQUEST_EXAMPLES, header, header_parameter, json_body, problems, reply
 from oraculo.api.parameters import BLANKS, Cursor, OptionalName, RunId, TaskId, WhenGiven, when_empty
 from oraculo.api.paths import RUN, RUNS
-from oraculo.api.preferences import applied, valid_traceparent, wait_of
+from oraculo.api.preferences import applied, wait_of
 from oraculo.api.problems import FieldConflict
 from oraculo.api.replies import encoded_reply, json_reply
 from oraculo.core.run import RunStatus
@@ -58,7 +58,7 @@ async def start_run(
             # Not kept here while it is waited for.
             await read_body(request, shared.settings.limits.request_bytes, shared.room),
             idempotency_key=idempotency_key and idempotency_key.strip(BLANKS),
-            traceparent=valid_traceparent(traceparent),
+            traceparent=traceparent,
             wait=wait or 0,
         )
     except IdempotencyKeyReused:

@@ -58,7 +58,7 @@ def read_answer(
             return _why_not_found(run, message, names)
     attempt = _attempt(run, number, message.tentativa)
     if message.tipo_evento == naming.PROGRESS:
-        return Progressed(number, _percent(reply.percentual), _text(reply.mensagem))
+        return Progressed(number, _percent(reply.percentual), _text(reply.mensagem), attempt)
     if not has_failed(reply.status, reply.erros):
         is_named = message.tarefa in run.plan.by_id  # then it is found again without a mark
         return Answered(number, attempt, payload, mark=0 if is_named else _mark_of(message))

@@ -59,9 +59,12 @@ class Answered(Event, frozen=True, gc=False):
 
 
 class Progressed(Event, frozen=True, gc=False):
+    """A worker told how far it is. `attempt` is None when it did not say at which."""
+
     task: int
     percent: float | None
     note: str | None = None
+    attempt: int | None = None
 
 
 class TaskDue(Event, frozen=True, gc=False):

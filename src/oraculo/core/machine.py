@@ -46,7 +46,7 @@ class Verdict(StrEnum):
     """What became of an event."""
 
     APPLIED = "applied"
-    LATE = "late"  # its task, or its run, had ended without it
+    LATE = "late"  # its task, its run or, of progress, its attempt had ended without it
     DUPLICATE = "duplicate"  # it was said before
     UNKNOWN = "unknown"  # its task was never sent
     REFUSED = "refused"  # an operator's request that this state does not allow
@@ -199,6 +199,8 @@ def _progressed(run: Run, event: Progressed, now: float, changes: Changes) -> Ve
     task = run.tasks[event.task]
     if not task.is_open or not task.attempt or task.missing:
         return Verdict.LATE if task.attempt else Verdict.UNKNOWN
+    if event.attempt is not None and (event.attempt < task.attempt or task.awaits_retry):
+        return Verdict.LATE  # that attempt has failed: it would be taken for how far the next one is
     if event.percent is not None:
         task.percent = event.percent
     task.note = event.note

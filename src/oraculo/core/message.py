@@ -69,6 +69,7 @@ _RIGHT = {
     "prazo": "must be a text: ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z",
     "traceparent": "must be a text",
 }
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _KINDS = {
     "str": "a text",
     "int": "a whole number",
@@ -171,6 +172,11 @@ def in_our_words(fault: Fault, right: Mapping[str, str]) -> Fault:
     if not fault.field and got and got[1] == "str":
         return Fault("", f"{told}; got a text: was it encoded twice?")
     return Fault(fault.field, f"{told}; got {_KINDS.get(got[1], got[1])}" if got else told)
+
+
+def valid_traceparent(text: str | None) -> str | None:
+    """The W3C trace context, or None when it is not one: a broken trace is no reason to refuse work."""
+    return text if text is not None and _TRACEPARENT.fullmatch(text) else None
 
 
 def message_schema() -> dict[str, Any]:

@@ -23,11 +23,14 @@ def _whole_second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:-6]
 
 
-@lru_cache(maxsize=256)
 def from_iso(text: str) -> float | None:
     """Seconds since the epoch, or None when `text` is not ISO 8601 with an offset."""
-    if len(text) > _LONGEST:
-        return None
+    return None if len(text) > _LONGEST else _read(text)
+
+
+@lru_cache(maxsize=256)
+def _read(text: str) -> float | None:
+    """Apart, so that no long text is kept: whatever anybody sends comes by here."""
     try:
         moment = datetime.fromisoformat(text.upper())  # RFC 3339 lets `t` and `z` pass
     except ValueError:

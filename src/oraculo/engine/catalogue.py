@@ -24,6 +24,7 @@ from oraculo.ports.telemetry import LoopFailed, Telemetry
 _PATIENCE = 30.0  # seconds for those before: while the store is frozen each takes as long as it may
 _SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 
+_Stored = tuple[bytes, Definition]  # as the store has it, and what that says
 _Mark = tuple[int, int] | str  # when a file was changed last, and its size; or why it cannot be read
 
 
@@ -55,6 +56,7 @@ class Catalogue:
         self._default_timeout = default_timeout
         self._layers: dict[Origin, Mapping[str, Definition]] = {origin: {} for origin in Origin}
         self._merged: dict[str, Definition] = {}
+        self._stored: Mapping[str, _Stored] = {}  # those that users put and that can be read
         self._unreadable: dict[str, WrittenByNewer] = {}  # what users put through a newer version, and why
         self._seen: dict[Path, _Mark] = {}
         self._read: dict[Path, tuple[_Mark, Definition]] = {}  # the files that could be read
@@ -90,7 +92,7 @@ class Catalogue:
         self._layers[Origin.BUILT_IN] = built_in_pipelines(self._default_retry, self._default_timeout)
         self.refresh_folder()
         await self.refresh_stored(store)
-        self._merge()
+        self._merge()  # also where users put none
 
     async def refresh_stored(self, store: Store) -> bool:
         """Reads what users put again when somebody put or deleted one, through this process or another."""
@@ -113,22 +115,32 @@ class Catalogue:
     async def _refresh_stored(self, store: Store) -> bool:
         if (mark := await store.pipelines_mark()) == self._mark:
             return False
-        self._take_stored(await store.pipelines())
+        await self._read_stored(await store.pipelines())
         self._mark = mark
-        self._merge()
         return True
 
-    def _take_stored(self, stored: Mapping[str, bytes]) -> None:
-        told, self._unreadable = self._unreadable, {}
-        readable: dict[str, Definition] = {}
-        for name, body in stored.items():
+    async def _read_stored(self, bodies: Mapping[str, bytes]) -> None:
+        """Only those that changed: all of them, for each that is put, would keep the engine from its work."""
+        readable: dict[str, _Stored] = {}
+        unreadable: dict[str, WrittenByNewer] = {}
+        for name, body in bodies.items():
+            if name in self._stored and self._stored[name][0] == body:
+                readable[name] = self._stored[name]
+                continue
             try:
-                readable[name] = decode_definition(body)
+                readable[name] = body, decode_definition(body)
             except WrittenByNewer as error:
-                self._unreadable[name] = error
-                if name not in told and self._telemetry is not None:
+                unreadable[name] = error
+                if name not in self._unreadable and self._telemetry is not None:
                     self._telemetry.emit(LoopFailed("pipelines", f"'{name}' cannot be used here: {error}"))
-        self._layers[Origin.STORED] = readable
+            await asyncio.sleep(0)  # many may be new; a thread would not help: the decoder lets no other run
+        self._unreadable = unreadable
+        self._take_stored(readable)
+
+    def _take_stored(self, stored: Mapping[str, _Stored]) -> None:
+        self._stored = stored
+        self._layers[Origin.STORED] = {name: definition for name, (_, definition) in stored.items()}
+        self._merge()
 
     def refresh_folder(self) -> bool:
         """Reads what changed in the folder. Raises InvalidPipeline and keeps what was good before."""
@@ -162,10 +174,10 @@ class Catalogue:
         async with self._in_turn():
             await self._refresh_stored(store)  # another engine may have put or deleted it a moment ago
             is_new = name not in self._merged and name not in self._unreadable
-            await store.put_pipeline(name, encode_definition(definition), clock.now())
-            self._layers[Origin.STORED] = {**self._layers[Origin.STORED], name: definition}
+            body = encode_definition(definition)
+            await store.put_pipeline(name, body, clock.now())
             self._unreadable.pop(name, None)
-            self._merge()
+            self._take_stored({**self._stored, name: (body, definition)})
         return definition, is_new
 
     async def delete(self, name: str, store: Store) -> None:
@@ -176,10 +188,7 @@ class Catalogue:
                 self.get(name)
             was_stored = await store.delete_pipeline(name)
             self._unreadable.pop(name, None)
-            self._layers[Origin.STORED] = {
-                other: found for other, found in self._layers[Origin.STORED].items() if other != name
-            }
-            self._merge()
+            self._take_stored({other: found for other, found in self._stored.items() if other != name})
         if not was_stored:
             self.get(name)
             where = "built in" if self.origin(name) is Origin.BUILT_IN else "a file of the pipelines folder"

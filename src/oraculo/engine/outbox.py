@@ -20,6 +20,7 @@ from oraculo.engine.peers import Peers
 from oraculo.engine.publishing import MAX_WAITING, Entry, Key, Line
 from oraculo.engine.rations import Rations
 from oraculo.engine.results import LargeResults
+from oraculo.engine.rounds import Round
 from oraculo.errors import BrokerError, MessageTooLarge, ObjectLost, ObjectsError, OraculoError
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.ports.clock import Clock
@@ -29,7 +30,7 @@ from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
 PORTION = 500  # commands that are lined up in one go
 _PAGE = 1000
 _NONE: Mapping[str, bytes] = MappingProxyType({})
-_MOST_SEEN = 50_000
+_MOST_SEEN = 50_000  # that are remembered
 _COURTESY = 2.0  # seconds that each engine that comes before has
 _MOST_READING = 200  # commands that wait for large results
 _REFUSING_TOLD = 60.0  # seconds since a queue did not take something: longer than until it is tried again
@@ -88,6 +89,7 @@ class Outbox:
         self._spilled = False  # there was no room: the sweep finds what was left out
         self._rations = Rations()
         self._seen_unsent: dict[Unsent, float] = {}  # and since when, by the loop's time: clocks may be set back
+        self._round = Round()
 
     # -- what the intake hands over -----------------------------------------------------------------------------
 
@@ -307,20 +309,28 @@ class Outbox:
         if self.trouble is not None and not self._peers.is_alone:
             return  # others' commands would only be sent twice when the broker is back
         at_once = ((at_once and not self._peers.has_apis_beside) or self._spilled) and self._peers.is_alone
-        now = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         self._spilled = False
-        self._rations.begin(now, lambda one: at_once or self._is_ours(one, now))
+        self._rations.begin(began, lambda one: at_once or self._is_ours(one, began))
+        if at_once:
+            self._round = Round()
         seen: dict[Unsent, float] = {}
-        after: tuple[str, int] | None = None
+        is_full, after = False, self._round.start
         while page := await self._store.unsent(_PAGE, after):
             after = (page[-1].run_id, page[-1].task)
             await self._resend(page, seen, at_once)
-            if self._is_full():
-                self._spilled = True
+            is_full = self._is_full()
+            if is_full or (len(seen) >= _MOST_SEEN and not at_once):
                 break
+        self._seen_unsent = seen
+        if is_full:
+            self._spilled = True
+            self._round.interrupted()
         else:
             self._rations.keep_only(seen)
-        self._seen_unsent = seen
+            patience = self._peers.ttl + len(self._peers.engines) * _COURTESY
+            self._round.looked(after if page else None, began, loop.time(), patience)
 
     async def _resend(self, page: Sequence[Unsent], seen: dict[Unsent, float], at_once: bool) -> None:
         """Waits until they are decided, so that a page does not pile up on the one before."""
@@ -350,9 +360,10 @@ class Outbox:
         return any((one.run_id, one.task, one.attempt, dead) in self._in_flight for dead in (False, True))
 
     def _is_full(self) -> bool:
-        """Only by what is sent now: neither a quarantine that is full nor queues in doubt hold up the commands."""
+        """Only by what is sent now: neither a quarantine that is full, nor queues in doubt, nor an object store that is
+        away hold up the commands."""
         lined_up = max(self._commands.load, self._later.qsize() / self._later.maxsize)
-        return lined_up >= 0.5 or len(self._reading) >= _MOST_READING
+        return lined_up >= 0.5
 
 
 def _message_key(run: Run, task: Task) -> str:

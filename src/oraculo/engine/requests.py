@@ -3,6 +3,7 @@
 import hashlib
 
 from oraculo.core import machine, naming
+from oraculo.core.message import valid_traceparent
 from oraculo.core.request import Limits, definition_of, new_run, read_request
 from oraculo.engine.cache import Plans
 from oraculo.engine.catalogue import Catalogue
@@ -54,6 +55,6 @@ class RunMaker:
             run_id=run_id,
             now=self._clock.now(),
             plans=self._plans,
-            traceparent=traceparent,
+            traceparent=valid_traceparent(traceparent),
         )
         return Submission(machine.start(run, run.head.created_at), fingerprint=fingerprint_of(body))
