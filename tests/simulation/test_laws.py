@@ -9,14 +9,36 @@ import msgspec
 import pytest
 
 from oraculo.engine import pacing, rations
+from oraculo.testing.simulation import world
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed
-from oraculo.testing.simulation.scenario import Scenario, random_scenario
+from oraculo.testing.simulation.scenario import QUEUES, Action, Scenario, random_scenario
 
 SEEDS = int(os.environ.get("ORACULO_TEST_SEEDS", "200"))
 SHARDS = 10
 BROKERS_LOST = Faults(lose_memory=0.05, away=0.05)
 COMMITS_LOST = Faults(lost_commit=0.2)
+STORE_SLOW = Faults(slow_store=0.5)
+ONE_WIDE_RUN = Scenario(
+    pipelines={},
+    actions=(
+        Action(
+            0.5,
+            "submit",
+            msgspec.json.encode(
+                {
+                    "correlation_id": "r0",
+                    "payload": {},
+                    "destinos": [{"id": f"d{number}", "fila": QUEUES[number % 4]} for number in range(300)],
+                    "timeout": 40,
+                }
+            ),
+            key="k0",
+        ),
+    ),
+    failure_rate=0.0,
+    latency=0.05,
+)
 
 
 @pytest.mark.timeout(300)
@@ -53,6 +75,17 @@ def test_no_law_is_broken_by_two_engines_that_leave_every_run_to_each_other(monk
 def with_two_engines(seed: int) -> Scenario:
     scenario = random_scenario(random.Random(f"scenario {seed}"))
     return msgspec.structs.replace(scenario, engines=2, durable=True)
+
+
+def test_no_law_is_broken_by_a_run_that_is_much_wider_than_the_prefetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_a_small_prefetch(monkeypatch)
+    outcome = run_seed(0, STORE_SLOW, ONE_WIDE_RUN)
+    assert outcome.is_clean, outcome.violations
+
+
+def with_a_small_prefetch(patch: pytest.MonkeyPatch) -> None:
+    engine = msgspec.structs.replace(world.SETTINGS.engine, prefetch=10)
+    patch.setattr(world, "SETTINGS", msgspec.structs.replace(world.SETTINGS, engine=engine))
 
 
 def test_no_law_is_broken_by_full_queues_that_are_offered_one_message_at_a_time(

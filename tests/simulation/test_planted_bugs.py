@@ -11,23 +11,37 @@ from oraculo.brokers.failover import offers
 from oraculo.brokers.failover.branch import Branch
 from oraculo.brokers.failover.broker import FailoverBroker
 from oraculo.core import machine
+from oraculo.core.aggregate import aggregate
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes, Run, Task
 from oraculo.core.transitions import RUN_TRANSITIONS, RunTrigger
-from oraculo.engine import outbox
+from oraculo.engine import aftermath, outbox
 from oraculo.engine.batches import Batch, Decision
-from oraculo.engine.inputs import Arrived, Input, Note
+from oraculo.engine.delivery import Courier
+from oraculo.engine.inputs import Arrived, Input, Note, Submission
 from oraculo.engine.intake import Intake
 from oraculo.engine.links import LinkWatch
 from oraculo.engine.memories import _Memory
+from oraculo.engine.operations import Operations
 from oraculo.engine.outbox import Outbox
+from oraculo.engine.publishing import Key
+from oraculo.engine.reading import OwnQueues
 from oraculo.engine.timers import Timers
-from oraculo.ports.broker import Link
-from oraculo.ports.store import Committed
+from oraculo.ports.broker import Consumer, Link
+from oraculo.ports.store import Committed, Created
+from oraculo.ports.store import Outcome as Stored
 from oraculo.testing.simulation import virtual_time
+from oraculo.testing.simulation.laws import EveryRunEnds
 from oraculo.testing.simulation.running import Outcome, run_seed
 from oraculo.testing.simulation.scenario import Scenario, random_scenario
-from tests.simulation.test_laws import BROKERS_LOST, COMMITS_LOST, with_two_engines
+from tests.simulation.test_laws import (
+    BROKERS_LOST,
+    COMMITS_LOST,
+    ONE_WIDE_RUN,
+    STORE_SLOW,
+    with_a_small_prefetch,
+    with_two_engines,
+)
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 MOST_SEEDS = 150
@@ -174,6 +188,53 @@ def another_attempt_taken_for_a_repeat(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(outbox, "_message_key", lambda run, task: f"{run.id}:{task.number}:{task.sent_at}")
 
 
+def accepted_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    real = Intake._commit
+
+    async def commit(self: Intake, submissions: Sequence[Submission], decisions: Any) -> Committed:
+        for one in submissions:
+            if one.done is not None and not one.done.done():
+                one.done.set_result(Created(Stored.CREATED, one.changes.run.id))
+        return await real(self, submissions, decisions)
+
+    patch.setattr(Intake, "_commit", commit)
+
+
+def every_run_is_told_to_have_succeeded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        aftermath, "encode_aggregate", lambda run: msgspec.json.encode({**aggregate(run), "status": "concluida"})
+    )
+
+
+def the_results_are_left_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(aftermath, "encode_aggregate", lambda run: msgspec.json.encode({**aggregate(run), "resultados": {}}))
+
+
+def a_delivery_is_given_up_at_its_first_failure(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Courier, "_may_come_through", lambda self, channel, attempt, error: False)
+
+
+def dead_letters_are_noted_as_sent_and_are_not(patch: pytest.MonkeyPatch) -> None:
+    real = Outbox._line_up
+
+    def line_up(self: Outbox, key: Key, run: Run, dead: str | None, body: bytes) -> None:
+        if dead is None:
+            real(self, key, run, dead, body)
+        else:
+            self._confirmed([key], [self._broker.name], self._clock.now())
+
+    patch.setattr(Outbox, "_line_up", line_up)
+
+
+def the_prefetch_is_unbounded(patch: pytest.MonkeyPatch) -> None:
+    async def subscribe(self: OwnQueues, queue: str) -> Consumer:
+        consumer = await self._broker.consume(queue, prefetch=10**9)
+        self._keep(queue, consumer)
+        return consumer
+
+    patch.setattr(OwnQueues, "_subscribe", subscribe)
+
+
 # And the law that each of them breaks.
 BUGS: dict[Plant, int] = {
     ack_before_commit: 6,
@@ -185,6 +246,11 @@ BUGS: dict[Plant, int] = {
     delivered_under_two_versions: 7,
     dropped_without_a_dead_letter: 8,
     conflict_ignored: 6,
+    accepted_before_the_commit: 1,
+    every_run_is_told_to_have_succeeded: 7,
+    the_results_are_left_out: 7,
+    a_delivery_is_given_up_at_its_first_failure: 7,
+    dead_letters_are_noted_as_sent_and_are_not: 8,
 }
 
 BROKER_BUGS: dict[Plant, int] = {
@@ -204,20 +270,24 @@ SEEN_AT: dict[Plant, int] = {
     lost_memory_not_noticed: 6,
     a_loss_that_is_not_told_is_not_noticed: 55,
     the_wrong_broker_is_noted: 15,
+    accepted_before_the_commit: 45,
+    every_run_is_told_to_have_succeeded: 6,
+    the_results_are_left_out: 53,
+    a_delivery_is_given_up_at_its_first_failure: 10,
+    dead_letters_are_noted_as_sent_and_are_not: 57,
 }
 
 
 @pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    assert _is_broken(BUGS[plant], (run_seed(seed) for seed in range(MOST_SEEDS)))
+    assert _is_broken(BUGS[plant], (run_seed(seed) for seed in _seeds(plant)))
 
 
 @pytest.mark.parametrize("plant", BROKER_BUGS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_of_the_fail_over_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    seeds = sorted(range(MOST_SEEDS), key=lambda seed: seed != SEEN_AT.get(plant))
-    outcomes = (run_seed(seed, BROKERS_LOST, _with_two_brokers(seed)) for seed in seeds)
+    outcomes = (run_seed(seed, BROKERS_LOST, _with_two_brokers(seed)) for seed in _seeds(plant))
     assert _is_broken(BROKER_BUGS[plant], outcomes)
 
 
@@ -226,10 +296,44 @@ def test_a_stale_copy_of_a_run_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
     assert _is_broken(2, (run_seed(seed, COMMITS_LOST, with_two_engines(seed)) for seed in range(MOST_SEEDS)))
 
 
+def test_more_messages_in_memory_than_the_prefetch_allows_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    the_prefetch_is_unbounded(monkeypatch)
+    with_a_small_prefetch(monkeypatch)
+    assert _is_broken(9, iter([run_seed(0, STORE_SLOW, ONE_WIDE_RUN)]))
+
+
+@pytest.mark.parametrize("kind", ["submit", "cancel", "repeat", "redrive"])
+def test_an_operation_that_ends_in_an_error_of_the_code_is_caught(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(self: Operations, *args: object, **options: object) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(Operations, kind, fail)
+    asked = (seed for seed in range(MOST_SEEDS) if any(one.kind == kind for one in _scenario(seed).actions))
+    outcome = next(outcome for seed in asked if not (outcome := run_seed(seed)).is_clean)
+    assert outcome.violations[0].law == 0
+    assert outcome.violations[0].how.endswith("KeyError: 'planted'")
+    assert any("in fail" in line for line in outcome.told)
+
+
+def test_a_law_that_cannot_look_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def second(self: EveryRunEnds) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(EveryRunEnds, "second", second)
+    assert _is_broken(0, iter([run_seed(0)]))
+
+
+def _seeds(plant: Plant) -> list[int]:
+    return sorted(range(MOST_SEEDS), key=lambda seed: seed != SEEN_AT.get(plant))
+
+
 def _is_broken(law: int, outcomes: Iterator[Outcome]) -> bool:
     return any(one.law == law for outcome in outcomes for one in outcome.violations)
 
 
+def _scenario(seed: int) -> Scenario:
+    return random_scenario(random.Random(f"scenario {seed}"))
+
+
 def _with_two_brokers(seed: int) -> Scenario:
-    scenario = random_scenario(random.Random(f"scenario {seed}"))
-    return msgspec.structs.replace(scenario, brokers=2, durable=True)
+    return msgspec.structs.replace(_scenario(seed), brokers=2, durable=True)

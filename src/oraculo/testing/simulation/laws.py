@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PATIENCE = 12.0
 
 _Key = tuple[str, int, int]  # run, task, attempt
+_End = tuple[str, dict[str, Any], dict[str, str]]  # how a run ended: its status, its results, the others' statuses
 
 # What an answer does when it is neither late nor a repeat.
 _EFFECTS = frozenset({Happened.SUCCEEDED, Happened.ATTEMPT_FAILED, Happened.FAILED, Happened.AMENDED})
@@ -261,15 +262,24 @@ class OneAggregate(Law):
 
     def __init__(self, world: "World") -> None:
         super().__init__(world)
+        self._ends: dict[tuple[str, int], _End] = {}
         self._seen: dict[tuple[str, int], bytes] = {}
         self._reached: set[tuple[str, str, int]] = set()
 
+    def committed(self, before: Run | None, after: Run, told: Sequence[HistoryEntry]) -> None:
+        key = (after.id, after.head.edition)
+        if not after.is_open and key not in self._ends:
+            self._ends[key] = _end_of(after)
+
     def delivered(self, run_id: str, channel: str, aggregate: bytes) -> None:
-        edition = msgspec.json.decode(aggregate)["versao"]
+        told = msgspec.json.decode(aggregate)
+        edition = told["versao"]
         self._reached.add((run_id, channel, edition))
-        run = self.world.runs.get(run_id)
-        if run is None or run.head.edition < edition:
+        end = self._ends.get((run_id, edition))
+        if end is None:
             self.broken(f"run {run_id} was delivered as versao {edition} before that was committed")
+        elif end != (delivered := _end_told(told)):
+            self.broken(f"run {run_id} was delivered as versao {edition} with {delivered}, its tasks make it {end}")
         if self._seen.setdefault((run_id, edition), aggregate) != aggregate:
             self.broken(f"run {run_id} was delivered twice as versao {edition}, with different contents")
 
@@ -283,12 +293,23 @@ class OneAggregate(Law):
                 key = (run.id, delivery.channel, run.head.edition)
                 if delivery.status is DeliveryStatus.PENDING and not run.is_open:
                     self.broken(f"run {run.id} ended and its aggregate was not brought to {delivery.channel}")
+                if delivery.status is DeliveryStatus.UNDELIVERED:  # its attempts outlast whatever goes wrong here
+                    self.broken(f"run {run.id} was given up for {delivery.channel}: {delivery.error}")
                 if delivery.status is DeliveryStatus.DELIVERED and key not in self._reached:
                     self.broken(f"run {run.id} is told to be delivered to {delivery.channel}, and was not")
 
 
 class NothingIsDropped(Law):
     number, says = 8, "nothing is dropped in silence"
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(world)
+        self._laid_to_rest: set[tuple[str, str, int]] = set()  # commands that were published as dead letters
+
+    def published(self, message: Outgoing, server: str) -> None:
+        command = None if message.reason is None else _read(message)
+        if command is not None:
+            self._laid_to_rest.add(_identity(command))
 
     def acked(self, delivery: Delivery) -> None:
         if delivery.queue not in (naming.ANSWERS, naming.REQUESTS):
@@ -313,6 +334,13 @@ class NothingIsDropped(Law):
         for one in self.world.garbage:
             if not any((letter.queue, letter.body) == (one.queue, one.body) for letter in self.world.letters):
                 self.broken(f"garbage on {one.queue} is not among its dead letters: {one.body!r}")
+        for run in self.world.runs.values():
+            for task in run.tasks:
+                letter_of = (run.id, run.plan.steps[task.number].id, task.attempt)
+                if task.dead_letter and not task.unsent and letter_of not in self._laid_to_rest:
+                    self.broken(
+                        f"the command {letter_of} is told to rest with the dead letters, and never was sent there"
+                    )
 
     def _is_a_good_answer(self, letter: DeadLetter) -> bool:
         message = _read(letter)
@@ -324,13 +352,15 @@ class NothingIsDropped(Law):
 
 
 class MemoryIsBounded(Law):
+    """Each of the two queues has its prefetch, and a consumer that was lost may leave as many again."""
+
     number, says = 9, "memory is bounded"
 
     def second(self) -> None:
         for engine in self.world.engines():
-            waiting, limit = len(engine.inbox), 3 * engine.settings.engine.prefetch
+            waiting, limit = sum(1 for _ in engine.inbox.arrived), 3 * engine.settings.engine.prefetch
             if waiting > limit:
-                self.broken(f"an engine's inbox holds {waiting} inputs, more than {limit}")
+                self.broken(f"an engine's inbox holds {waiting} messages, more than {limit}")
 
 
 LAWS: tuple[Callable[["World"], Law], ...] = (
@@ -380,6 +410,22 @@ def _task_of(run: Run, message: Message) -> Task | None:
     """The workers of the simulation always name their task, in the message or in its payload."""
     number = run.plan.by_id.get(message.tarefa or _payload(message).get("tarefa", ""))
     return None if number is None else run.tasks[number]
+
+
+def _end_of(run: Run) -> _End:
+    """As its tasks make it. No object store is simulated, so that every result stands there whole."""
+    names = [step.id for step in run.plan.steps]
+    results = {names[task.number]: msgspec.json.decode(task.result) for task in run.tasks if task.result is not None}
+    others = {names[task.number]: task.status.value for task in run.tasks if task.status is not TaskStatus.SUCCEEDED}
+    return run.head.status.value, results, others
+
+
+def _end_told(aggregate: dict[str, Any]) -> _End:
+    return (
+        aggregate["status"],
+        aggregate["resultados"],
+        {name: failure["status"] for name, failure in aggregate["falhas"].items()},
+    )
 
 
 def _is_due(run: Run, now: float) -> bool:

@@ -83,7 +83,10 @@ async def _play(world: World) -> None:
     loop = world.loop
     await world.open()
     life = loop.create_task(world.live())
+    world.hear_out("the world", life)
     clients = [loop.create_task(_act(world, action)) for action in world.scenario.actions]
+    for action, client in zip(world.scenario.actions, clients, strict=True):
+        world.hear_out(f"{action.kind} at {action.at:.2f} s", client)
     try:
         await _define_pipelines(world)
         await _until(loop.time() + world.scenario.lasts + 5.0, world)

@@ -2,10 +2,12 @@
 
 import asyncio
 import random
+import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -114,14 +116,14 @@ class World:
         service: Engine | Worker | None = None
         if name.startswith("engine"):
             service = self._engine(host, broker)
-            host.spawn(self._start_engine(service, host))
+            self.hear_out(name, host.spawn(self._start_engine(service, host)))
         elif name.startswith("worker"):
             app = sdk_app(self.scenario.queues, self)
             service = Worker(app, broker, clock=self.clock, entropy=self.entropy)
-            host.spawn(service.start())
+            self.hear_out(name, host.spawn(service.start()))
         else:
             for connection in connections:  # it knows nothing of several, so there is one for each
-                host.spawn(plain_worker(PLAIN_QUEUE, connection, self))
+                self.hear_out(name, host.spawn(plain_worker(PLAIN_QUEUE, connection, self)))
         self._hosts[name] = (host, service, connections)
         self.tell(f"{name} starts")
 
@@ -168,6 +170,7 @@ class World:
     def _keep(self, work: Coroutine[Any, Any, object]) -> None:
         """Work of the world itself: in a context of its own, since a host that dies may be asking for it."""
         task = self.loop.create_task(work, context=Context())
+        self.hear_out("the world", task)
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)
 
@@ -191,9 +194,22 @@ class World:
             self.told.append(f"{self.loop.time():7.2f} s  {what}")
 
     def law_broken(self, law: Law, how: str) -> None:
-        self.violations.append(Violation(law.number, law.says, how, self.loop.time()))
-        self.tell(f"LAW {law.number} BROKEN: {how}")
+        self._broken(law.number, law.says, how)
+
+    def _broken(self, law: int, says: str, how: str) -> None:
+        self.violations.append(Violation(law, says, how, self.loop.time()))
+        self.tell(f"LAW {law} BROKEN: {how}")
         self.over.set()
+
+    def hear_out(self, who: str, task: "asyncio.Task[Any]") -> None:
+        """Nobody waits for it, so nobody else would hear of an error that it ends with."""
+        task.add_done_callback(partial(self._ended, who))
+
+    def _ended(self, who: str, task: "asyncio.Task[Any]") -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self.told += "".join(traceback.format_exception(error)).splitlines()
+        self._broken(0, "nothing ends in an error that nobody foresaw", f"{who}: {type(error).__name__}: {error}")
 
     def _disturbed(self) -> None:
         self.undisturbed_since = self.loop.time()
