@@ -1,6 +1,7 @@
 """`oraculo simulate`: a user's own pipeline, rehearsed under faults."""
 
 import errno
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oraculo.cli.app import app
+from oraculo.cli.simulate import _counted
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "meu-pipeline.yaml"
 
@@ -103,3 +105,18 @@ def test_people_are_told_in_a_few_lines() -> None:
     assert "always ends: yes" in told
     assert "longest path: VIRAL_COPY → PROMOTIONAL_VIDEO" in told
     assert "too tight: the deadline of step VIRAL_COPY" in told
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_is_told_how_far_it_is_and_the_line_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    assert list(_counted(range(3))) == [0, 1, 2]
+    assert terminal.getvalue() == "\rseed 1 of 3\rseed 2 of 3\rseed 3 of 3\r\x1b[K"
+
+
+def test_who_is_no_terminal_is_not_told_how_far_it_is() -> None:
+    assert simulate(str(EXAMPLE), "--seeds", "2").stderr == ""

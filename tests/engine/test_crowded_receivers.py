@@ -4,14 +4,16 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+import httpx2
 import pytest
 
 from oraculo.core import machine
 from oraculo.core.events import Delivered
-from oraculo.core.run import Changes, Channel
-from oraculo.engine import delivery
+from oraculo.core.run import Changes, Channel, DeliveryStatus
+from oraculo.engine import delivery, turns
 from oraculo.engine.cache import Plans
 from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.ports.clock import SystemEntropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import DeliveryAttempted
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
@@ -166,3 +168,118 @@ async def test_a_reply_comes_soon_after_its_queue_has_room(monkeypatch: pytest.M
         assert await delivery_state(oraculo, run_id) == ("pendente", 1)
         has_room.set()
         await until(lambda: broker.queues(["respostas"]), saying="the reply")
+
+
+class Restarting:
+    """A receiver that refuses connections until it is back."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.is_back = False
+        self.got: set[str] = set()
+
+    async def post(self, url: str, body: bytes, headers: dict[str, str]) -> int:
+        self.tries += 1
+        await asyncio.sleep(0)
+        if not self.is_back:
+            raise httpx2.ConnectError("All connection attempts failed")
+        self.got.add(headers["webhook-id"].removesuffix(".1"))
+        return 200
+
+
+def owing(receiver: Restarting, **webhook: float) -> Harness:
+    settings = Settings(engine=QUICK, webhook=WebhookSettings(**{"concurrency": 4, "backoff": 0.01, **webhook}))
+    return Harness(settings=settings, post=receiver.post)
+
+
+async def test_who_waits_for_a_receiver_that_refuses_connections_uses_up_no_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_FIRST_PAUSE", 600.0)
+    receiver = Restarting()
+    async with owing(receiver) as oraculo:
+        waiting = [await ended_run(oraculo, GOOD) for _ in range(50)]
+        await until(lambda: len(oraculo.engine._courier._errands) == 50, saying="all to wait, also the one that tried")
+        heads = (await oraculo.store.heads(waiting)).values()
+        assert sum(head.deliveries[0].attempts for head in heads) == receiver.tries == 1
+
+
+async def test_who_waited_for_a_receiver_gets_through_soon_after_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SystemEntropy, "jitter", lambda self: 0.9)
+    receiver = Restarting()
+    async with owing(receiver, backoff=600) as oraculo:
+        for _ in range(50):
+            await ended_run(oraculo, GOOD)
+        await until(lambda: receiver.tries >= 3, saying="pauses of 0.1 and 0.2 s to pass")
+        receiver.is_back = True
+        refused = receiver.tries
+        await until(
+            lambda: len(receiver.got) == 50 - refused, saying="all but those who tried it and have their own pause"
+        )
+
+
+async def test_runs_that_end_one_by_one_do_not_each_find_out_that_their_receiver_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_FIRST_PAUSE", 600.0)
+    monkeypatch.setattr(SystemEntropy, "jitter", lambda self: 0.9)
+    receiver = Restarting()
+    async with owing(receiver, backoff=600) as oraculo:
+        errands = oraculo.engine._courier._errands
+        await ended_run(oraculo, GOOD)
+        await until(lambda: receiver.tries == 1 and not errands, saying="nobody to wait any more")
+        await ended_run(oraculo, GOOD)
+        await until(lambda: errands, saying="the next to wait")
+        assert receiver.tries == 1
+
+
+async def test_a_receiver_that_answers_with_an_error_is_not_away() -> None:
+    answered: list[str] = []
+
+    async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
+        answered.append(headers["webhook-id"])
+        return 503
+
+    settings = Settings(engine=QUICK, webhook=WebhookSettings(concurrency=4, backoff=600, max_backoff=600))
+    async with Harness(settings=settings, post=post) as oraculo:
+        for _ in range(30):
+            await ended_run(oraculo, GOOD)
+        await until(lambda: len(answered) == 30)
+        assert oraculo.engine._courier._turns[Channel.WEBHOOK]._lines == {}
+
+
+async def test_an_engine_stops_at_once_though_many_wait_for_a_receiver_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_FIRST_PAUSE", 600.0)
+    monkeypatch.setattr(SystemEntropy, "jitter", lambda self: 0.9)
+    async with owing(Restarting(), backoff=600) as oraculo:
+        for _ in range(20):
+            await ended_run(oraculo, GOOD)
+        courier = oraculo.engine._courier
+        await until(lambda: len(courier._errands) == 19, saying="all but the first to wait")
+        async with asyncio.timeout(5):
+            await courier.finished()
+        assert len(courier._errands) == 19
+
+
+async def test_what_waits_for_a_receiver_that_stays_away_is_given_up_in_the_time_of_its_attempts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By one try at a time those of many would take weeks, and runs that are not given up are kept."""
+    monkeypatch.setattr(turns, "_LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(delivery, "_LEAST_PATIENCE", 0.5)
+    monkeypatch.setattr(delivery, "MAX_UNDER_WAY", 4)
+    monkeypatch.setattr(delivery, "_SHORTEST_REST", 0.1)
+    monkeypatch.setattr(delivery, "_LONGEST_REST", {Channel.WEBHOOK: 0.2, Channel.QUEUE: 0.2})
+    monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.2)
+    receiver = Restarting()
+    async with owing(receiver, max_attempts=1000, max_backoff=0.001) as oraculo:
+        waiting = [await ended_run(oraculo, GOOD) for _ in range(40)]
+
+        async def are_given_up() -> bool:
+            heads = (await oraculo.store.heads(waiting)).values()
+            return {head.deliveries[0].status for head in heads} == {DeliveryStatus.UNDELIVERED}
+
+        await until(are_given_up, saying="those too that were never tried")
+        assert "ConnectError: All connection attempts failed" in await oraculo.operations.explain(waiting[-1])

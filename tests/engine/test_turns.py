@@ -2,6 +2,9 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from itertools import pairwise
+
+import pytest
 
 from oraculo.engine.turns import Turns
 from tests.waiting import until
@@ -71,3 +74,68 @@ async def test_how_long_a_receiver_takes_is_known_before_its_first_attempt_is_ov
     assert turns.seconds_ahead("a") > 0
     turns.leave("a", 1)
     assert turns.seconds_ahead("a") == 0.0
+
+
+class Clocked:
+    """The moments at which a receiver that is never reached was tried."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self.tried: list[float] = []
+        self.most_at_once = 0
+        self._at_once = 0
+
+    async def try_it(self, receiver: str) -> None:
+        async with self._turns.turn(receiver):
+            self.tried.append(asyncio.get_running_loop().time())
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+            await asyncio.sleep(0)
+            self._turns.missed(receiver, "refused")
+            self._at_once -= 1
+
+
+async def test_who_waits_for_a_receiver_that_is_away_tries_it_alone_and_after_pauses_that_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("oraculo.engine.turns._FIRST_PAUSE", 0.02)
+    turns = Turns(places=8, each=4, most=100, most_bytes=1000)
+    tries = Clocked(turns)
+    assert all(turns.enter("a", 1) for _ in range(8))
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        for _ in range(4):
+            group.create_task(tries.try_it("a"))
+        await until(lambda: len(tries.tried) == 4)
+        tries.most_at_once = 0
+        for _ in range(4):
+            group.create_task(tries.try_it("a"))
+    pauses = [later - earlier for earlier, later in pairwise(tries.tried[3:])]
+    assert tries.most_at_once == 1
+    assert all(pause > wanted for pause, wanted in zip(pauses, [0.018, 0.038, 0.078, 0.158], strict=True))
+
+
+async def test_a_pause_between_two_tries_of_a_receiver_that_is_away_grows_to_some_seconds_only() -> None:
+    turns = Turns(places=8, each=4, most=100, most_bytes=1000)
+    turns.enter("a", 1)
+    for _ in range(20):
+        turns.missed("a", "refused")
+        absence = turns.absence("a")
+        assert absence is not None
+        absence.until = 0.0
+    assert absence.pause == 5.0
+    assert turns.seconds_ahead("a") == 5.0, "one at a time"
+
+
+async def test_once_a_receiver_is_reached_again_all_places_of_its_line_are_free() -> None:
+    turns = Turns(places=8, each=2, most=100, most_bytes=1000)
+    visits = Visits(turns)
+    assert all(turns.enter("a", 1) for _ in range(3))
+    turns.missed("a", "refused")
+    tasks = [asyncio.create_task(visits.visit("a", who)) for who in ("a1", "a2", "a3")]
+    await until(lambda: visits.order == ["a1"])
+    turns.met("a")
+    visits.end("a1")
+    await until(lambda: visits.order == ["a1", "a2", "a3"], saying="both others, at once")
+    for who in ("a2", "a3"):
+        visits.end(who)
+    await asyncio.gather(*tasks)

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from oraculo.core.retry import RetryPolicy
-from oraculo.engine import addresses
+from oraculo.engine import addresses, webhooks
 from oraculo.engine.webhooks import HttpPost, NotPosted
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.testing.harness import Harness
@@ -252,6 +252,22 @@ async def test_this_machine_is_called_without_a_proxy(names: Names, monkeypatch:
         with pytest.raises(httpx2.ConnectError):  # nobody is there, and it would be the proxy's to say so
             await post(f"http://{host}:{free_port()}/gancho", b"{}", {})
     assert proxy == []
+
+
+async def test_which_proxies_there_are_is_read_once(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole environment at each attempt is a good part of what one takes."""
+    reads = 0
+
+    def read() -> dict[str, str]:
+        nonlocal reads
+        reads += 1
+        return {}
+
+    monkeypatch.setattr(webhooks, "getproxies", read)
+    async with heads() as got, posting() as post:
+        for _ in range(3):
+            assert await post(f"http://bom:{got.port}/", b"{}", {}) == 200
+    assert reads == 1
 
 
 async def test_a_proxy_that_cannot_be_used_is_told_when_a_webhook_is_posted(

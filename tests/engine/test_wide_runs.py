@@ -3,15 +3,20 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from oraculo.engine import explanation, results
+from oraculo.core.run import Run
+from oraculo.engine import beside, explanation, quarantine, results
 from oraculo.engine.beside import WIDE
 from oraculo.ports.store import Snapshot
+from oraculo.settings import EngineSettings, Settings
+from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
-from tests.engine.workers import answer
+from tests.engine.test_bounds import until_letters
+from tests.engine.workers import answer, failing_app
 from tests.waiting import until
 
 Look = Callable[[Harness, str], Awaitable[object]]
@@ -131,3 +136,62 @@ async def test_a_run_is_not_read_as_a_whole_for_each_message_of_a_task_that_has_
     for _ in range(5):
         await take(fields)
     assert len(loads) == ends  # one that ended is read again once
+
+
+class CountingLoads(SqliteStore):
+    loads = 0
+
+    async def load(self, run_ids: Sequence[str]) -> dict[str, Snapshot]:
+        self.loads += 1
+        return await super().load(run_ids)
+
+
+@asynccontextmanager
+async def wide_failure(store: SqliteStore) -> AsyncIterator[tuple[Harness, str]]:
+    """A run of 30 tasks, all of which are dead letters; and its id."""
+    app = failing_app("executador_x", failures=None, for_good=True)
+    async with Harness(app, store=store, settings=Settings(engine=EngineSettings(poll=0.02))) as oraculo:
+        targets = [{"id": f"t{number}", "fila": "executador_x"} for number in range(30)]
+        run_id = await oraculo.submit({"destinos": targets})
+        await oraculo.ended(run_id)
+        await until_letters(oraculo, 30)
+        app.broken = False  # type: ignore[attr-defined]
+        yield oraculo, run_id
+
+
+async def test_a_redrive_of_a_wide_run_reads_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine, "_PAGE", 5)
+    monkeypatch.setattr(quarantine, "_PAGE_BYTES", 5_000)
+    store = CountingLoads(MEMORY)
+    async with wide_failure(store) as (oraculo, run_id):
+        oraculo.engine._intake._hot.drop(run_id)
+        before = store.loads
+        assert (await oraculo.operations.redrive("executador_x")).reopened == 30
+        assert store.loads - before <= 2, "by who sorts the letters, and by who decides"
+        assert (await oraculo.ended(run_id))["status"] == "concluida"
+
+
+async def test_a_redrive_of_a_wide_run_reads_it_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "WIDE", 30)
+    async with wide_failure(SqliteStore(MEMORY)) as (oraculo, _):
+        restore, by = oraculo.engine.plans.restore, list[threading.Thread]()
+
+        def told(snapshot: Snapshot) -> Run:
+            by.append(threading.current_thread())
+            return restore(snapshot)
+
+        monkeypatch.setattr(oraculo.engine.plans, "restore", told)
+        assert (await oraculo.operations.redrive("executador_x")).reopened == 30
+        assert by[0] is not threading.main_thread()
+
+
+async def test_to_discard_a_dead_letter_of_a_wide_run_reads_its_task_alone() -> None:
+    store = CountingLoads(MEMORY)
+    async with wide_failure(store) as (oraculo, run_id):
+        first, second, *_ = await oraculo.operations.dead_letters("executador_x")
+        await oraculo.operations.discard("executador_x", first.id)  # the run is read where it is decided
+        before = store.loads
+        await oraculo.operations.discard("executador_x", second.id)
+        assert store.loads == before
+        told = [entry.what for entry in await oraculo.operations.history(run_id)]
+        assert told.count("carta_morta_descartada") == 2

@@ -1,5 +1,7 @@
 """`oraculo simulate FILE`: a pipeline rehearsed under faults, before it meets them."""
 
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,13 +48,23 @@ def simulate(
         for step in definition.steps
     }
     silence_logs()
-    tried = range(seeds) if seed is None else [seed]
+    tried = _counted(range(seeds) if seed is None else [seed])
     found = rehearse(definition, stand_ins, usual, Faults.parse(fault) if fault else Faults.usual(), tried)
     if as_json:
         output.print_json(_document(definition, found))
     else:
         _tell(definition, found)
     raise typer.Exit(output.NOT_SUCCEEDED if found.violations else output.SUCCEEDED)
+
+
+def _counted(seeds: Sequence[int]) -> Iterator[int]:
+    """Tells a terminal how far it is, for many take minutes; the line is gone at the end."""
+    for number, seed in enumerate(seeds, start=1):
+        if sys.stderr.isatty():
+            typer.echo(f"\rseed {number} of {len(seeds)}", err=True, nl=False)
+        yield seed
+    if sys.stderr.isatty():
+        typer.echo("\r\x1b[K", err=True, nl=False)
 
 
 def _read(file: Path) -> "Definition":

@@ -23,8 +23,8 @@ from oraculo.core.run import Channel, Delivery, DeliveryStatus, RunHead
 from oraculo.engine.inputs import Inbox, Note, Wish
 from oraculo.engine.replies import Replies
 from oraculo.engine.results import LargeResults
-from oraculo.engine.turns import Turns
-from oraculo.engine.webhooks import NotPosted, Post, Webhooks
+from oraculo.engine.turns import Absence, Turns
+from oraculo.engine.webhooks import Answered, NotPosted, Post, Webhooks, is_away
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, OraculoError
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
@@ -38,6 +38,9 @@ _MARGIN = 2.0  # seconds of a lease, besides those of an attempt, for its outcom
 # Seconds for which a delivery that must wait is left to its timer. A reply comes soon after its broker is back.
 _SHORTEST_REST = 1.0
 _LONGEST_REST = {Channel.WEBHOOK: 120.0, Channel.QUEUE: machine.DELIVERY_LEASE}
+# Seconds for which a receiver may be away before those are given up that only wait for it, if all attempts take less.
+_LEAST_PATIENCE = 120.0
+_LOOK_AGAIN = 0.1  # seconds
 _LONGEST_PAUSE = {Channel.WEBHOOK: inf, Channel.QUEUE: 300.0}  # seconds; what is set is for receivers of webhooks
 
 
@@ -50,6 +53,7 @@ class _Errand:
     delivery: Delivery
     edition: int
     aggregate: bytes
+    ended_at: float
     has_begun: bool = False
     is_put_off: bool = False
 
@@ -97,21 +101,25 @@ class Courier:
             Channel.QUEUE: Turns(places, places, MAX_UNDER_WAY, MAX_BYTES_UNDER_WAY),
         }
         self._longest = {Channel.WEBHOOK: settings.timeout + _MARGIN, Channel.QUEUE: 0.0}
+        self._patience = max(_LEAST_PATIENCE, sum(self._retry.delay(n, 0.5) for n in range(1, settings.max_attempts)))
         self._errands: dict[tuple[str, int], _Errand] = {}
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way: dict[asyncio.Task[None], _Errand] = {}
 
     def deliver(self, head: RunHead, aggregate: bytes, due: Sequence[int]) -> None:
         """Starts an attempt for each delivery that is due, by number. Never blocks."""
         for number in due:
             delivery = msgspec.structs.replace(head.deliveries[number])
             if delivery.status is DeliveryStatus.PENDING:
-                self._take_up(_Errand(head.id, number, delivery, head.edition, aggregate))
+                ended_at = head.ended_at or self._clock.now()
+                self._take_up(_Errand(head.id, number, delivery, head.edition, aggregate, ended_at))
 
     def _take_up(self, errand: _Errand) -> None:
         under_way = self._errands.get(errand.key)
         if under_way is None:
             if self._turns[errand.delivery.channel].enter(errand.receiver, len(errand.aggregate)):
                 self._begin(errand)
+            elif (reason := self._why_hopeless(errand)) is not None:
+                self._note_failed(errand, reason, None)
             else:
                 self._put_off(errand)
         elif not under_way.has_begun:
@@ -125,11 +133,11 @@ class Courier:
     def _begin(self, errand: _Errand) -> None:
         self._errands[errand.key] = errand
         task = asyncio.create_task(self._attempt(errand))
-        self._under_way.add(task)
+        self._under_way[task] = errand
         task.add_done_callback(partial(self._ended, errand))
 
     def _ended(self, errand: _Errand, task: "asyncio.Task[None]") -> None:
-        self._under_way.discard(task)
+        del self._under_way[task]
         del self._errands[errand.key]
         self._turns[errand.delivery.channel].leave(errand.receiver, len(errand.aggregate))
         if not task.cancelled() and (error := task.exception()) is not None:  # its timer brings it back
@@ -150,9 +158,14 @@ class Courier:
         self._note(errand.run_id, moved)
 
     async def finished(self) -> None:
-        """Returns when no attempt is under way."""
-        while self._under_way:
-            await asyncio.wait(self._under_way)
+        """Returns when no attempt is under way, but for those that wait for a receiver that is away."""
+        while coming := [
+            task for task, errand in self._under_way.items() if errand.has_begun or not self._away(errand)
+        ]:
+            await asyncio.wait(coming, timeout=_LOOK_AGAIN)
+
+    def _away(self, errand: _Errand) -> Absence | None:
+        return self._turns[errand.delivery.channel].absence(errand.receiver)
 
     async def abandon(self) -> None:
         """Stops the attempts under way; their timers bring them back, and soon: who takes them up knows of no line."""
@@ -161,7 +174,8 @@ class Courier:
                 self._move(errand, _SHORTEST_REST + machine.DELIVERY_LEASE * self._entropy.jitter())
         for task in self._under_way:
             task.cancel()
-        await self.finished()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
 
     async def _attempt(self, errand: _Errand) -> None:
         async with self._turns[errand.delivery.channel].turn(errand.receiver):
@@ -171,8 +185,10 @@ class Courier:
             try:
                 await self._send(errand)
             except Exception as error:  # noqa: BLE001  whatever it is, the attempt failed and is noted as such
+                self._note_whether_met(errand, error)
                 self._note_failure(errand, error)
                 return
+            self._note_whether_met(errand, None)
         self._telemetry.emit(DeliveryAttempted(errand.run_id, errand.delivery.channel, "delivered"))
         self._note(errand.run_id, Delivered(errand.number, errand.edition))
 
@@ -194,30 +210,52 @@ class Courier:
         else:
             await self._replies.send(run_id, delivery, errand.aggregate)
 
+    def _note_whether_met(self, errand: _Errand, error: Exception | None) -> None:
+        """A webhook's receiver that is away is tried by one of those who wait for it, now and then: the others use up
+        no attempt. One that says nothing in time is neither there nor away."""
+        if errand.delivery.channel is not Channel.WEBHOOK:
+            return
+        turns = self._turns[Channel.WEBHOOK]
+        if error is None or isinstance(error, Answered):
+            turns.met(errand.receiver)
+        elif is_away(error):
+            turns.missed(errand.receiver, _told(error))
+
     def _note_failure(self, errand: _Errand, error: Exception) -> None:
-        run_id, delivery = errand.run_id, errand.delivery
-        attempt, reason = delivery.attempts + 1, _told(error)
-        is_away = isinstance(error, BrokerUnavailable)
+        delivery = errand.delivery
+        attempt = delivery.attempts + 1
+        is_brokers = isinstance(error, BrokerUnavailable)
         retry_at = None
-        if self._may_come_through(delivery.channel, attempt, error):
+        if self._may_come_through(errand, attempt, error):
             delay = self._retry.delay(attempt, self._entropy.jitter())
-            longest = machine.DELIVERY_LEASE if is_away else _LONGEST_PAUSE[delivery.channel]
+            longest = machine.DELIVERY_LEASE if is_brokers else _LONGEST_PAUSE[delivery.channel]
             retry_at = self._clock.now() + min(delay, longest)
-        outcome = "given_up" if retry_at is None else "failed"
-        self._telemetry.emit(DeliveryAttempted(run_id, delivery.channel, outcome, reason))
         # An absence of the broker, or of room in the queue, is noted once. What it holds up then comes back with the
         # timer of its lease, soon and however long it lasts, where a backoff would have grown with every attempt.
-        if not is_away or delivery.error is None:
-            self._note(run_id, DeliveryFailed(errand.number, errand.edition, reason, retry_at))
+        self._note_failed(errand, _told(error), retry_at, in_history=not is_brokers or delivery.error is None)
 
-    def _may_come_through(self, channel: Channel, attempt: int, error: Exception) -> bool:
+    def _note_failed(self, errand: _Errand, reason: str, retry_at: float | None, *, in_history: bool = True) -> None:
+        outcome = "given_up" if retry_at is None else "failed"
+        self._telemetry.emit(DeliveryAttempted(errand.run_id, errand.delivery.channel, outcome, reason))
+        if in_history:
+            self._note(errand.run_id, DeliveryFailed(errand.number, errand.edition, reason, retry_at))
+
+    def _may_come_through(self, errand: _Errand, attempt: int, error: Exception) -> bool:
         """A reply queue is our own broker's, which comes back: a reply is given up when it can never be taken, or was
         refused as often as a webhook may be. A right may be given, or not: to try for ever would keep its run for ever.
         """
-        if isinstance(error, MessageTooLarge):
+        if isinstance(error, MessageTooLarge) or self._why_hopeless(errand) is not None:
             return False
         is_refused = isinstance(error, BrokerError) and not isinstance(error, BrokerUnavailable)
-        return attempt < self._retry.max_attempts or (channel is Channel.QUEUE and not is_refused)
+        return attempt < self._retry.max_attempts or (errand.delivery.channel is Channel.QUEUE and not is_refused)
+
+    def _why_hopeless(self, errand: _Errand) -> str | None:
+        """Where many wait for a receiver that is gone, the attempts of each would take weeks, and more runs come: each
+        is given up after the time in which it would have used them up alone."""
+        absence = self._away(errand)
+        if absence is None or asyncio.get_running_loop().time() - absence.since < self._patience:
+            return None
+        return absence.reason if self._clock.now() - errand.ended_at >= self._patience else None
 
     def _note(self, run_id: str, event: Event) -> None:
         self._inbox.note([Note(run_id, event)])

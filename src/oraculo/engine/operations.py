@@ -60,7 +60,9 @@ class Operations:
         self._engine = engine
         self._waiting = 0
         self._waiting_bytes = 0
-        self._quarantine = Quarantine(engine.broker, engine.store, engine.inbox, engine.plans, engine.names)
+        self._quarantine = Quarantine(
+            engine.broker, engine.store, engine.inbox, engine.plans, engine.names, engine.threads
+        )
         self._explanation = Explanation(engine, self._quarantine)
 
     # -- runs -------------------------------------------------------------------------------------------------

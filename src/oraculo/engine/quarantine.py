@@ -6,7 +6,10 @@ the engine sends the command again under the next attempt, so that the answer co
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from oraculo.core.events import DeadLetterDiscarded, Event, Redriven
@@ -14,7 +17,8 @@ from oraculo.core.machine import Verdict
 from oraculo.core.message import decode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import Run, Task, TaskStatus
-from oraculo.core.slices import slices
+from oraculo.core.slices import pages, slices
+from oraculo.engine.beside import beside
 from oraculo.engine.cache import Plans
 from oraculo.engine.inputs import Inbox, Wish, patiently
 from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound, WrittenByNewer
@@ -22,7 +26,7 @@ from oraculo.ports.broker import LETTER_SEPARATOR, Broker, DeadLetter
 from oraculo.ports.readable import readable
 from oraculo.ports.store import Store
 
-_PAGE = 200  # letters whose runs are looked at, and opened, together
+_PAGE = 200  # letters whose runs are looked at, and whose tasks are opened, together; those of one run always are
 _PAGE_BYTES = 16 * 1024 * 1024  # of these letters: their runs are about as large
 
 
@@ -48,9 +52,6 @@ class _Letter(NamedTuple):
     command: _Command | None
     size: int
 
-    def weight(self) -> int:
-        return self.size + _PAGE_BYTES // _PAGE
-
 
 @dataclass(slots=True)
 class _Sorted:
@@ -61,12 +62,15 @@ class _Sorted:
 
 
 class Quarantine:
-    def __init__(self, broker: Broker, store: Store, inbox: Inbox, plans: Plans, names: QueueNames) -> None:
+    def __init__(
+        self, broker: Broker, store: Store, inbox: Inbox, plans: Plans, names: QueueNames, threads: Executor
+    ) -> None:
         self._broker = broker
         self._store = store
         self._inbox = inbox
         self._plans = plans
         self._names = names
+        self._threads = threads
 
     async def letters(self, queue: str, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         await self._expect_queue(queue)
@@ -93,15 +97,16 @@ class Quarantine:
         The broker is asked as seldom as can be: on RabbitMQ each time all letters are read. Should it end before the
         letters of opened tasks are gone, the next redrive deletes these as obsolete."""
         letters, physical = await self._named(queue, ids), self._names.physical(queue)
-        move, reopened, obsolete = list[str](), list[str](), list[str]()
+        wanted, reopened, obsolete = set[str](), list[str](), list[str]()
         unreadable: WrittenByNewer | None = None
-        for some in slices(letters, _Letter.weight, _PAGE_BYTES):
-            found = await self._sort(some)
+        for some in slices(_by_run(letters), _weight, _PAGE_BYTES):
+            found = await self._sort(list(chain.from_iterable(some)))
             reopened += await self._reopen(found)
-            move += found.move
+            wanted.update(found.move)
             obsolete += found.obsolete
             unreadable = unreadable or found.unreadable
         await self._broker.discard(physical, [*reopened, *obsolete])
+        move = [letter.id for letter in letters if letter.id in wanted]  # in their order
         moved = await self._broker.redrive(physical, move) if move else 0
         if unreadable is not None and (ids is not None or not (move or reopened or obsolete)):
             raise unreadable
@@ -116,10 +121,21 @@ class Quarantine:
             await self._note_discarded(letter.command)
 
     async def _note_discarded(self, command: _Command) -> None:
-        runs, _ = await self._runs([command])
-        run = runs.get(command.run_id)
-        if run and (task := _task_of(run, command)) and _is_last(task, command):
-            await self._wish(run.id, DeadLetterDiscarded(task.number))
+        task = await self._task(command)
+        if task is not None and _is_last(task, command):
+            await self._wish(command.run_id, DeadLetterDiscarded(task.number))
+
+    async def _task(self, command: _Command) -> Task | None:
+        """Of a wide run many letters may be discarded, one after the other: the other tasks are read only where it is
+        not known which number it has. None: there is no such, or it cannot be read."""
+        heads, _ = await readable(self._store.heads, [command.run_id])
+        head = heads.get(command.run_id)
+        plan = None if head is None else self._plans.known(head.definition_hash)
+        if plan is None:
+            runs, _ = await self._runs([command])
+            return _task_of(runs[command.run_id], command) if runs else None
+        number = plan.by_id.get(command.task)
+        return None if number is None else await self._store.task(command.run_id, number)
 
     async def _sort(self, letters: Sequence[_Letter]) -> _Sorted:
         found = _Sorted([], [], [])
@@ -145,7 +161,9 @@ class Quarantine:
         """The letters whose task was opened; one that someone else opened meanwhile stays where it is. A command may
         lie there twice, for dead letters are sent at least once: the second is obsolete once the first opened its
         task."""
-        verdicts = await asyncio.gather(*(self._wish(run.id, Redriven(task)) for _, run, task in found.reopen))
+        verdicts: list[Verdict | None] = []
+        for some in pages(found.reopen, _PAGE):
+            verdicts += await asyncio.gather(*(self._wish(run.id, Redriven(task)) for _, run, task in some))
         judged = list(zip(found.reopen, verdicts, strict=True))
         opened = {(run.id, task) for (_, run, task), verdict in judged if verdict is Verdict.APPLIED}
         found.obsolete += [
@@ -166,7 +184,10 @@ class Quarantine:
 
     async def _restored(self, run_ids: Sequence[str]) -> dict[str, Run]:
         snapshots = await self._store.load(run_ids)
-        return {run_id: self._plans.restore(snapshot) for run_id, snapshot in snapshots.items()}
+        return {
+            run_id: await beside(self._threads, len(snapshot.tasks), partial(self._plans.restore, snapshot))
+            for run_id, snapshot in snapshots.items()
+        }
 
     async def _named(self, queue: str, ids: Sequence[str] | None) -> list[_Letter]:
         self._expect_brokers_of(ids or ())
@@ -190,6 +211,18 @@ class Quarantine:
     async def _expect_queue(self, queue: str) -> None:
         if not await self._broker.queues([self._names.physical(queue)]):
             raise NotFound(f"there is no queue '{queue}'")
+
+
+def _by_run(letters: Iterable[_Letter]) -> Iterable[list[_Letter]]:
+    """Wherever they lie: a wide run takes long to read, and has a letter for each of its tasks."""
+    found: dict[str | None, list[_Letter]] = {}
+    for letter in letters:
+        found.setdefault(letter.command and letter.command.run_id, []).append(letter)
+    return found.values()
+
+
+def _weight(letters: Iterable[_Letter]) -> int:
+    return sum(letter.size + _PAGE_BYTES // _PAGE for letter in letters)
 
 
 def _no_letter(queue: str, ids: Iterable[str]) -> NotFound:

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import ip_address
 from string import punctuation
@@ -42,6 +43,19 @@ class NotPosted(Exception):
     """In words for people."""
 
 
+class Answered(NotPosted):
+    """Its receiver is there, and did not take it."""
+
+
+class NotReached(NotPosted):
+    """Known at once, and of every other webhook of its receiver too."""
+
+
+def is_away(error: Exception) -> bool:
+    """Whether it tells that the receiver is. One that says nothing may be slow: that takes its time, and no other's."""
+    return isinstance(error, (NotReached, httpx2.TransportError))
+
+
 class Webhooks:
     def __init__(self, post: Post, secret: str, clock: Clock) -> None:
         self._post = post
@@ -51,7 +65,7 @@ class Webhooks:
     async def send(self, run_id: str, url: str, edition: int, aggregate: bytes) -> None:
         status = await self._post(url, aggregate, self._headers(run_id, edition, aggregate))
         if not 200 <= status < 300:
-            raise NotPosted(f"answered {status}; a 2xx is awaited")
+            raise Answered(f"answered {status}; a 2xx is awaited")
 
     def _headers(self, run_id: str, edition: int, aggregate: bytes) -> dict[str, str]:
         """The id is the same at every attempt of one edition, so that the receiver can tell a repeat."""
@@ -96,7 +110,7 @@ class HttpPost:
         late, target = "its name was not resolved", httpx2.URL(url)
         try:
             async with asyncio.timeout(self._seconds):
-                is_proxied = _is_proxied(target)
+                is_proxied = self._is_proxied(target)
                 places = [_Place(target, {}, {})] if is_proxied else await self._places(target)
                 late = "no answer"
                 return await self._post(await self._client(is_proxied=is_proxied), places, body, headers)
@@ -111,6 +125,16 @@ class HttpPost:
         for client in self._clients.values():
             await client.aclose()
 
+    @cached_property
+    def _proxies(self) -> frozenset[str]:
+        """The schemes that have one. To read the whole environment at each attempt is a good part of what it takes, and
+        a client keeps those that it was made with."""
+        return frozenset(getproxies())
+
+    def _is_proxied(self, url: httpx2.URL) -> bool:
+        is_named = url.scheme in self._proxies or "all" in self._proxies
+        return is_named and not _is_this_machine(url.host) and not proxy_bypass(url.host)
+
     async def _places(self, url: httpx2.URL) -> Sequence[_Place]:
         """An address needs no lookup."""
         host = url.raw_host.decode()
@@ -119,7 +143,7 @@ class HttpPost:
         try:
             addresses = await self._addresses.of(host)
         except OSError as error:
-            raise NotPosted(f"its name was not resolved: {error.strerror or error}") from None
+            raise NotReached(f"its name was not resolved: {error.strerror or error}") from None
         named = {"host": url.netloc.decode()}
         return [_Place(url.copy_with(host=address), named, {"sni_hostname": host}) for address in addresses]
 
@@ -156,7 +180,7 @@ class HttpPost:
                     self._clients[is_proxied] = await asyncio.to_thread(make, limits)
                 except (ImportError, ValueError, httpx2.InvalidURL) as error:
                     needs = _NEEDS_SOCKS if isinstance(error, ImportError) else _UNREADABLE_PROXY
-                    raise NotPosted(f"the proxy that the environment names cannot be used: {needs}") from None
+                    raise NotReached(f"the proxy that the environment names cannot be used: {needs}") from None
         return self._clients[is_proxied]
 
 
@@ -213,12 +237,6 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_proxied(url: httpx2.URL) -> bool:
-    proxies = getproxies()
-    is_named = url.scheme in proxies or "all" in proxies
-    return is_named and not _is_this_machine(url.host) and not proxy_bypass(url.host)
 
 
 def _is_this_machine(host: str) -> bool:

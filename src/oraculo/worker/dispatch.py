@@ -23,7 +23,7 @@ from oraculo.worker.context import Context
 from oraculo.worker.handlers import payload_fault
 from oraculo.worker.jobs import Job, Lane, Receipt
 from oraculo.worker.large import LargeAnswers, may_refer
-from oraculo.worker.logs import WorkerLog
+from oraculo.worker.logs import FailureLog, WorkerLog
 from oraculo.worker.outbox import AnswerOutbox
 from oraculo.worker.remembered import Identity, RememberedAnswers, identity_of
 from oraculo.worker.suspects import Suspects, trusted
@@ -64,6 +64,7 @@ class Dispatcher:
         self._large = large
         self._threads = threads
         self._clock = clock
+        self._failures = FailureLog()
         self._suspects = Suspects(trusted(delivery_limit), entropy, self._begin)
         self._unfinished: dict[Identity, Job] = {}
         self._tasks: dict[Job, asyncio.Task[None]] = {}
@@ -252,10 +253,10 @@ class Dispatcher:
 
     def _fail(self, job: Job, error: BaseException) -> None:
         """Whatever a handler raises is its answer."""
+        reason, on_purpose = describe(error), isinstance(error, DoNotRetry)
         if not job.ended:
-            retry = not isinstance(error, DoNotRetry)
-            self._finish(job, self._writer.failure(job.lane.queue, job.command, [describe(error)], retry=retry))
-        _log_of(job).error("handler failed", handler=job.lane.handler.name, exc_info=error)
+            self._finish(job, self._writer.failure(job.lane.queue, job.command, [reason], retry=not on_purpose))
+        self._failures.tell(_log_of(job), job.lane.handler.name, error, reason, on_purpose=on_purpose)
 
     async def give_back_waiting(self) -> None:
         """What has not begun goes to other workers now, not after the grace. All of it leaves its lane first: telling

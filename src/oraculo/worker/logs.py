@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from oraculo.core.naming import shortened
 from oraculo.core.repeats import Repeats
 
 _log = structlog.get_logger("oraculo.worker")
@@ -49,6 +50,31 @@ class WorkerLog:
                 print(told.encode("ascii", "backslashreplace").decode(), file=sys.stderr)
 
 
+class FailureLog:
+    """Of what handlers raise. Where all attempts fail, their traces would take more of the event loop than the attempts
+    themselves: that of the same failure is written once a minute, and none of one that was raised on purpose."""
+
+    def __init__(self) -> None:
+        self._repeats = Repeats()
+
+    def tell(self, log: WorkerLog, handler: str, error: BaseException, reason: str, *, on_purpose: bool) -> None:
+        same = handler, type(error), _way(error)
+        times = 0 if on_purpose else self._repeats.times(same, time.monotonic())
+        if times:
+            log.error("handler failed", handler=handler, exc_info=error, **_often(times))
+        else:
+            log.error("handler failed", handler=handler, reason=shortened(reason))
+
+
+def _way(error: BaseException) -> int:
+    """By which lines it came, in short."""
+    return hash(tuple((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)))
+
+
+def _often(times: int) -> dict[str, int]:
+    return {"times": times} if times > 1 else {}
+
+
 class TroubleLog:
     """Of what is seen to, and may come again every moment: the same is told once a minute, with how often it was."""
 
@@ -59,7 +85,7 @@ class TroubleLog:
     def warning(self, event: str, error: Exception, **fields: object) -> None:
         reason = str(error)
         if times := self._repeats.times((event, reason), time.monotonic()):
-            self._log.warning(event, **fields, reason=reason, **{"times": times} if times > 1 else {})
+            self._log.warning(event, **fields, reason=reason, **_often(times))
 
     def of_queue(self, queue: str, what: str, error: Exception) -> None:
         self.warning(what, error, queue=queue)
