@@ -184,6 +184,20 @@ def test_a_byte_order_mark_is_passed_over() -> None:
     assert load_settings({}).api.port == 8199
 
 
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ("api.port = " + "9" * 5000, "has a number of more digits than can be read"),
+        ("pipelines = " + "[" * 5000 + "]" * 5000, "too deep in one another"),
+    ],
+    ids=["a number", "a list"],
+)
+def test_what_no_toml_reader_takes_is_told(toml: str, says: str) -> None:
+    Path("oraculo.toml").write_text(toml)
+    with pytest.raises(InvalidSettings, match=f"oraculo.toml: .*{says}"):
+        load_settings({})
+
+
 def test_what_is_not_utf8_is_told() -> None:
     Path("oraculo.toml").write_bytes(b"pipelines = '\xff'")
     with pytest.raises(InvalidSettings, match="is not UTF-8: byte 13 is 0xff"):
@@ -241,6 +255,7 @@ def test_what_is_not_utf8_is_told() -> None:
         ("store.url = 'sqlite:///'", "store.url", "names no file"),
         ("webhook.secret = 'whsec_abc'", "webhook.secret", "base64"),
         ("webhook.secret = 'whsec_c2V$jcmV0'", "webhook.secret", "base64"),
+        ("webhook.secret = 'whsec_'", "webhook.secret", "base64"),
         (
             "bullmq.queues = ['resultados']",
             "bullmq.queues",

@@ -50,6 +50,12 @@ async def test_the_history_comes_in_pages(service: Service) -> None:
     assert (await service.client.get(path, params={"apos": 99})).json() == {"eventos": [], "proximo": None}
 
 
+async def test_a_parameter_that_was_left_empty_is_not_given(service: Service) -> None:
+    path = f"/orquestracoes/{await service.start_run(destinos=['escavador_x'])}/eventos"
+    whole = (await service.client.get(path)).json()
+    assert (await service.client.get(f"{path}?apos=&limite=")).json() == whole
+
+
 @pytest.mark.parametrize("query", ["apos=-1", "apos=x", "apos=9999999999", "limite=0", "limite=1001"])
 async def test_a_bad_page_is_refused(service: Service, query: str) -> None:
     reply = await service.client.get(f"/orquestracoes/{await ended_run(service)}/eventos?{query}")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 
@@ -30,6 +31,7 @@ async def test_an_unknown_address_is_a_problem(service: Service) -> None:
         ("POST", "/pipelines/x", "DELETE, GET, HEAD, OPTIONS, PUT"),
         ("HEAD", "/orquestracoes/x/cancelar", "OPTIONS, POST"),
         ("TRACE", "/health", "GET, HEAD, OPTIONS"),
+        ("POST", "/swagger/swagger-ui.css", "GET, HEAD, OPTIONS"),
     ],
 )
 async def test_a_wrong_method_is_told_the_right_ones(service: Service, method: str, path: str, allowed: str) -> None:
@@ -88,6 +90,16 @@ async def test_without_a_key_only_health_is_open(tmp_path: Path, headers: dict[A
         assert_problem(reply, 401)
         opened = await service.client.get("/orquestracoes", headers={"X-API-Key": "chave-um"})
         assert opened.json()["orquestracoes"] == []
+
+
+async def test_health_is_open_behind_a_prefix_too(tmp_path: Path) -> None:
+    async with running(tmp_path, WITH_KEYS) as service:
+        transport = httpx2.ASGITransport(service.app, root_path="/oraculo")
+        async with httpx2.AsyncClient(transport=transport, base_url="http://proxy") as client:
+            for path in ("/oraculo/health", "/oraculo/health/ready"):
+                assert (await client.get(path)).status_code == 200
+            for path in ("/oraculo/orquestracoes", "/outro/health", "/oraculo/health/nada"):
+                assert (await client.get(path)).status_code == 401
 
 
 CALLS = {

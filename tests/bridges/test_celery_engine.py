@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import kombu
 import pytest
@@ -30,6 +30,7 @@ from tests.cli.processes import run as run_cli
 from tests.cli.test_rehearsal import rabbit_user
 from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import Fleet
+from tests.servers.rabbitmq import RabbitMQ, suspended
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -274,6 +275,41 @@ async def test_a_stop_lets_what_is_in_work_end(fleet: Fleet, tmp_path: Path) -> 
             assert (state.ready, state.unacked) == (0, 0), "it was given back although it was answered"
     finally:
         engine.kill()
+
+
+async def test_a_queue_that_says_nothing_keeps_no_other_from_being_read_nor_the_worker_from_its_stop(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+    settings = settings_for(server.url)
+    names = QueueNames(settings.broker.prefix)
+    silent = names.physical("escavador_youtube")
+    async with Stage(settings) as oraculo:
+        await oraculo.broker.declare([names.physical(queue) for queue in handlers.handlers])
+        with contextlib.ExitStack() as at_the_end:
+            async with suspended(server, silent):
+                engine = Engine(settings, tmp_path / "worker.log", "-c", "1")
+                at_the_end.callback(engine.kill)
+                await engine.is_ready()
+                other = await oraculo.run({"destinos": ["executador_relatorio"], "payload": {}})
+                assert other["status"] == "concluida"
+            later = await oraculo.run({"destinos": ["escavador_youtube"], "payload": {}})
+            assert later["status"] == "concluida", "it is read once it speaks"
+            async with suspended(server, silent):
+                assert await asyncio.to_thread(engine.stop) == 0
+
+
+async def test_a_queue_that_may_not_be_read_ends_the_worker_and_is_named(fleet: Fleet, tmp_path: Path) -> None:
+    """Nobody waits for RabbitMQ's word on a queue; a refusal is heard all the same."""
+    prefix = f"t{uuid.uuid4().hex[:10]}."
+    settings = settings_for(rabbit_user(fleet, ".*", ".*", f"^(?!{prefix}executador_relatorio$).*"), prefix=prefix)
+    engine = Engine(settings, tmp_path / "worker.log", "-c", "1")
+    try:
+        assert engine.ended() == 1
+    finally:
+        engine.kill()
+    assert "ACCESS_REFUSED" in engine.tail()
+    assert f"'{prefix}executador_relatorio'" in engine.tail()
 
 
 @pytest.mark.parametrize("line", ["raise SystemExit", "import sys; sys.exit('SystemExit')"])

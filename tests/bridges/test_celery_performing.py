@@ -1,5 +1,6 @@
 """Whatever becomes of a command in Celery's pool, its run is told, or the command comes again. Without a server."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import BrokerSettings, ObjectSettings, Settings
-from oraculo.worker import App
+from oraculo.worker import App, DoNotRetry
 from oraculo.worker.large import LargeAnswers
 
 COMMAND = msgspec.json.encode(
@@ -117,6 +118,20 @@ def test_whatever_a_handler_raises_is_told(error: BaseException) -> None:
     with pytest.raises(HandlerFailed):
         performer(publisher, handle=fail).perform(COMMAND)
     assert publisher.answers == [{"status": "erro", "erros": [f"{type(error).__name__}: odd"]}]
+
+
+def test_of_a_group_of_errors_what_is_in_it_is_told() -> None:
+    async def fail(_: Any) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(refuse())
+
+    async def refuse() -> None:
+        raise DoNotRetry("no paper")
+
+    publisher = Publisher()
+    with pytest.raises(HandlerFailed):
+        performer(publisher, handle=fail).perform(COMMAND)
+    assert publisher.answers == [{"status": "erro", "erros": ["DoNotRetry: no paper"], "repetir": False}]
 
 
 @pytest.mark.parametrize("where", ["resolved", "shortened"])

@@ -34,7 +34,7 @@ from tests.brokers.rabbitmq_stage import (
     trouble,
 )
 from tests.servers.fleet import Fleet
-from tests.servers.rabbitmq import RabbitMQ
+from tests.servers.rabbitmq import RabbitMQ, suspended
 from tests.waiting import until
 
 url, queue, broker, nothing_goes_unheard = stage.url, stage.queue, stage.broker, stage.nothing_goes_unheard  # fixtures
@@ -289,7 +289,7 @@ class TestFull:
         async with running(server.url, publish_timeout=0.5) as broker:
             if is_known:
                 await broker.publish(messages(queue, 1))
-            async with _suspended(server, queue):
+            async with suspended(server, queue):
                 for _ in range(10):
                     with pytest.raises(NotTaken) as caught:
                         await broker.publish([*messages(other, 1), *messages(queue, 1)])
@@ -308,7 +308,7 @@ class TestFull:
         queue = fresh_name()
         async with running(server.url) as broker:
             await broker.publish(messages(queue, 1))
-            async with _suspended(server, queue):
+            async with suspended(server, queue):
                 broker._stuck.note([queue], "as if it were known")
                 for _ in range(5):
                     publishing = asyncio.create_task(broker.publish(messages(queue, 1)))
@@ -407,18 +407,6 @@ def _count_publishes(consumer: RabbitMQConsumer, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(consumer, "_publish", counted)
     return calls
-
-
-@asynccontextmanager
-async def _suspended(server: RabbitMQ, queue: str) -> AsyncIterator[None]:
-    """Its one member hears nothing, as if it had no majority."""
-    name = f'rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)'
-    found = f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), {{N, _}} = amqqueue:get_pid(Q)"
-    await asyncio.to_thread(server.evaluate, f"{found}, sys:suspend(N).")
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(server.evaluate, f"{found}, sys:resume(N).")
 
 
 async def _turn(server: RabbitMQ, queue: str, verb: str) -> None:

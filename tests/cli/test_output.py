@@ -1,7 +1,9 @@
 """What is printed can be trusted: no worker's text steers the terminal, no column is cut in a pipe."""
 
+import errno
 import io
 import json
+import os
 import sys
 
 import pytest
@@ -14,6 +16,17 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+class FullDisk(io.StringIO):
+    def write(self, _text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_what_cannot_be_told_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    output.note("oraculo: engine e1 is running")
+    assert output.complain("it is wrong") == output.BAD_USAGE
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:

@@ -1,7 +1,14 @@
-"""The board that `runs watch` draws, out of entries of a run's history."""
+"""What `runs watch` follows, and the board that it draws out of entries of a run's history."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from oraculo.cli import watch
+from oraculo.cli.client import Unreachable
 from oraculo.cli.progress import Board
 
 
@@ -26,6 +33,22 @@ def test_a_task_goes_from_waiting_to_done() -> None:
     assert (row.percent, row.note) == (12.5, "só texto")
     told.apply(entry("tarefa_concluida"))
     assert (row.status, row.percent, row.note) == ("concluida", 100.0, "")
+
+
+@pytest.mark.parametrize("percent", [0.0, 1e-05, 0.000123456, 7.0, 99.9999, 100.0])
+def test_every_percentage_that_the_history_tells_is_drawn(percent: float) -> None:
+    told = board("a")
+    (row,), _ = told.rows(9)
+    told.apply(entry("progresso", detail=f"{percent:g} % feito"))
+    assert (row.percent, row.note) == (percent, "feito")
+
+
+@pytest.mark.parametrize("text", ["10-20 % done", "1.2.3 % x", "e % x", "- %", "1e+999 % x"])
+def test_a_text_that_begins_like_a_percentage_is_text(text: str) -> None:
+    told = board("a")
+    (row,), _ = told.rows(9)
+    told.apply(entry("progresso", detail=text))
+    assert (row.percent, row.note) == (None, text)
 
 
 def test_a_failed_attempt_shows_why_and_the_next_begins_anew() -> None:
@@ -56,3 +79,34 @@ def test_when_not_all_fit_those_in_work_come_first() -> None:
     assert [row.id for row in shown] == ["c", "b", "d"]
     assert hidden == 1
     assert told.tally() == {"concluida": 1, "pendente": 2, "em_execucao": 1}
+
+
+class Interrupted:
+    """A quiet run's server, and the clock: the first connections are cut, each after two minutes without an event."""
+
+    def __init__(self, cuts: int) -> None:
+        self._cuts = cuts
+        self._now = 0.0
+
+    @contextmanager
+    def live(self, _path: str, _after: int) -> Iterator[Iterator[Any]]:
+        yield self._events()
+
+    def _events(self) -> Iterator[Any]:
+        if self._cuts:
+            self._cuts -= 1
+            self._now += 120
+            raise Unreachable("cut", was_reached=True)
+        yield SimpleNamespace(event="fim", data="{}")
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+
+def test_a_quiet_run_is_watched_through_every_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    server: Any = Interrupted(cuts=3)
+    monkeypatch.setattr(watch, "time", server)
+    assert list(watch._entries(server, "r")) == []

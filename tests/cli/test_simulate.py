@@ -89,6 +89,8 @@ def test_a_file_that_may_not_be_read_is_one_line_and_2(tmp_path: Path, monkeypat
         ([str(EXAMPLE), "--fault", "drop=2"], "drop"),
         ([str(EXAMPLE), "--latency", "NOBODY=1"], "has no step 'NOBODY'"),
         ([str(EXAMPLE), "--latency", "VIRAL_COPY=0"], "more than 0 seconds"),
+        ([str(EXAMPLE), "--latency", "VIRAL_COPY=nan"], "VIRAL_COPY needs more than 0 seconds, as 12; got 'nan'"),
+        ([str(EXAMPLE), "--latency", "VIRAL_COPY=inf"], "VIRAL_COPY needs more than 0 seconds, as 12; got 'inf'"),
         ([str(EXAMPLE), "--failure", "VIRAL_COPY=1.5"], "a share from 0 to 1"),
         ([str(EXAMPLE), "--seeds", "0"], "--seeds"),
     ],

@@ -118,6 +118,7 @@ def test_an_argument_that_is_not_utf_8_is_named(args: list[str | bytes], words: 
         (["--tipo", "a", "--wait", "nan"], "'--wait': "),
         (["--tipo", "a", "--wait", "inf"], "'--wait': "),
         (["--tipo", "a", "--wait", "1e12"], "31536000"),
+        (["--tipo", "a", "--quorum", "9" * 5000], "--quorum: has 5000 digits, more successes than a run can have"),
         (["--tipo", "a", "--idempotency-key", "é"], "--idempotency-key: must be plain ASCII in one line"),
         (["--tipo", "a", "--idempotency-key", ""], "--idempotency-key: is empty: give it at least one character"),
         (["--tipo", "a", "--api-key", "é"], "--api-key: must be plain ASCII in one line"),

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,11 @@ from oraculo.core.message import decode_message
 from oraculo.errors import BrokerError, OraculoError
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
+from tests.cli.test_output import FullDisk
 
+needs_full_device = pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="only Linux has a device that is always full"
+)
 COMMAND = (
     b'{"correlation_id": "r", "tarefa": "t", "tentativa": 1, "tipo_evento": "iniciar_execucao",'
     b' "payload": {}, "timestamp": "2026-01-01T00:00:00Z"}'
@@ -115,6 +121,51 @@ def test_a_signal_ends_a_worker_whose_broker_says_nothing(tmp_path: Path, monkey
     result = _worked(broker, tmp_path, monkeypatch)
     assert result.exit_code == 0, result.output
     assert broker.is_closed
+
+
+@contextmanager
+def _stderr_full() -> Iterator[None]:
+    """The process's own, as on a full disk."""
+    before = os.dup(2)
+    with open("/dev/full", "w") as full:
+        os.dup2(full.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
+@needs_full_device
+def test_a_signal_ends_a_worker_that_cannot_tell_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Frozen()
+    with _stderr_full():
+        result = _worked(broker, tmp_path, monkeypatch)
+    assert result.exit_code == 0, result.output
+    assert broker.is_closed
+
+
+@needs_full_device
+@pytest.mark.parametrize(("error", "status"), [(None, 0), (OraculoError("a part of it failed"), 2)])
+def test_a_handler_that_never_ends_is_left_behind_though_nobody_can_be_told(
+    error: Exception | None, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    with _stderr_full():
+        serving._leave_behind(error)
+    assert left == [status]
+
+
+@needs_full_device
+def test_a_second_signal_ends_the_process_though_nobody_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    with _stderr_full(), serving._first_signal(lambda: None):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert left == [128 + signal.SIGTERM]
 
 
 FORKING_APP = """

@@ -1,13 +1,14 @@
 """RabbitMQ from Debian's package: installed when root and missing, else unpacked into the user's cache."""
 
+import asyncio
 import fcntl
 import os
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -109,6 +110,18 @@ class RabbitMQ(Server):
         if self._mapper is not None:
             self._mapper.kill()
             self._mapper.wait()
+
+
+@asynccontextmanager
+async def suspended(server: RabbitMQ, queue: str) -> AsyncIterator[None]:
+    """Its one member hears nothing, as if it had no majority."""
+    name = f'rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)'
+    found = f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), {{N, _}} = amqqueue:get_pid(Q)"
+    await asyncio.to_thread(server.evaluate, f"{found}, sys:suspend(N).")
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.evaluate, f"{found}, sys:resume(N).")
 
 
 @cache

@@ -173,7 +173,11 @@ class PanicException(BaseException):
         (PanicException("index out of bounds"), "PanicException: index out of bounds"),
         (GeneratorExit(), "GeneratorExit"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
-        (BaseExceptionGroup("two", [KeyboardInterrupt()]), "BaseExceptionGroup: two (1 sub-exception)"),
+        (BaseExceptionGroup("one", [KeyboardInterrupt()]), "KeyboardInterrupt"),
+        (
+            ExceptionGroup("three", [ExceptionGroup("two", [KeyError(1), OSError()]), OSError()]),
+            "KeyError: 1 (and 2 more)",
+        ),
     ],
 )
 async def test_odd_exceptions_are_answered_too(stage: Stage, error: BaseException, text: str, is_async: bool) -> None:
@@ -188,6 +192,21 @@ async def test_odd_exceptions_are_answered_too(stage: Stage, error: BaseExceptio
     app.queue("q")(fail_async if is_async else fail)
     assert (await stage.payload_for(app, "q"))["erros"] == [text]
     assert await stage.left("q") == (0, 0, 0)
+
+
+async def test_what_fails_in_a_task_group_is_the_answers_reason(stage: Stage) -> None:
+    async def collect(payload: Any) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(refuse())
+
+    async def refuse() -> None:
+        raise DoNotRetry("no such channel")
+
+    app = App("a")
+    app.queue("q")(collect)
+    answer = await stage.payload_for(app, "q")
+    assert answer["erros"] == ["DoNotRetry: no such channel"]
+    assert answer["repetir"] is False
 
 
 async def test_a_stop_iteration_is_answered_too(stage: Stage) -> None:

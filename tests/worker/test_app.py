@@ -59,9 +59,10 @@ def test_an_empty_collector_name_is_refused() -> None:
         App("a").escavador("")
 
 
-def test_a_concurrency_below_one_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="concurrency"):
-        App("a").queue("q", concurrency=0)
+@pytest.mark.parametrize("concurrency", [0, -1, 2.0, 1.5, True, "2"])
+def test_a_concurrency_that_is_no_count_is_refused(concurrency: Any) -> None:
+    with pytest.raises(InvalidInput, match="concurrency: must be a whole number, at least 1; got"):
+        App("a").queue("q", concurrency=concurrency)
 
 
 def no_parameters() -> None: ...

@@ -3,6 +3,7 @@
 import hmac
 from collections.abc import Sequence
 
+from starlette._utils import get_route_path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -20,7 +21,9 @@ class ApiKeys:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._knows(_given_key(Headers(scope=scope))):
+        # As the routes see it: behind a prefix that a proxy was given (`--root-path`), if any.
+        is_open = scope["type"] != "http" or get_route_path(scope) in OPEN_PATHS
+        if is_open or self._knows(_given_key(Headers(scope=scope))):
             await self._app(scope, receive, send)
             return
         problem = Problem("urn:oraculo:problem:unauthorized", "Unauthorized", 401, _DETAIL)

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from oraculo.api.context import Door
 from oraculo.api.openapi import problems, reply
-from oraculo.api.parameters import MAX_SEQ, OptionalSeq, RunId
+from oraculo.api.parameters import MAX_SEQ, OptionalSeq, RunId, when_empty
 from oraculo.api.paths import RUN
 from oraculo.api.preferences import EVENT_STREAM, wants_events
 from oraculo.api.replies import json_reply, json_text
@@ -24,6 +24,7 @@ from oraculo.errors import OraculoError
 
 KEEP_ALIVE = 15.0  # seconds of silence after which proxies might take a stream for dead
 END = "fim"
+_PAGE = 500
 
 _logger = logging.getLogger("oraculo.api")
 _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -43,8 +44,10 @@ async def show_history(
     request: Request,
     operations: Door,
     correlation_id: RunId,
-    apos: Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only entries behind this `seq`.")] = 0,
-    limite: Annotated[int, Query(ge=1, le=1000, description="Entries on a page; a stream has no pages.")] = 500,
+    apos: Annotated[int, when_empty(0), Query(ge=0, le=MAX_SEQ, description="Only entries behind this `seq`.")] = 0,
+    limite: Annotated[
+        int, when_empty(_PAGE), Query(ge=1, le=1000, description="Entries on a page; a stream has no pages.")
+    ] = _PAGE,
     last_event_id: Annotated[
         OptionalSeq, Header(alias="Last-Event-ID", description="Where a stream goes on; wins over `apos`.")
     ] = None,

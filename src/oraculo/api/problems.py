@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import Scope
 
 from oraculo.errors import (
@@ -176,14 +176,20 @@ def _method_not_allowed(request: Request) -> Response:
 
 def _allowed_methods(request: Request) -> list[str]:
     """Of all routes that have this path: Starlette's own `Allow` tells only of the first."""
-    place = {"type": "http", "path": request.scope["path"], "root_path": request.scope.get("root_path", "")}
-    routes = request.app.routes
+    # Inside of what is mounted, `root_path` is longer by where that is.
+    root = request.scope.get("app_root_path", request.scope.get("root_path", ""))
+    place = {"type": "http", "path": request.scope["path"], "root_path": root}
     found = {
         method
         for method in _METHODS
-        if any(route.matches(place | {"method": method})[0] is Match.FULL for route in routes)
+        if any(_takes(route, method, place | {"method": method}) for route in request.app.routes)
     }
     return sorted(found | ({"HEAD"} if "GET" in found else set()) | {"OPTIONS"})
+
+
+def _takes(route: BaseRoute, method: str, scope: Scope) -> bool:
+    """A mount has whatever is below it; ours has files."""
+    return route.matches(scope)[0] is Match.FULL and (method == "GET" or not isinstance(route, Mount))
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:

@@ -5,7 +5,7 @@ The task is acked late: the delivery leaves its queue when the answer is confirm
 process that worked on it was lost.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import kombu
@@ -16,6 +16,7 @@ from celery.signals import task_revoked
 from celery.worker.request import Request
 from kombu.common import ignore_errors
 
+from oraculo.bridges.celery.connections import limit_waits
 from oraculo.bridges.celery.tasks import task_id_of
 from oraculo.celery_app.performing import Performer
 from oraculo.celery_app.publishing import Publisher
@@ -27,6 +28,7 @@ from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.worker.dispatch import DEADLINE_GRACE, read_command
 
+CLOSE_PATIENCE = 3.0  # seconds for the broker to confirm that the connection is closed
 LAST_GRACE = 10.0  # seconds that a handler has to end after it was told that its time is up, before it is killed
 
 _log = structlog.get_logger("oraculo.celery")
@@ -83,11 +85,33 @@ def _answer_for(task: Any, args: Any, reason: str, *, retry: bool = True) -> boo
     return True
 
 
-class PlainCommands(bootsteps.ConsumerStep):  # type: ignore[misc, unused-ignore]
-    """Behind Celery's own consumer, whose strategies it uses. A channel for each queue, because the prefetch counts by
-    channel, and never globally: quorum queues refuse that."""
+class Reader:
+    """Of one queue, on a channel of its own. Waits for nothing that the server says of it: a queue without a majority
+    says nothing, and all of them are asked in Celery's one loop. What the server refuses closes the channel, and is
+    raised where that loop reads."""
+
+    def __init__(self, channel: Any, queue: str, prefetch: int, take: Callable[[Any], None]) -> None:
+        # The prefetch counts by channel, and is never global: quorum queues refuse that.
+        channel.basic_qos(0, prefetch, False)
+        self._channel = channel
+        self._queue = kombu.Queue(queue, no_declare=True, channel=channel)
+        self._take = take
+
+    def consume(self) -> None:
+        self._queue.consume(self._queue.name, self._received, nowait=True)
+
+    def cancel(self) -> None:
+        self._channel.basic_cancel(self._queue.name, nowait=True)
+
+    def _received(self, delivery: Any) -> None:
+        self._take(self._channel.message_to_python(delivery))
+
+
+class PlainCommands(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignore]
+    """Behind Celery's own consumer, whose strategies it uses."""
 
     requires = ("celery.worker.consumer:Tasks",)
+    readers: Sequence[Reader] = ()
     table: Mapping[str, Performer]
     broker: Publisher
 
@@ -97,7 +121,7 @@ class PlainCommands(bootsteps.ConsumerStep):  # type: ignore[misc, unused-ignore
         self._limits = _limits_of(c)
         self._clock: Clock = next(iter(self.table.values())).clock
         self._hand_over = c.create_task_handler()
-        self.consumers = [self._consumer(c, queue) for queue in self.table]
+        self.readers = [self._reader(c, queue) for queue in self.table]
         if c.hub is None:
             self._consume()
 
@@ -106,27 +130,24 @@ class PlainCommands(bootsteps.ConsumerStep):  # type: ignore[misc, unused-ignore
         hub.call_soon(self._consume)
 
     def _consume(self) -> None:
-        for consumer in self.consumers:
-            consumer.consume()
+        for reader in self.readers:
+            reader.consume()
 
-    def _consumer(self, c: Any, queue: str) -> Any:
-        channel = c.connection.channel()
-        consumer = kombu.Consumer(
-            channel,
-            [kombu.Queue(queue, no_declare=True)],
-            on_message=lambda message: self._received(queue, message),
-            accept=["json"],
-            auto_declare=False,
-        )
+    def _reader(self, c: Any, queue: str) -> Reader:
         places = max(c.controller.max_concurrency or 0, c.controller.concurrency or 0, 1)
         limit = self.table[queue].handler.concurrency
-        consumer.qos(prefetch_count=min(limit or places, places))
-        return consumer
+        prefetch = min(limit or places, places)
+        return Reader(c.connection.channel(), queue, prefetch, lambda message: self._received(queue, message))
 
     def stop(self, c: Any) -> None:
         """Takes no more. The channels stay: what is in work is acked on them."""
-        for consumer in self.consumers or []:
-            ignore_errors(c.connection, consumer.cancel)
+        for reader in self.readers:
+            ignore_errors(c, reader.cancel)
+
+    def shutdown(self, c: Any) -> None:
+        """All is acked. RabbitMQ confirms the connection's end when each channel has ended, and waits long for one that
+        a silent queue holds."""
+        limit_waits(c.connection, CLOSE_PATIENCE)
 
     def _received(self, queue: str, message: Any) -> None:
         try:

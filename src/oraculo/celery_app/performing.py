@@ -22,7 +22,8 @@ from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings, Obje
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.settings import Settings
-from oraculo.worker import Context, DoNotRetry
+from oraculo.worker import Context
+from oraculo.worker.answers import failure_of
 from oraculo.worker.dispatch import DEADLINE_GRACE, TOO_LATE
 from oraculo.worker.handlers import Handler, payload_fault
 from oraculo.worker.large import LargeAnswers
@@ -115,7 +116,8 @@ class Performer:
         except BaseException as error:  # as in our own worker
             if isinstance(error, KeyboardInterrupt) or _is_termination(error):
                 raise
-            return self._failed(command, describe(error), retry=not isinstance(error, DoNotRetry))
+            reason, retry = failure_of(error)
+            return self._failed(command, reason, retry=retry)
 
     def _outcome(self, command: Message, context: "ProgressContext") -> "_Answer":
         if context.remaining() == 0:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -53,7 +54,7 @@ def mend_streams() -> None:
 
 def complain(message: str) -> int:
     """Tells on stderr, and returns the exit status of bad usage."""
-    print(f"oraculo: {clean(message)}", file=sys.stderr)
+    note(f"oraculo: {message}")
     return BAD_USAGE
 
 
@@ -69,8 +70,9 @@ def give_up(error: OSError) -> int:
 
 
 def note(message: str) -> None:
-    """Something worth knowing that is not the data which was asked for."""
-    print(clean(message), file=sys.stderr)
+    """Worth knowing, but not the data which was asked for. Where it cannot be written, all else goes on."""
+    with suppress(OSError):
+        print(clean(message), file=sys.stderr)
 
 
 def exit_status(run_status: object) -> int:

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-_PERCENT = re.compile(r"([0-9.eE+-]+) % ?(.*)", re.DOTALL)
+# The number as `f"{percent:g}"` writes one from 0 to 100; "10-20 % done" is a worker's own text.
+_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?(?:e-[0-9]+)?) % ?(.*)", re.DOTALL)
 
 # The status that a task has after an entry of this kind; the other kinds leave it as it is.
 STATUS_AFTER = {

@@ -268,7 +268,7 @@ def _run(main: Coroutine[Any, Any, None], config: uvicorn.Config) -> None:
 
 
 def _leave_behind(error: Exception | None = None) -> None:
-    os.write(2, b"oraculo: a handler does not end; stopped without it\n")
+    _tell(b"oraculo: a handler does not end; stopped without it\n")
     os._exit(0 if error is None else output.complain(str(error)))
 
 
@@ -293,10 +293,16 @@ def _first_signal(act: Callable[[], object]) -> Iterator[None]:
 
 
 def _say_stopping() -> None:
-    # Written straight to the descriptor: a signal may arrive in the middle of a buffered write.
-    os.write(2, b"oraculo: stopping; what is in work is finished first (signal again to end at once)\n")
+    _tell(b"oraculo: stopping; what is in work is finished first (signal again to end at once)\n")
 
 
 def _end_at_once(sig: int) -> None:
-    os.write(2, b"oraculo: ended at once; what was in work goes on at the next start\n")
+    _tell(b"oraculo: ended at once; what was in work goes on at the next start\n")
     os._exit(128 + sig)
+
+
+def _tell(line: bytes) -> None:
+    """Straight to the descriptor: a signal may arrive in the middle of a buffered write. Where nothing can be written,
+    a full disk say, what is told of has to be done all the same."""
+    with suppress(OSError):
+        os.write(2, line)

@@ -1,5 +1,6 @@
 """`oraculo simulate FILE`: a pipeline rehearsed under faults, before it meets them."""
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -93,8 +94,9 @@ def _by_step(option: str, settings: list[str] | None, definition: "Definition") 
             values[step] = float(text)
         except ValueError:
             values[step] = -1.0
-        if (values[step] <= 0 and option == "--latency") or (not 0 <= values[step] <= 1 and option == "--failure"):
-            right = "more than 0 seconds" if option == "--latency" else "a share from 0 to 1"
+        is_latency = option == "--latency"
+        if not (0 < values[step] < math.inf if is_latency else 0 <= values[step] <= 1):  # NaN is never
+            right = "more than 0 seconds, as 12" if is_latency else "a share from 0 to 1"
             raise InvalidInput(Fault(option, f"{step} needs {right}; got '{text}'"))
     return values
 

@@ -19,6 +19,7 @@ from oraculo.errors import Fault, InvalidRequest, OraculoError
 _PATH = "/orquestracoes"
 _PAUSE = 0.5
 _PATIENCE = 30.0  # seconds for a server that went away before it named the run
+_QUORUM_DIGITS = 9
 _YEAR = 31_536_000  # seconds
 _DESTINATION = '{"fila": "escavador_youtube"}'
 
@@ -68,7 +69,7 @@ def submit(
         "webhook": webhook,
         "responder_em": responder_em,
         "prioridade": prioridade,
-        "quorum": int(quorum) if quorum is not None and quorum.isdecimal() else quorum,
+        "quorum": None if quorum is None else _quorum(quorum),
     }
     body = msgspec.json.encode({key: value for key, value in request.items() if value is not None})
     with Server(url, api_key) as server:
@@ -84,6 +85,15 @@ def _expect_one_subject(**subjects: object) -> None:
     if len(given) != 1:
         got = " and ".join(given) or "none of them"
         raise InvalidRequest(Fault("", f"give exactly one of --destino, --tipo and --pipeline; got {got}"))
+
+
+def _quorum(text: str) -> int | str:
+    """What is neither a number nor right the server refuses, in its own words."""
+    if not text.isdecimal():
+        return text
+    if len(text) > _QUORUM_DIGITS:
+        raise InvalidRequest(Fault("--quorum", f"has {len(text)} digits, more successes than a run can have"))
+    return int(text)
 
 
 def _destination(text: str) -> object:

@@ -52,8 +52,8 @@ def _entries(server: Server, run_id: str) -> Iterator[dict[str, Any]]:
     while True:
         try:
             with server.live(run_path(run_id, "/eventos"), seen) as events:
+                alone_since = None
                 for event in events:
-                    alone_since = None
                     if event.event == _END:
                         return
                     entry: dict[str, Any] = output.read_json(event.data)

@@ -89,6 +89,10 @@ def _read(path: Path, faults: list[Fault]) -> dict[str, Any]:
         faults.append(Fault(str(path), f"is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"))
     except tomllib.TOMLDecodeError as error:
         faults.append(Fault(str(path), f"is not TOML: {error}"))
+    except ValueError:  # tomllib leaves it to `int`, which has a limit
+        faults.append(Fault(str(path), "has a number of more digits than can be read"))
+    except RecursionError:
+        faults.append(Fault(str(path), "has lists or tables too deep in one another"))
     return {}
 
 

@@ -9,7 +9,7 @@
 | `oraculo_commands_published_total` | counter | | commands that the broker confirmed; no dead letters |
 | `oraculo_publish_seconds` | histogram | | from handing a batch of commands to the broker to its confirms |
 | `oraculo_publish_failures_total` | counter | | tries that it did not confirm, each of a message; all are sent again |
-| `oraculo_dead_letters_total` | counter | queue | put into quarantine by this process; the gauge has all |
+| `oraculo_dead_letters_total` | counter | queue | quarantined by this engine, not by workers; the gauge has all |
 | `oraculo_commit_conflicts_total` | counter | | runs decided again because another engine was faster |
 | `oraculo_batch_inputs` | histogram | | inputs decided in one commit |
 | `oraculo_commit_seconds` | histogram | | from the first input taken to the commit |

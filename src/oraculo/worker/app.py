@@ -47,8 +47,8 @@ class App:
         """
         if fault := naming.queue_fault(name):
             raise InvalidInput.at("queue", fault)
-        if concurrency is not None and concurrency < 1:
-            raise InvalidInput.at("concurrency", f"must be at least 1; got {concurrency}")
+        if concurrency is not None and not _is_count(concurrency):
+            raise InvalidInput.at("concurrency", f"must be a whole number, at least 1; got {concurrency!r}")
 
         def register(function: Function) -> Function:
             self._register(inspect_handler(function, name, concurrency))
@@ -62,3 +62,8 @@ class App:
                 f"queue '{handler.queue}' is answered by {present.name} already; {handler.name} cannot be too"
             )
         self._handlers[handler.queue] = handler
+
+
+def _is_count(value: object) -> bool:
+    """No annotation keeps a worker's author from `concurrency=cores / 2`, which no broker takes as a prefetch."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

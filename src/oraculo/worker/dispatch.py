@@ -18,7 +18,7 @@ from oraculo.errors import InvalidInput, InvalidMessage, ObjectsError
 from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.subscription import Subscription
-from oraculo.worker.answers import AnswerWriter, DoNotRetry, describe
+from oraculo.worker.answers import AnswerWriter, DoNotRetry, failure_of
 from oraculo.worker.context import Context
 from oraculo.worker.handlers import payload_fault
 from oraculo.worker.jobs import Job, Lane, Receipt
@@ -253,10 +253,12 @@ class Dispatcher:
 
     def _fail(self, job: Job, error: BaseException) -> None:
         """Whatever a handler raises is its answer."""
-        reason, on_purpose = describe(error), isinstance(error, DoNotRetry)
+        reason, retry = failure_of(error)
         if not job.ended:
-            self._finish(job, self._writer.failure(job.lane.queue, job.command, [reason], retry=not on_purpose))
-        self._failures.tell(_log_of(job), job.lane.handler.name, error, reason, on_purpose=on_purpose)
+            self._finish(job, self._writer.failure(job.lane.queue, job.command, [reason], retry=retry))
+        self._failures.tell(
+            _log_of(job), job.lane.handler.name, error, reason, on_purpose=isinstance(error, DoNotRetry)
+        )
 
     async def give_back_waiting(self) -> None:
         """What has not begun goes to other workers now, not after the grace. All of it leaves its lane first: telling

@@ -203,6 +203,12 @@ def cut(connection: kombu.Connection) -> None:
         connection._connection.sock.shutdown(socket.SHUT_RDWR)
 
 
+def limit_waits(connection: kombu.Connection, seconds: float) -> None:
+    """Of one to a RabbitMQ, which has no limit by itself once it is open."""
+    with contextlib.suppress(Exception):  # it may be gone already
+        connection._connection.sock.settimeout(seconds)
+
+
 class TaskSender:
     """Publishes tasks, each confirmed. Used from one thread at a time."""
 
