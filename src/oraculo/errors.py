@@ -60,6 +60,10 @@ class InvalidInput(OraculoError):
     def at(cls, field: str, problem: str) -> "InvalidInput":
         return cls(Fault(field, problem))
 
+    def within(self, field: str) -> "InvalidInput":
+        """The same of an input that stands in that field of another."""
+        return type(self)([Fault(f"{field}.{one.field}" if one.field else field, one.problem) for one in self.faults])
+
 
 class InvalidJson(InvalidInput):
     pass
@@ -89,6 +93,11 @@ class PayloadTooLarge(OraculoError):
     def __init__(self, field: str, size: int, limit: int) -> None:
         self.field, self.size, self.limit = field, size, limit
         super().__init__(f"{field}: {size} bytes, over the limit of {limit} bytes")
+
+    def within(self, field: str) -> "PayloadTooLarge":
+        """The same of a request that stands in that field of a message."""
+        place = field if self.field == "request" else f"{field}.{self.field}"
+        return PayloadTooLarge(place, self.size, self.limit)
 
 
 class NotFound(OraculoError):

@@ -167,12 +167,25 @@ async def test_a_plain_consumer_that_cannot_serve_is_told(
             await broker.consume(queue, prefetch=1)
 
 
+@pytest.mark.parametrize("is_filtered", [False, True])
+async def test_a_plain_consumer_in_the_way_is_told(url: str, queue: str, is_filtered: bool) -> None:
+    async with running(url) as broker, plain_client(url) as client:
+        await broker.declare([queue])
+        await api(client, f"CONSUMER.DELETE.{queue}.{queue}")
+        theirs = {"filter_subject": queue} if is_filtered else {}
+        config = {"durable_name": "other", "ack_policy": "explicit"} | theirs
+        await api(client, f"CONSUMER.DURABLE.CREATE.{queue}.other", {"stream_name": queue, "config": config})
+        needed = f"one durable consumer, with the name {queue} and no filter: delete the others of its stream"
+        with pytest.raises(BrokerError, match=rf"\(10099\); the queue {queue} needs {needed}"):
+            await broker.consume(queue, prefetch=1)
+
+
 @pytest.mark.parametrize(
     ("theirs", "why"),
     [
         ({"retention": "limits"}, "retention 'limits'"),
         ({"retention": "workqueue", "subjects": ["{queue}", "{queue}.more"]}, "has the subjects"),
-        ({"retention": "workqueue", "name": "other-{queue}"}, "overlap"),
+        ({"retention": "workqueue", "name": "other-{queue}"}, "overlap.*with that one subject.*delete the other"),
         ({"retention": "workqueue", "max_msgs_per_subject": 1}, "push out an old one"),
     ],
 )

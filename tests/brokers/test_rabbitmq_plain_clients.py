@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+import kombu
 import pika
 import pytest
 from structlog.testing import capture_logs
@@ -55,7 +56,19 @@ class TestPlainClients:
             method, properties, body = channel.basic_get(queue)
             assert body == b"{}"
             assert (properties.delivery_mode, properties.priority) == (2, priority)
+            assert (properties.content_type, properties.content_encoding) == ("application/json", None)
             channel.basic_ack(method.delivery_tag)
+
+    async def test_a_worker_with_kombu_that_accepts_json_alone_gets_it_read(
+        self, broker: RabbitMQBroker, url: str, queue: str
+    ) -> None:
+        command = {"texto": "ação 🧭"}
+        await broker.publish([Outgoing(queue, json.dumps(command, ensure_ascii=False).encode())])
+        with kombu.Connection(url) as connection:
+            own = kombu.Queue(queue, channel=connection.channel(), no_declare=True)
+            message = own.get(accept=["json"])
+            assert message.payload == command
+            message.ack()
 
     async def test_what_others_hold_is_not_known_and_not_said_to_be_nothing(
         self, broker: RabbitMQBroker, url: str, queue: str
@@ -98,6 +111,7 @@ class TestPlainClients:
                 )
                 assert body == b"plain"
                 assert (properties.message_id, properties.correlation_id) == ("m-1", "c-1")
+                assert properties.content_type == "application/octet-stream"
                 assert properties.expiration is None
                 assert {**properties.headers, "x-delivery-count": 0} == {
                     "mine": [1, {"deep": "é"}],
@@ -240,14 +254,27 @@ class TestPlainClients:
             ({"x-max-length-bytes": 5000}, "a new message pushes out the oldest"),
             ({"x-queue-type": "quorum", "x-message-ttl": 60_000}, "what waits longer"),
             ({"x-queue-type": "quorum", "x-max-length": 5}, "a new message pushes out the oldest"),
-            ({"x-max-priority": 5}, None),
-            ({"x-queue-type": "quorum"}, None),
-            ({}, None),
         ],
     )
     async def test_one_that_drops_messages_is_used_and_told_once(
-        self, url: str, queue: str, theirs: dict[str, Any], why: str | None
+        self, url: str, queue: str, theirs: dict[str, Any], why: str
     ) -> None:
+        assert f"{[*theirs][-1]}: {why}" in await self.told_once(url, queue, theirs)
+
+    @pytest.mark.parametrize("theirs", [{}, {"x-queue-type": "quorum"}, {"x-max-priority": 5}])
+    async def test_one_without_dead_letters_is_used_and_told_once(
+        self, url: str, queue: str, theirs: dict[str, Any]
+    ) -> None:
+        """As the first line of every tutorial makes it."""
+        assert "without dead letters: what a worker rejects is dropped" in await self.told_once(url, queue, theirs)
+
+    @pytest.mark.parametrize("kind", ["classic", "quorum"])
+    async def test_one_with_dead_letters_of_its_own_is_used_as_it_is(self, url: str, queue: str, kind: str) -> None:
+        theirs = {"x-queue-type": kind, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{queue}.mine"}
+        assert await self.told_once(url, queue, theirs) == ""
+
+    async def told_once(self, url: str, queue: str, theirs: dict[str, Any]) -> str:
+        """The reason of the only warning, if there is any."""
         with plain_channel(url) as channel:
             channel.queue_declare(queue, durable=True, arguments=theirs)
         async with running(url) as broker:
@@ -256,9 +283,8 @@ class TestPlainClients:
                 for _ in range(2):
                     await broker.declare([queue])
             assert len(await take(await broker.consume(queue, prefetch=1), 1)) == 1
-        told = [(log["log_level"], log["queue"]) for log in logs]
-        assert told == ([("warning", queue)] if why else [])
-        assert why is None or f"{[*theirs][-1]}: {why}" in logs[0]["reason"]
+        assert [(log["log_level"], log["queue"]) for log in logs] in ([("warning", queue)], [])
+        return "".join(log["reason"] for log in logs)
 
     @pytest.mark.parametrize(
         ("theirs", "why"),
@@ -303,6 +329,7 @@ class TestOthersNames:
 def _odd_properties(copy_to: str) -> pika.BasicProperties:
     """What must not come along when a message moves: the copy, the expiry, the user's name, the server's notes."""
     return pika.BasicProperties(
+        content_type="application/octet-stream",
         message_id="m-1",
         correlation_id="c-1",
         expiration="3600000",

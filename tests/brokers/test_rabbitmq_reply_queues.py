@@ -66,11 +66,13 @@ class TestReplyQueues:
         assert {found.queue: found.ready for found in await broker.queues()} == {queue: 0, replies[0]: 1}
         forget(url, replies[:1])
 
+    @pytest.mark.parametrize("theirs", [{"x-expires": 60_000}, {}])
     async def test_how_long_a_client_keeps_its_replies_is_its_own(
-        self, broker: RabbitMQBroker, url: str, queue: str
+        self, broker: RabbitMQBroker, url: str, queue: str, theirs: dict[str, Any]
     ) -> None:
+        """And whether they have dead letters."""
         with plain_channel(url) as channel, capture_logs() as logs:
-            channel.queue_declare(queue, durable=True, arguments={"x-expires": 60_000})
+            channel.queue_declare(queue, durable=True, arguments=theirs)
             await broker.publish([Outgoing(queue, b"x", is_reply=True)])
         assert logs == []
 

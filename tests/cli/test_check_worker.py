@@ -6,7 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from oraculo.settings import Settings
 from oraculo.testing.harness import Harness
 from oraculo.testing.worker_cases import CASE_NAMES, Report, WorkerCheck
 from oraculo.worker import App, Worker
+from tests.brokers.nats_stage import plain_client
 from tests.cli.processes import ORACULO, environment, run
 from tests.end_to_end.stage import settings_for
 from tests.servers.fleet import ONE_BROKER, Fleet
@@ -83,6 +84,11 @@ queue, answers = prefix + "executador_x", prefix + "resultados"
 client = redis.Redis.from_url(url, protocol=2)
 with contextlib.suppress(redis.ResponseError):  # it is there already
     client.xgroup_create(queue, queue, id="0", mkstream=True)
+group = queue
+if how == "own group":
+    client.xreadgroup(queue, "w", {queue: ">"}, count=1, block=1)  # somebody reads the queue, as far as it is told
+    client.xgroup_create(queue, group := "workers", id="0")
+field = "data" if how == "wrong field" else "body"
 seen = set()
 
 
@@ -116,11 +122,12 @@ def answer_to(body):
 
 
 while True:
-    for _, entries in client.xreadgroup(queue, "w", {queue: ">"}, count=1, block=1000) or ():
+    for _, entries in client.xreadgroup(group, "w", {queue: ">"}, count=1, block=1000) or ():
         for entry, fields in entries:
             if how != "never acks" and (how != "never acks garbage" or fields[b"body"].startswith(b'{"corr')):
-                client.xack(queue, queue, entry)
-                client.xdel(queue, entry)
+                client.xack(queue, group, entry)
+                if group == queue:
+                    client.xdel(queue, entry)
             if how == "never answers":
                 continue
             try:
@@ -137,7 +144,7 @@ while True:
                 progress = answer | {"tipo_evento": "progresso", "payload": {"percentual": 50}}
                 client.xadd(target, {"body": json.dumps(progress)})
             body = "{not JSON" if how == "not JSON" else json.dumps(answer)
-            client.xadd(answers if how == "answers on resultados" else target, {"body": body})
+            client.xadd(answers if how == "answers on resultados" else target, {field: body})
             if how.startswith("answers twice"):
                 client.xadd(target, {"body": body})
 """
@@ -170,10 +177,15 @@ WORKERS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "never acks": ({"acked": "erro"}, "ack each command once its answer is confirmed"),
     "never acks garbage": ({"acked": "erro"}, "4 of the messages in"),
+    "own group": ({"acked": "erro"}, "messages that were answered still wait in"),
     "never answers": ({"command": "erro"} | all_from("command"), "no answer in"),
     "wrong id": ({"command": "erro"} | all_from("command"), "correlation_id 'outro': copy it"),
     "no timestamp": ({"command": "erro"} | all_from("command"), "no valid message: timestamp: is required"),
     "not JSON": ({"command": "erro"} | all_from("command"), "not valid JSON"),
+    "wrong field": (
+        {"command": "erro"} | all_from("command"),
+        "not valid JSON: it is empty; on Redis the JSON must be in the field `body`",
+    ),
 }
 WAITED = 4.0  # seconds; under load a good answer must not come later
 
@@ -243,6 +255,34 @@ def test_plain_workers_fail_exactly_where_they_are_bad_and_nothing_stays_behind(
         assert set(outcome.left.values()) == {0}, (how, outcome.left)
     assert "without their tarefa" in outcomes["answers twice, no tarefa"].detail("once")
     assert outcomes["dies at garbage"].detail("not UTF-8") == "not played: see not JSON"
+
+
+async def test_a_worker_that_reads_beside_a_queue_of_nats_fails_and_nothing_stays_behind(fleet: Fleet) -> None:
+    """By a plain subscription: what it gets stays in the stream."""
+    settings = settings_for(fleet.url("nats"))
+    queue = settings.broker.prefix + QUEUE
+    ours = make_broker(settings, SystemClock())
+    await ours.start()
+    try:
+        async with plain_client(fleet.url("nats")) as client:
+
+            async def work(message: Any) -> None:
+                with suppress(ValueError, KeyError, TypeError):  # what is no command
+                    command = json.loads(message.data)
+                    answer = {key: command[key] for key in ("correlation_id", "timestamp", "tarefa")}
+                    answer |= {"tipo_evento": "resultado_execucao", "payload": {}}
+                    await client.publish(command["responder_em"], json.dumps(answer).encode())
+
+            await client.subscribe(queue, cb=work)
+            await client.flush()
+            report = await play(ours, settings.broker.prefix)
+        verdict = report.verdicts[-1]
+        assert (verdict.name, verdict.state) == ("acked", "erro"), report.verdicts
+        assert f"still wait in {queue}: the worker reads beside the queue" in verdict.detail
+        (state,) = await ours.queues([queue])
+        assert (state.ready, state.unacked, state.dead_letters) == (0, 0, 0)
+    finally:
+        await ours.close()
 
 
 def test_a_failed_case_is_1_and_is_told_to_programs_and_to_people(fleet: Fleet, tmp_path: Path) -> None:
@@ -350,7 +390,7 @@ async def test_an_engine_keeps_its_answers_and_a_worker_that_heeds_responder_em_
         assert list(await oraculo.operations.dead_letters("resultados", limit=10)) == []
     assert report.has_passed, report.verdicts
     (warning,) = report.warnings
-    assert "an engine reads it" in warning
+    assert "an engine, or another check, reads it" in warning
 
 
 @pytest.mark.parametrize("counts_consumers", [True, False])
@@ -458,6 +498,49 @@ async def test_an_answer_that_comes_again_because_its_ack_was_lost_is_one(
     await worker.stop()
     assert lost
     assert {verdict.name: str(verdict.state) for verdict in report.verdicts}["once"] == "ok", report.verdicts
+
+
+@pytest.mark.parametrize(
+    ("count", "is_told", "state"), [(40, True, "ok"), (10, False, "ok"), (40, False, "ok"), (1_100, False, "aviso")]
+)
+async def test_what_others_sent_meanwhile_and_nobody_took_yet_is_no_fault(
+    memory: MemoryBroker, count: int, is_told: bool, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker is busy elsewhere once it has answered the last command, which is the one behind the last garbage.
+    `is_told`: whether the broker counts consumers, as NATS does not."""
+    others = [b'{"de": "outro %d"}' % number for number in range(count)]
+    consumer = await memory.consume(QUEUE, prefetch=1)
+    counted = memory.queues
+
+    async def queues(names: Sequence[str] | None = None) -> list[QueueState]:
+        unknown = {} if is_told else {"consumers": None}
+        return [msgspec.structs.replace(one, **unknown) for one in await counted(names)]
+
+    monkeypatch.setattr(memory, "queues", queues)
+
+    async def work() -> None:
+        garbage, is_over = 0, False
+        while not is_over:
+            (delivery,) = await consumer.take(1)
+            if b"-lixo" in delivery.body:
+                garbage += 1
+                await consumer.dead_letter(delivery, "no command")
+                continue
+            command = json.loads(delivery.body)
+            answer = {key: command[key] for key in ("correlation_id", "timestamp", "tarefa")}
+            answer |= {"tipo_evento": "resultado_execucao", "payload": {}}
+            await consumer.ack([delivery])
+            if is_over := garbage == 4:
+                await memory.publish([Outgoing(QUEUE, body) for body in others])
+            await memory.publish([Outgoing(command["responder_em"], json.dumps(answer).encode())])
+
+    working = asyncio.create_task(work())
+    report = await play(memory)
+    await working
+    assert report.has_passed, report.verdicts
+    assert report.verdicts[-1].state == state, report.verdicts
+    (now,) = await memory.queues([QUEUE])
+    assert (now.ready, now.dead_letters) == (count, 0)
 
 
 async def test_a_check_that_is_broken_off_takes_its_command_back(memory: MemoryBroker) -> None:

@@ -42,15 +42,16 @@ def documented(beginning: str) -> str:
     return next(line for line in DOC.splitlines() if line.startswith(beginning))
 
 
-def test_queues_that_were_made_so_that_they_lose_messages_are_a_warning(fleet: Fleet) -> None:
+@pytest.mark.parametrize(("theirs", "why"), [({"x-message-ttl": 60_000}, "with x-message-ttl"), ({}, "without dead")])
+def test_queues_that_were_made_so_that_they_lose_messages_are_a_warning(
+    fleet: Fleet, theirs: dict[str, Any], why: str
+) -> None:
     prefix = f"{uuid4().hex[:8]}."
     with plain_channel(fleet.url("rabbitmq")) as channel:
-        channel.queue_declare(f"{prefix}resultados", durable=True, arguments={"x-message-ttl": 60_000})
+        channel.queue_declare(f"{prefix}resultados", durable=True, arguments=theirs)
     _, checks = doctor(ORACULO_BROKER_URL=fleet.url("rabbitmq"), ORACULO_BROKER_PREFIX=prefix)
     assert checks["broker"]["estado"] == "aviso"
-    assert (
-        f"a queue may lose messages ({prefix}resultados): it was made with x-message-ttl" in checks["broker"]["detalhe"]
-    )
+    assert f"a queue may lose messages ({prefix}resultados): it was made {why}" in checks["broker"]["detalhe"]
     assert "docs/brokers.md" in checks["broker"]["o_que_fazer"]
 
 

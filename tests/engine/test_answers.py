@@ -21,6 +21,7 @@ from tests.waiting import until
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TWO = {"destinos": ["escavador_youtube", "escavador_blog"]}
+DEEP = json.loads("[" * 127 + "]" * 127)
 
 
 async def sent(oraculo: Harness, run_id: str) -> Run:
@@ -188,17 +189,21 @@ async def test_garbage_rests_in_the_dlq_with_a_reason(queue: str, body: bytes, r
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        ({}, "exactly one of"),
-        ({"pipeline": "promotional-video-ful"}, "did you mean 'promotional-video-full'"),
-        ({"destinos": []}, "destinos"),
-        ({"destinos": ["a"], "correlation_id": "outro"}, "payload.correlation_id"),
+        ({}, "payload.destinos: exactly one of"),
+        ({"pipeline": "promotional-video-ful"}, "payload.pipeline: there is no pipeline 'promotional-video-ful'; did"),
+        ({"destinos": []}, "payload.destinos: is empty"),
+        ({"destinos": ["a"], "payload": []}, "payload.payload: must be an object; got a list"),
+        ({"destinos": ["a"], "payload": {"a": "x" * 1024**2}}, "payload.payload: 1048584 bytes, over the limit"),
+        ({"destinos": ["a"], "payload": {"a": DEEP}}, "payload: nested deeper than 128 levels"),
+        ({"destinos": ["a"], "correlation_id": "outro"}, "payload.correlation_id: differs"),
+        ({"destinos": ["a"], "correlation_id": ".."}, "payload.correlation_id: must not be '.'"),
     ],
 )
 async def test_a_bad_request_by_the_queue_rests_in_its_dlq(payload: dict[str, Any], reason: str) -> None:
     async with Harness() as oraculo:
         message = answer("r1", tipo_evento="iniciar_orquestracao", payload=payload)
         await oraculo.publish("orquestrador", message)
-        assert reason in (await one_letter(oraculo, "orquestrador")).reason
+        assert (await one_letter(oraculo, "orquestrador")).reason.startswith(reason)
         assert await oraculo.store.load(["r1"]) == {}
 
 
@@ -227,6 +232,13 @@ async def test_progress_of_an_attempt_that_failed_is_not_shown_as_the_next_ones(
         await until(lambda: AnswerTaken(run_id, Verdict.LATE, "progresso") in told.records)
         assert "90 %" not in await oraculo.operations.explain(run_id)
         assert await oraculo.operations.dead_letters("resultados") == []
+
+
+async def test_a_request_whose_message_has_an_id_that_none_may_have_is_told_so() -> None:
+    async with Harness() as oraculo:
+        message = answer("..", tipo_evento="iniciar_orquestracao", payload={"destinos": ["a"]})
+        await oraculo.publish("orquestrador", message)
+        assert (await one_letter(oraculo, "orquestrador")).reason.startswith("correlation_id: must not be '.'")
 
 
 async def test_a_bad_answer_that_names_a_run_is_told_of_there() -> None:

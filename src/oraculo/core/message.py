@@ -79,7 +79,9 @@ _KINDS = {
     "array": "a list",
     "object": "an object",
 }
+_KINDS_BY_SIGN = {b"[": "array", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
 _GOT = re.compile("got `([a-z]+)`$")
+_TWICE = ": was it encoded twice?"
 _PLACE = re.compile(r"\[[0-9]+\]")
 
 _decoder = msgspec.json.Decoder(Message)
@@ -100,8 +102,8 @@ def decode_message(body: bytes, max_depth: int = HANDED_ON_DEPTH) -> Message:
         raise InvalidMessage(in_our_words(fault_of(error), _RIGHT)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJson(json_fault(body, error)) from None
-    if not bytes(message.payload).startswith(b"{"):
-        raise InvalidMessage(Fault("payload", "must be an object"))
+    if (fault := object_fault("payload", bytes(message.payload))) is not None:
+        raise InvalidMessage(fault)
     if from_iso(message.timestamp) is None:
         raise InvalidMessage(Fault("timestamp", "must be ISO 8601 with an offset or Z, as 2025-10-14T12:00:00Z"))
     if message.prazo is not None and from_iso(message.prazo) is None:
@@ -149,6 +151,14 @@ def encode_message(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
+def object_fault(field: str, value: bytes) -> Fault | None:
+    """Of a value that must be an object and is not read here: its first sign tells what it is."""
+    if value.startswith(b"{"):
+        return None
+    kind = _KINDS_BY_SIGN.get(value[:1], "float")
+    return Fault(field, f"must be an object; got {_KINDS[kind]}{_TWICE if kind == 'str' else ''}")
+
+
 def fault_of(error: msgspec.ValidationError) -> Fault:
     """msgspec's «Expected `str`, got `int` - at `$.x`» as a Fault on field `x`."""
     text, _, path = str(error).partition(" - at `")
@@ -170,7 +180,7 @@ def in_our_words(fault: Fault, right: Mapping[str, str]) -> Fault:
         return Fault(fault.field, f"{told}; got a number that is too large")
     got = _GOT.search(fault.problem)
     if not fault.field and got and got[1] == "str":
-        return Fault("", f"{told}; got a text: was it encoded twice?")
+        return Fault("", f"{told}; got a text{_TWICE}")
     return Fault(fault.field, f"{told}; got {_KINDS.get(got[1], got[1])}" if got else told)
 
 

@@ -9,7 +9,7 @@ import msgspec
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.json_guard import check_json_text, holds_far_number, json_fault
-from oraculo.core.message import fault_of, in_our_words
+from oraculo.core.message import fault_of, in_our_words, object_fault
 from oraculo.core.pipeline import (
     MAX_STEPS,
     NO_JSON,
@@ -159,8 +159,8 @@ def _check_payload(field: str, payload: msgspec.Raw, limits: Limits) -> None:
     if not payload:
         return
     text = bytes(payload)
-    if not text.startswith(b"{"):
-        raise InvalidRequest(Fault(field, "must be an object"))
+    if (fault := object_fault(field, text)) is not None:
+        raise InvalidRequest(fault)
     if len(text) > limits.payload_bytes:
         raise PayloadTooLarge(field, len(text), limits.payload_bytes)
     if holds_far_number(text):

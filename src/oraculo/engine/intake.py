@@ -42,6 +42,7 @@ from oraculo.errors import (
     InvalidInput,
     InvalidJson,
     InvalidMessage,
+    InvalidRequest,
     OraculoError,
     PayloadTooLarge,
     StoreRefuses,
@@ -330,12 +331,15 @@ class Intake:
         reply_to = None if message.responder_em is None else self._names.logical(message.responder_em)
         if reply_to is not None and (fault := naming.reply_queue_fault(reply_to)):
             raise InvalidMessage.at("responder_em", fault)
-        submission = self._maker.submission(
-            bytes(message.payload),
-            run_id=message.correlation_id,
-            reply_to=reply_to,
-            traceparent=message.traceparent,
-        )
+        try:
+            submission = self._maker.submission(
+                bytes(message.payload),
+                run_id=message.correlation_id,
+                reply_to=reply_to,
+                traceparent=message.traceparent,
+            )
+        except (InvalidJson, InvalidRequest, PayloadTooLarge) as error:  # not InvalidMessage, of the message's own id
+            raise error.within("payload") from None
         if submission.changes.run.id != message.correlation_id:
             raise InvalidMessage.at("payload.correlation_id", "differs from the message's correlation_id; leave it out")
         submission.arrived = arrived

@@ -8,7 +8,7 @@ from oraculo.core.request import Limits, definition_of, new_run, read_request
 from oraculo.engine.cache import Plans
 from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.inputs import Submission
-from oraculo.errors import Fault, InvalidRequest
+from oraculo.errors import Fault, InvalidMessage, InvalidRequest
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.settings import Settings
 
@@ -41,7 +41,8 @@ class RunMaker:
         request = read_request(body, self._limits)
         run_id = request.correlation_id or run_id or self._entropy.new_id()
         if run_id in naming.FOLDERS:
-            raise InvalidRequest(Fault("correlation_id", naming.NO_FOLDER))
+            kind = InvalidRequest if run_id == request.correlation_id else InvalidMessage
+            raise kind(Fault("correlation_id", naming.NO_FOLDER))
         if request.responder_em is None:
             request.responder_em = reply_to
         if request.pipeline is not None:

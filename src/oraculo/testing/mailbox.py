@@ -132,8 +132,9 @@ class Mailbox:
             message = decode_message(delivery.body)
             failure = _failure(message)
         except (InvalidInput, msgspec.DecodeError) as error:
-            shown = naming.shown(delivery.body.decode(errors="replace"))
-            self.malformed.append(f"{delivery.queue} came an answer that is no valid message: {error}; it is {shown}")
+            shown = f"it is {naming.shown(delivery.body.decode(errors='replace'))}"
+            told = shown if delivery.body else "on Redis the JSON must be in the field `body`"
+            self.malformed.append(f"{delivery.queue} came an answer that is no valid message: {error}; {told}")
             return
         if message.tipo_evento == naming.PROGRESS:
             return

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from oraculo.core import machine, naming
 from oraculo.core.answer import read_answer
+from oraculo.core.message import correlation_id_of
 from oraculo.core.pipeline import Definition, Kind, Step
 from oraculo.core.plan import Plan
 from oraculo.core.run import Run, RunHead, Task
@@ -71,6 +72,13 @@ class _Silent(_Failed):
 _Finding = tuple[State, str]
 
 
+class _Left(NamedTuple):
+    """Of a queue: how many messages workers hold, and how many nobody took."""
+
+    held: int
+    waiting: int
+
+
 class WorkerCheck:
     """Plays every case against the workers of one queue. `payload` is that of a normal command."""
 
@@ -99,7 +107,7 @@ class WorkerCheck:
         self._warnings: list[str] = []
         self._given_ids: set[str] = set()
         self._sent: Counter[str] = Counter()  # how often each command was, by its correlation_id
-        self._held_before = 0  # messages of others that workers held
+        self._before = _Left(0, 0)  # of others, when the check began
         self._is_alone = False  # nobody else can have sent anything: there is no engine
         self._is_owed = True  # some command may not have been answered, and wait in its queue
         self._usual: Answer | None = None
@@ -263,10 +271,15 @@ class WorkerCheck:
     async def acked(self) -> _Finding:
         """As far as the broker tells: RabbitMQ, for one, knows what a worker holds and does not say it here."""
         deadline = self._clock.now() + min(_SETTLING, self._timeout)
-        while (held := await self._held()) > self._held_before:
-            if self._clock.now() >= deadline:
-                return self._unacked(held - self._held_before)
+        while True:
+            left = await self._left()
+            if not any(left) or self._clock.now() >= deadline:
+                break
             await asyncio.sleep(_PAUSE)
+        if left.held:
+            return self._unacked(left.held)
+        if left.waiting and (finding := await self._untaken(left.waiting)):
+            return finding
         return State.PASSED, f"nothing of {self._physical} is held any more, as far as the broker tells"
 
     def _unacked(self, count: int) -> _Finding:
@@ -277,9 +290,30 @@ class WorkerCheck:
             raise _Failed(f"{told}: they will come again; {right}")
         return State.NOTED, f"{told}: an engine's, perhaps; if not, {right}"
 
-    async def _held(self) -> int:
+    async def _untaken(self, waiting: int) -> _Finding | None:
+        """It may be of others, so it is looked at, where it is not too much: None when nothing of it was answered."""
+        if not self._is_alone and waiting < len(self._given_ids):
+            return None
+        answered = await self._withdraw()
+        if answered == 0:
+            return None
+        right = "on Redis read with XREADGROUP in the group of that name, on NATS by its durable consumer"
+        beside = f"the worker reads beside the queue; {right}"
+        if answered is None and not self._is_alone:
+            told = f"{waiting} more messages wait in {self._physical} than before"
+            return State.NOTED, f"{told}: an engine's, perhaps; if not, {beside}"
+        told = f"{answered or waiting} messages that were answered still wait in {self._physical}"
+        raise _Failed(f"{told}: {beside}")
+
+    async def _left(self) -> "_Left":
+        """More than when the check began."""
+        now = await self._in_queue()
+        return _Left(max(0, now.held - self._before.held), max(0, now.waiting - self._before.waiting))
+
+    async def _in_queue(self) -> "_Left":
+        """What waits for a delay was taken once."""
         state = await self._state(self._physical)
-        return 0 if state is None else state.unacked or 0
+        return _Left(0, 0) if state is None else _Left(state.unacked or 0, state.ready - state.delayed)
 
     # -- asking -----------------------------------------------------------------------------------------------------
 
@@ -382,7 +416,7 @@ class WorkerCheck:
 
     async def _open(self) -> None:
         await self._broker.declare([self._physical, self._names.answers, self.reply_queue])
-        self._held_before = await self._held()
+        self._before = await self._in_queue()
         await self._mail.listen(self.reply_queue, is_own=True)
         state = await self._state(self._names.answers)
         self._is_alone = state is not None and state.consumers == 0
@@ -403,20 +437,31 @@ class WorkerCheck:
             if ours:
                 await self._broker.discard(queue, ours)
 
-    async def _withdraw(self) -> None:
-        """Takes back commands that nobody took. Those of others are given back by closing."""
+    async def _withdraw(self) -> int | None:
+        """Takes back commands that nobody took. Those of others are given back by closing. Returns how many had been
+        answered all the same; None where too many wait."""
         state = await self._state(self._physical)
-        if state is None or not 0 < state.ready <= MOST_FOREIGN:
-            return
+        if state is None or not state.ready:
+            return 0
+        if state.ready > MOST_FOREIGN:
+            return None
+        answered = 0
         consumer = await self._broker.consume(self._physical, prefetch=MOST_FOREIGN)
         try:
             with suppress(TimeoutError):
                 while True:
                     async with asyncio.timeout(_GRACE):
                         taken = await consumer.take(MOST_FOREIGN)
-                    await consumer.ack([each for each in taken if self._mark.encode() in each.body])
+                    ours = [each for each in taken if self._mark.encode() in each.body]
+                    answered += sum(self._was_answered(each.body) for each in ours)
+                    await consumer.ack(ours)
         finally:
             await consumer.close()
+        return answered
+
+    def _was_answered(self, body: bytes) -> bool:
+        given = correlation_id_of(body)
+        return given is not None and bool(self._mail.answers_so_far(given))
 
     async def _state(self, queue: str) -> QueueState | None:
         return next(iter(await self._broker.queues([queue])), None)
@@ -453,7 +498,7 @@ def usual_payload(queue: str) -> dict[str, Any]:
 
 def _why_not_read(answers: QueueState) -> str | None:
     if answers.consumers:
-        return "an engine reads it, and would take answers from the check, and the check from it"
+        return "an engine, or another check, reads it, and would take answers from this check, and this check from it"
     if answers.ready > MOST_FOREIGN:
         return f"{answers.ready} messages of others wait there"
     return None

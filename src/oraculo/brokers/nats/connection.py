@@ -318,13 +318,13 @@ class Connection:
             raise self.refusal(answer, verb)
         return answer
 
-    def refusal(self, error: ApiError, what: str) -> BrokerError:
-        """The error for people, and whether it is worth a retry."""
+    def refusal(self, error: ApiError, what: str, needed: str = "") -> BrokerError:
+        """The error for people, and whether it is worth a retry. `needed`: what would be right, if that is known."""
         if error.is_forbidden:
             return BrokerError(f"{self.place} does not allow it: {error.description}")
         if error is UNANSWERED:
             return NotTaken(f"{self.place} was asked {what} and gave no answer, while it answers otherwise")
-        sentence = f"{self.place} refused {what}: {error.description} ({error.err_code or error.code})"
+        sentence = f"{self.place} refused {what}: {error.description} ({error.err_code or error.code}){needed}"
         passes = error.is_temporary or error.is_full or error.is_missing  # which was there a moment ago
         return BrokerUnavailable(sentence) if passes else BrokerError(sentence)
 

@@ -24,6 +24,8 @@ from oraculo.ports.broker import MAY_LOSE
 MAKE_SHARE = 0.6  # of the time of a call, for streams to be made
 LOOK_SHARE = 0.4  # of it, for a stream or a consumer to tell of itself
 _NAME_IN_USE = 10058
+_SUBJECT_IN_USE = 10065
+_CONSUMER_IN_THE_WAY = 10099
 
 _log = structlog.get_logger("oraculo.brokers.nats")
 
@@ -132,7 +134,7 @@ class Maker:
         answers = await connection.ask_many(calls, self._look_patience)
         for queue, answer in zip(wanted, answers, strict=True):
             if isinstance(answer, ApiError):
-                faults[queue] = connection.refusal(answer, f"to make the consumer of {queue}")
+                faults[queue] = connection.refusal(answer, f"to make the consumer of {queue}", _needed(queue, answer))
         return faults
 
     def lease_of(self, queue: str) -> float:
@@ -153,11 +155,23 @@ class Maker:
         return None if mended == config else mended
 
 
+def _needed(queue: str, error: ApiError) -> str:
+    """What NATS does not say where something else is in the way."""
+    stream = stream_of(queue)
+    if error.err_code == _SUBJECT_IN_USE:
+        right = f"a stream {stream} with that one subject, which no other stream has"
+        return f"; the queue {queue} needs {right}: delete the other, or take the subject from it"
+    if error.err_code == _CONSUMER_IN_THE_WAY:
+        right = f"one durable consumer, with the name {stream} and no filter"
+        return f"; the queue {queue} needs {right}: delete the others of its stream"
+    return ""
+
+
 def _stream_fault(connection: Connection, queue: str, seen: dict[str, Any] | ApiError) -> BrokerError | None:
     """Why there is no stream that could be the queue, not even one that others made."""
     stream = stream_of(queue)
     if isinstance(seen, ApiError):
-        return connection.refusal(seen, f"to make the stream {stream}")
+        return connection.refusal(seen, f"to make the stream {stream}", _needed(queue, seen))
     if fault := stream_fault(queue, seen["config"]):
         return BrokerError(f"the stream {stream} at {connection.place} cannot be the queue {queue}: it {fault}")
     return None

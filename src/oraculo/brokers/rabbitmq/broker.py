@@ -47,7 +47,7 @@ OLDEST = (3, 10)
 TLS_PORT = 5671
 HIGHEST_PRIORITY = 9
 _BY_PRIORITY = {  # also the lowest is told: RabbitMQ 4.3 takes a message without any for one of 4
-    priority: encoded(BasicProperties(delivery_mode=PERSISTENT, priority=priority))
+    priority: encoded(BasicProperties("application/json", delivery_mode=PERSISTENT, priority=priority))
     for priority in range(HIGHEST_PRIORITY + 1)
 }
 

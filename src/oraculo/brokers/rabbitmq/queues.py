@@ -43,6 +43,11 @@ _LOSSES = {  # by what differs
     "x-max-length": f"it was made with x-max-length: {_PUSHES_OUT}",
     "x-max-length-bytes": f"it was made with x-max-length-bytes: {_PUSHES_OUT}",
 }
+_LACKS_DEAD_LETTERS = re.compile(r"inequivalent arg 'x-dead-letter-exchange'.*but current is none")
+_NO_DEAD_LETTERS = (
+    "it was made without dead letters: what a worker rejects is dropped, and what ends a worker comes again for ever, "
+    "or until RabbitMQ 4 drops it; delete it and let ORÁCULO make it, and let workers declare it with `passive`"
+)
 _LONGEST_SUFFIX = len(".retry.") + 10  # what is put behind a name for a queue beside it; the longest delay in ms
 _LONGEST_DELAY = 7 * 24 * 3600.0
 
@@ -329,23 +334,27 @@ class Queues:
                 _remember(self._locked, name, None)
                 return False
             if await self.depth(name) is not None:
-                await self._warn_of_loss(name, _differing(refusal))
+                await self._warn_of_loss(name, refusal)
                 return False
             await self._declare_plain(name, arguments)
             return None
         self._streams.pop(name, None)
         return True
 
-    async def _warn_of_loss(self, name: str, differing: str) -> None:
+    async def _warn_of_loss(self, name: str, refusal: Refused) -> None:
         """Once for each, but for a client's own: how long its replies are kept is the client's to say. That it has no
-        dead letters RabbitMQ says before it speaks of what else it has."""
+        dead letters RabbitMQ says before it speaks of what else it has, which may be worse."""
         if name in self._looked_through or name in self._for_replies:
             return
         _remember(self._looked_through, name, None)
+        differing = _differing(refusal)
         if differing == "x-dead-letter-exchange":
             differing = await self._difference_from_plain(name)
-        if differing in _LOSSES:
-            _log.warning(MAY_LOSE, queue=name, reason=_LOSSES[differing])
+        reason = _LOSSES.get(differing)
+        if reason is None and _LACKS_DEAD_LETTERS.search(str(refusal)):
+            reason = _NO_DEAD_LETTERS
+        if reason is not None:
+            _log.warning(MAY_LOSE, queue=name, reason=reason)
 
     async def _difference_from_plain(self, name: str) -> str:
         """Of a queue that is there, from one of its type without any further arguments."""
