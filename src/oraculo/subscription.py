@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from oraculo.core.retry import RetryPolicy
-from oraculo.ports.broker import Broker, Consumer, ConsumerDoubted, Delivery
+from oraculo.ports.broker import Broker, Consumer, ConsumerDoubted, Delivery, NotMoved
 from oraculo.ports.clock import Entropy
 
 LONGEST_PAUSE = 5.0  # seconds; with its jitter a thousand workers ask 400 times a second for a broker that is away
@@ -70,16 +70,23 @@ class Subscription:
 
     async def _settle(self, settling: Awaitable[None], deliveries: Sequence[Delivery]) -> bool:
         """What cannot be settled would fill the prefetch for ever: then everything is given back, and the intake
-        subscribes anew."""
+        subscribes anew. One of several brokers has given back its own already."""
         try:
             await settling
+        except NotMoved as error:
+            self._tell(self._queue, "a dead letter could not be put away; it comes again", error)
+            self._let_go(deliveries)
+            return False
         except Exception as error:  # noqa: BLE001 - whatever the adapter raises, the remedy is the same
             self._tell(self._queue, "settling failed; the queue is subscribed again", error)
             await self.close()
             return False
+        self._let_go(deliveries)
+        return True
+
+    def _let_go(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             self._held.pop(delivery.token, None)
-        return True
 
     async def extend(self, deliveries: Sequence[Delivery] | None = None) -> bool:
         """Renews the lease of some deliveries, or of all that are held. False: they may be another's by now."""

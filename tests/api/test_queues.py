@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from oraculo.errors import BrokerError
-from oraculo.ports.broker import QueueState
+from oraculo.ports.broker import NotTaken, QueueState
 from oraculo.ports.telemetry import CommandsPublished, DeadLettered
 from oraculo.settings import BrokerSettings
 
@@ -271,6 +271,19 @@ async def test_a_refusal_of_the_broker_is_told_in_its_words(
     assert_problem(reply, 502, None, REFUSED)
     document = (await service.client.get("/openapi.json")).json()
     assert "502" in document["paths"][described][method.lower()]["responses"]
+
+
+async def test_a_full_queue_is_not_told_as_a_broker_that_cannot_be_reached(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def has_no_room(*_: object) -> int:
+        raise NotTaken("did not take 1 of 1 messages, for fila_x")
+
+    await service.bury("fila_x", b"{}")
+    monkeypatch.setattr(service.broker, "redrive", has_no_room)
+    reply = await service.client.post("/filas/fila_x/dlq/reenviar")
+    assert_problem(reply, 503, None, "did not take 1 of 1")
+    assert reply.json()["title"] == "The broker did not take it now: a queue is full, or does not work"
 
 
 async def test_unknown_queues_are_not_found(service: Service) -> None:

@@ -10,7 +10,7 @@ import pytest
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Broker, Delivery, Link, Outgoing
+from oraculo.ports.broker import Broker, Delivery, Link, NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
 
 
@@ -87,6 +87,26 @@ class Refusing(Named):
     def _refuse(self, *queues: str) -> None:
         if self.refused & set(queues):
             raise BrokerError("not allowed")
+
+
+class Crammed(Named):
+    """It has no room for dead letters."""
+
+    is_crammed = True
+
+    async def consume(self, queue: str, *, prefetch: int):  # type: ignore[no-untyped-def]
+        consumer = await super().consume(queue, prefetch=prefetch)
+        bury = consumer.dead_letter
+
+        async def dead_letter_all(letters: Sequence[tuple[Delivery, str]]) -> None:
+            if self.is_crammed:
+                raise NotTaken("no room for dead letters")
+            for delivery, reason in letters:
+                await bury(delivery, reason)
+
+        consumer.dead_letter = lambda delivery, reason: dead_letter_all([(delivery, reason)])
+        consumer.dead_letter_all = dead_letter_all
+        return consumer
 
 
 class Unreadable(Named):

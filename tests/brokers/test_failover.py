@@ -348,6 +348,25 @@ async def test_dead_letters_are_shown_though_one_broker_cannot_tell_of_its_own(
     assert troubles(both) == {"first": None, "second": None}
 
 
+@pytest.mark.parametrize("which", ["all", "those named"])
+async def test_a_full_queue_keeps_no_dead_letter_of_another_broker_from_being_sent_again(
+    two: Two, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, first, second = two
+
+    async def has_no_room(*_: object) -> int:
+        raise NotTaken("first has no room")
+
+    monkeypatch.setattr(first, "redrive", has_no_room)
+    for broker in (first, second):
+        await broker.publish([Outgoing("q", b"", reason="why")])
+    ids = [letter.id for letter in await both.dead_letters("q", limit=5)]
+    with pytest.raises(NotTaken, match="first has no room"):
+        await both.redrive("q", None if which == "all" else ids)
+    assert [(state.ready, state.dead_letters) for state in await second.queues(["q"])] == [(1, 0)]
+    assert troubles(both) == {"first": None, "second": None}
+
+
 async def test_what_one_broker_does_not_tell_is_not_known_of_the_whole(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,9 +9,10 @@ from structlog.testing import capture_logs
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
-from oraculo.ports.broker import Broker, Consumer, Delivery, Link, NotTaken, Outgoing
+from oraculo.ports.broker import Broker, Consumer, Delivery, Link, NotMoved, NotTaken, Outgoing
+from oraculo.subscription import Subscription
 from tests.brokers import failover_stage as stage
-from tests.brokers.failover_stage import Named, Refusing, Two, Unreadable, troubles
+from tests.brokers.failover_stage import Crammed, Named, Refusing, Two, Unreadable, troubles
 from tests.waiting import until
 
 impatient, two = stage.impatient, stage.two  # fixtures
@@ -217,6 +218,73 @@ async def test_what_one_does_not_let_us_settle_keeps_nothing_of_another_unsettle
         await settle(consumer, how, taken)
     assert [(state.ready, state.unacked) for state in await second.queues(["q"])] == [(0, 0)]
     await both.close()
+
+
+@pytest.mark.parametrize("how", ["dead_letter", "dead_letter_all"])
+async def test_a_dead_letter_that_one_cannot_put_away_is_told_comes_again_and_takes_nothing_from_another(
+    how: str,
+) -> None:
+    first, second = Crammed("first"), Named("second")
+    both = FailoverBroker([first, second])
+    await both.start()
+    consumer = await both.consume("q", prefetch=3)
+    await first.publish([Outgoing("q", b"bad")])
+    taken = [*await consumer.take(1)]
+    await second.publish([Outgoing("q", b"also bad"), Outgoing("q", b"good")])
+    while len(taken) < 3:
+        taken += await consumer.take(2)
+    with pytest.raises(NotMoved, match="no room for dead letters"):
+        await settle(consumer, how, taken[:2])
+    first.is_crammed = False
+    async with asyncio.timeout(5):
+        [again] = await consumer.take(1)
+    assert (again.body, again.redeliveries) == (b"bad", 1)
+    await consumer.dead_letter(again, "bad")
+    await consumer.ack(taken)
+    assert await both.dead_letters("q", limit=5)
+    [state] = await second.queues(["q"])
+    assert (state.ready + state.unacked, state.dead_letters) == (0, how == "dead_letter_all")
+    await both.close()
+
+
+async def test_whoever_cannot_put_a_dead_letter_away_goes_on_with_what_else_it_holds() -> None:
+    first, second, told = Crammed("first"), Named("second"), list[str]()
+    both = FailoverBroker([first, second])
+    await both.start()
+    subscription = Subscription(await both.consume("q", prefetch=2), "q", lambda *trouble: told.append(trouble[1]))
+    await first.publish([Outgoing("q", b"bad")])
+    [bad] = await subscription.take(1)
+    await second.publish([Outgoing("q", b"good")])
+    [good] = await subscription.take(1)
+    assert not await subscription.dead_letter(bad, "bad")
+    assert told == ["a dead letter could not be put away; it comes again"]
+    assert (subscription.closed, subscription.holds(bad), subscription.holds(good)) == (False, False, True)
+    await subscription.ack([good])
+    assert [(state.ready, state.unacked) for state in await second.queues(["q"])] == [(0, 0)]
+    await both.close()
+
+
+async def test_leases_that_one_cannot_renew_are_told_once_those_of_the_others_are(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, first, second = two
+    consumer = await both.consume("q", prefetch=2)
+    await first.publish([Outgoing("q", b"")])
+    taken = [*await consumer.take(1)]
+    await second.publish([Outgoing("q", b"")])
+    taken += await consumer.take(1)
+    renewed = list[str]()
+    for branch, inner in consumer._inner.items():
+
+        async def extend(_: object, name: str = branch.name) -> None:
+            renewed.append(name)
+            if name == "first":
+                raise BrokerUnavailable("first is away")
+
+        monkeypatch.setattr(inner, "extend", extend)
+    with pytest.raises(BrokerUnavailable, match="first is away"):
+        await consumer.extend(taken)
+    assert renewed == ["first", "second"]
 
 
 async def test_what_all_of_them_refuse_is_refused(refusing: tuple[FailoverBroker, Refusing, Named]) -> None:

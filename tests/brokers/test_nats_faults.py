@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -155,6 +155,24 @@ async def test_confirms_that_drip_in_are_not_waited_for_without_end(
             proxy.delay = 0.05
             publishing = broker.publish([Outgoing(queue, bytes(64 * 1024))] * 16)
             assert "did not confirm" in await assert_fails_soon(publishing, 0.8)
+
+
+async def test_a_call_for_more_queues_than_a_slow_server_makes_in_its_time_takes_longer(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oraculo.brokers.nats.sending.MADE_TOGETHER", 2)
+    queues = [f"{queue}-{number}" for number in range(8)]
+    async with running(url, publish_timeout=1.0) as broker:
+        make = broker._maker.make
+
+        async def make_slowly(connection: Connection, sources: Sequence[str], *others: Any) -> Any:
+            await asyncio.sleep(0.15 * len(sources))
+            return await make(connection, sources, *others)
+
+        monkeypatch.setattr(broker._maker, "make", make_slowly)
+        await broker.publish([Outgoing(name, b"") for name in queues])
+        assert [state.ready for state in await broker.queues(queues)] == [1] * 8
+        await broker.remove(queues)
 
 
 async def test_a_confirm_that_the_proof_of_life_overtook_is_waited_for(

@@ -97,6 +97,20 @@ async def test_a_lapsed_delivery_makes_room_for_others(url: str, queue: str) -> 
         assert {each.body for _ in range(2) for each in await take(consumer, 1)} <= {b"0", b"1"}
 
 
+async def test_what_lapsed_before_anybody_took_it_is_asked_for_again(url: str, queue: str) -> None:
+    """As when the process stood still for longer than the lease."""
+    async with running(url, lease=1.0) as broker:
+        consumer = await broker.consume(queue, prefetch=2)
+        waiting = asyncio.create_task(consumer.take(1))
+        await until(lambda: consumer._requested == 2, saying="two to be asked for")
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await broker.publish(numbered(queue, 2))
+        await until(lambda: len(consumer._buffer) == 2, saying="both to come")
+        consumer._leases.update(dict.fromkeys(consumer._leases, 0.0))
+        assert {each.body for each in await take(consumer, 2, PROMPT)} == {b"0", b"1"}
+
+
 async def test_a_delivery_whose_lease_ended_while_it_could_not_be_moved_is_let_go(
     url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,52 @@ class TestBreaking:
                 assert time.monotonic() - began < 1.5
                 proxy.cut()
 
+    @pytest.mark.parametrize("owner", ["ours", "the user's"])
+    async def test_over_a_slow_line_a_call_for_many_queues_takes_its_time_and_none_is_taken_for_down(
+        self, url: str, owner: str
+    ) -> None:
+        """With another broker behind it, what is for those would go there, and nobody may listen."""
+        queues = await _existing_queues(url, owner)
+        with Proxy(url) as proxy:
+            async with running(proxy.url, publish_timeout=2.0) as broker:
+                proxy.delay = 0.03
+                assert await broker.publish([Outgoing(name, b"") for name in queues]) == ["rabbitmq"] * len(queues)
+                assert broker.links()[0].stuck == ()
+        forget(url, queues)
+
+    async def test_queues_that_there_was_no_time_to_make_are_left_and_not_taken_for_down(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.sending.LONGEST", 1)
+        queues = left = await _existing_queues(url, "the user's")
+        with Proxy(url) as proxy:
+            async with running(proxy.url, publish_timeout=2.0) as broker:
+                proxy.delay = 0.03
+                with pytest.raises(NotTaken, match="there was no time to make its queue") as caught:
+                    await broker.publish([Outgoing(name, b"") for name in left])
+                assert not caught.value.down
+                assert broker.links()[0].stuck == ()
+                left = [name for name, via in zip(left, caught.value.vias, strict=True) if via is None]
+                assert len(left) < len(queues)
+                proxy.delay = 0
+                await broker.publish([Outgoing(name, b"") for name in left])
+        async with running(url) as broker:
+            assert [each.ready for each in await broker.queues(queues)] == [1] * len(queues)
+        forget(url, queues)
+
+    async def test_a_queue_whose_making_is_never_answered_holds_up_no_other(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        queues = [fresh_name() for _ in range(20)]
+        async with running(url, publish_timeout=4.0) as broker:
+            _never_answer_for(queues[7], monkeypatch)
+            with pytest.raises(NotTaken) as caught:
+                await broker.publish([Outgoing(name, b"") for name in queues])
+            assert caught.value.down == {7}
+            assert caught.value.vias == [None if number == 7 else "rabbitmq" for number in range(20)]
+            assert [name for name, _ in broker.links()[0].stuck] == [queues[7]]
+        forget(url, queues)
+
     async def test_confirms_that_drip_in_are_not_waited_for_without_end(
         self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -199,6 +245,37 @@ class TestBreaking:
             await eventually(lambda: already(trouble(broker)), "".__eq__)
             await broker.publish(messages(queue, 1))
             assert [(letter.body, letter.reason) for letter in await letters(broker, queue, 1)] == [(b"0", "not now")]
+
+
+async def _existing_queues(url: str, owner: str) -> list[str]:
+    """So many that to look at them one by one takes longer than a publish may."""
+    names = [fresh_name() for _ in range(40 if owner == "ours" else 12)]
+    if owner == "ours":
+        async with running(url) as broker:
+            await broker.declare(names)
+    else:
+        with plain_channel(url) as channel:
+            for name in names:
+                channel.queue_declare(name, durable=True)
+    return names
+
+
+def _never_answer_for(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a cluster that cannot make it now: nor is anything answered that is asked behind it on the same channel."""
+    call, tell, silent = Channel.call, Channel.tell, set[Channel]()
+
+    async def called(channel: Channel, method: str, **arguments: Any) -> Any:
+        if channel in silent or arguments.get("queue") == queue:
+            await asyncio.Future()
+        return await call(channel, method, **arguments)
+
+    def told(channel: Channel, method: str, **arguments: Any) -> None:
+        if arguments.get("queue") == queue:
+            silent.add(channel)
+        tell(channel, method, **arguments)
+
+    monkeypatch.setattr(Channel, "call", called)
+    monkeypatch.setattr(Channel, "tell", told)
 
 
 _HOLDS_THREE = """

@@ -1,6 +1,7 @@
 """RabbitMQ: what is published, settled and counted, one by one and by the thousand."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pika
@@ -113,6 +114,54 @@ class TestSettling:
         await asyncio.wait_for(eventually(lambda: state(broker, queue), lambda now: now.delayed == 0), 10)
         await broker.publish([Outgoing(queue, b"next")])
         assert bodies(await take(heir, 1)) == [b"next"]
+
+    @pytest.mark.parametrize("how", ["acked", "lost with its consumer"])
+    async def test_what_was_settled_or_lost_while_it_waited_for_its_turn_becomes_no_dead_letter(
+        self, broker: RabbitMQBroker, queue: str, how: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They would be dead letters, and be done or come again as well."""
+        await broker.publish(messages(queue, 5))
+        consumer = await broker.consume(queue, prefetch=5)
+        taken = await take(consumer, 5)
+        publish, begun, go_on = consumer._publish, list[Parcel](), asyncio.Event()
+
+        async def publish_slowly(parcels: Sequence[Parcel]) -> None:
+            begun.extend(parcels)
+            await go_on.wait()
+            await publish(parcels)
+
+        monkeypatch.setattr(consumer, "_publish", publish_slowly)
+        burying = [asyncio.create_task(consumer.dead_letter(each, "bad")) for each in taken]
+        await until(lambda: begun, saying="the first to be on its way")
+        await (consumer.ack(taken) if how == "acked" else consumer.close())
+        go_on.set()
+        await asyncio.gather(*burying)
+        assert [parcel.body for parcel in begun] == [b"0"]
+
+    @pytest.mark.parametrize("what", ["a look", "a redrive"])
+    async def test_what_is_cancelled_after_it_published_dead_letters_leaves_none_twice(
+        self, broker: RabbitMQBroker, queue: str, what: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await broker.publish([Outgoing(queue, b"dead", reason="why")])
+        await letters(broker, queue, 1)  # which gives it back: the next look publishes it anew
+        publish, confirmed, go_on = broker._quarantine._publish, asyncio.Event(), asyncio.Event()
+
+        async def publish_slowly(parcels: Sequence[Parcel]) -> None:
+            await publish(parcels)
+            confirmed.set()
+            await go_on.wait()
+
+        with monkeypatch.context() as slow:
+            slow.setattr(broker._quarantine, "_publish", publish_slowly)
+            call = broker.dead_letters(queue, limit=1) if what == "a look" else broker.redrive(queue)
+            calling = asyncio.create_task(call)
+            await asyncio.wait_for(confirmed.wait(), PATIENCE)
+            calling.cancel()
+            asyncio.get_running_loop().call_soon(go_on.set)
+            with pytest.raises(asyncio.CancelledError):
+                await calling
+        left = await broker.dead_letters(queue, limit=10)
+        assert len(left) + (await state(broker, queue)).ready == 1
 
     async def test_a_wait_that_was_given_up_makes_no_queue_older(self, broker: RabbitMQBroker, queue: str) -> None:
         await broker.declare([queue])

@@ -6,16 +6,17 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 import pytest
 
+from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
 from oraculo.core import machine
 from oraculo.errors import BrokerUnavailable, NotFound
 from oraculo.ports.broker import Consumer, DeadLetter, Delivery, Outgoing
 from oraculo.ports.clock import SystemClock
-from oraculo.ports.telemetry import LoopFailed
+from oraculo.ports.telemetry import DeadLettered, LoopFailed
 from oraculo.settings import BrokerSettings, Settings
 from oraculo.stores.sqlite import MEMORY
 from oraculo.testing.harness import Harness
-from tests.brokers.failover_stage import Named
+from tests.brokers.failover_stage import Crammed, Named
 from tests.engine.broker_stage import QUICK, Durable, Told
 from tests.engine.test_bounds import MoodyStore
 from tests.engine.workers import Journal, answer, recording_app
@@ -132,6 +133,22 @@ async def test_messages_that_wait_to_be_quarantined_keep_their_lease() -> None:
         broker.gate.set()
         (letter,) = await until(lambda: oraculo.operations.dead_letters("resultados"))
     assert (letter.body, letter.redeliveries, broker.buried) == (b"{bad", 0, [1])
+
+
+async def test_a_dead_letter_that_one_of_several_brokers_cannot_put_away_is_told_as_such_and_closes_no_other() -> None:
+    first, second, told = Crammed("first"), Named("second"), Told()
+    async with Harness(settings=QUICK, broker=FailoverBroker([first, second]), telemetry=told) as oraculo:
+        assert second._depot is not None
+        readers = second._depot.queues["resultados"].consumers
+        before = list(readers)
+        assert len(before) == 1
+        await first.publish([Outgoing("resultados", b"{bad")])
+        await until(lambda: told.of(LoopFailed), saying="the failure to be told")
+        assert told.of(DeadLettered) == []
+        first.is_crammed = False
+        await until(lambda: oraculo.operations.dead_letters("resultados"), saying="the letter to be put away")
+        assert list(readers) == before
+    assert [record.queue for record in told.of(DeadLettered)] == ["resultados"]  # type: ignore[attr-defined]
 
 
 class Reading(MemoryBroker):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from oraculo.brokers.failover import FailoverBroker
 from oraculo.core.retry import RetryPolicy
 from oraculo.core.timestamps import from_iso
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -14,7 +15,7 @@ from oraculo.ports.broker import ConsumerDoubted, NotTaken, Outgoing
 from oraculo.settings import BrokerSettings, Settings
 from oraculo.subscription import Backoff
 from oraculo.testing.harness import Harness
-from oraculo.worker import App, outbox
+from oraculo.worker import App, Worker, outbox
 from tests.waiting import until
 
 from .stage import NOW, FixedClock, Stage, WatchedBroker
@@ -348,6 +349,21 @@ async def test_a_command_that_can_be_put_nowhere_is_run_once_and_tried_again_aft
             assert "no such name" in await stage.broker.buried.get()
     assert len(runs) == 1
     assert pauses == [1, 2, 3, 4, 5]
+    assert await stage.left("q") == (0, 0, 1)
+
+
+async def test_a_command_that_one_of_several_brokers_can_put_nowhere_is_run_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oraculo.brokers.failover.consumer.RESUBSCRIBE_PAUSE", 0.01)
+    app, runs = counting_app()
+    stage.broker.refuses = lambda message: BrokerError("no such name") if message.queue == "bad name" else None
+    stage.broker.fail("dead_letter", *[NotTaken("no room")] * 5)
+    async with Worker(app, FailoverBroker([stage.broker])):
+        await stage.send("q", **SAME, responder_em="bad name")
+        async with asyncio.timeout(5):
+            assert "no such name" in await stage.broker.buried.get()
+    assert len(runs) == 1
     assert await stage.left("q") == (0, 0, 1)
 
 

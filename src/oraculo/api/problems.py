@@ -31,6 +31,7 @@ from oraculo.errors import (
     StoreUnavailable,
     WrittenByNewer,
 )
+from oraculo.ports.broker import NotTaken
 
 PROBLEM_JSON = "application/problem+json"
 RETRY_SECONDS = "1"
@@ -49,6 +50,7 @@ _KINDS: Sequence[tuple[type[Exception], int, str, str]] = (
     (Conflict, 409, "conflict", "It clashes with what is there"),
     (WrittenByNewer, 503, "written-by-newer", "A newer ORÁCULO wrote it"),
     (StoreUnavailable, 503, "store-unavailable", "The store cannot be reached now"),
+    (NotTaken, 503, "broker-unavailable", "The broker did not take it now: a queue is full, or does not work"),
     (BrokerUnavailable, 503, "broker-unavailable", "The broker cannot be reached now"),
     (BrokerError, 502, "broker-refused", "The broker refused"),
     (ObjectsUnavailable, 503, "objects-unavailable", "The object store cannot be reached now"),

@@ -50,7 +50,7 @@ from oraculo.errors import (
     UnknownPipeline,
     WrittenByNewer,
 )
-from oraculo.ports.broker import Consumer, Delivery
+from oraculo.ports.broker import Consumer, Delivery, NotMoved
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Committed, Created, Creation, Outcome, Store
 from oraculo.ports.telemetry import AnswerTaken, BatchCommitted, DeadLettered, LoopFailed, Telemetry
@@ -521,10 +521,11 @@ class Intake:
             by_consumer.setdefault(arrived.consumer, []).append(arrived.delivery)
         for consumer, deliveries in by_consumer.items():
             await self._is_settled(consumer, consumer.ack(deliveries))
-        refused: dict[Consumer, list[tuple[Delivery, str]]] = {}
+        # By broker, too: what one of several cannot put away says nothing of another's.
+        refused: dict[tuple[Consumer, str | None], list[tuple[Delivery, str]]] = {}
         for arrived, why in batch.refused:
-            refused.setdefault(arrived.consumer, []).append((arrived.delivery, why))
-        for consumer, letters in refused.items():
+            refused.setdefault((arrived.consumer, arrived.delivery.via), []).append((arrived.delivery, why))
+        for (consumer, _), letters in refused.items():
             for some in slices(letters, _weight, _BURIED_BYTES):
                 if not await self._is_settled(consumer, consumer.dead_letter_all(some)):
                     break  # the rest was given back
@@ -534,13 +535,14 @@ class Intake:
 
     async def _is_settled(self, consumer: Consumer, settling: Awaitable[None]) -> bool:
         """What a consumer cannot settle would fill its prefetch for ever: then it gives everything back, and whoever
-        owns it subscribes anew."""
+        owns it subscribes anew. One of several brokers has given back its own already."""
         try:
             await settling
         except Exception as error:  # noqa: BLE001 - nobody waits for this task: what it met must be told here
             self._telemetry.emit(LoopFailed("settle", f"{type(error).__name__}: {error}"))
-            with suppress(Exception):
-                await consumer.close()
+            if not isinstance(error, NotMoved):
+                with suppress(Exception):
+                    await consumer.close()
             return False
         return True
 

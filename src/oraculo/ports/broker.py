@@ -75,6 +75,11 @@ class NotTaken(BrokerUnavailable):
         return self.vias.count(None)
 
 
+class NotMoved(BrokerUnavailable):
+    """One of several brokers could not put a dead letter away: it comes again. What else the consumer holds is held
+    still: there is no reason to close it."""
+
+
 class ConsumerDoubted(BrokerUnavailable):
     """Nothing is wrong as far as anybody knows, and nothing proves that the consumer hears: whoever owns it subscribes
     again at once, without alarm."""

@@ -151,8 +151,8 @@ class Client:
                 self._resolve(decode_message(delivery.body))
                 good.append(delivery)
             except InvalidInput as error:
-                _log.warning("dead-lettered", queue=delivery.queue, reason=str(error))
-                await subscription.dead_letter(delivery, str(error))
+                if await subscription.dead_letter(delivery, str(error)):
+                    _log.warning("dead-lettered", queue=delivery.queue, reason=str(error))
         await subscription.ack(good)
 
     def _resolve(self, message: Message) -> None:

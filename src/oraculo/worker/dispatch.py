@@ -83,8 +83,8 @@ class Dispatcher:
             try:
                 self._accept(lane, subscription, delivery)
             except InvalidInput as error:
-                _log.warning("dead-lettered", queue=lane.queue, reason=str(error))
-                await subscription.dead_letter(delivery, str(error))
+                if await subscription.dead_letter(delivery, str(error)):
+                    _log.warning("dead-lettered", queue=lane.queue, reason=str(error))
         self._start_waiting()
 
     def _drop_given_back(self, lane: Lane) -> None:

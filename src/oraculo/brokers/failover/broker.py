@@ -153,8 +153,11 @@ class FailoverBroker:
         whys = {branch.name: said.get(branch.name) or branch.trouble or WORKS_AGAIN for branch in self._branches}
         return BrokerUnavailable("no broker works: " + "; ".join(f"{name}: {why}" for name, why in whys.items()))
 
-    async def _with_each(self, call: Callable[[Broker], Awaitable[T]]) -> list[tuple[Branch, T]]:
-        """What each of those that work answers; one that says no does not keep the others. Raises when none answers."""
+    async def _with_each(
+        self, call: Callable[[Broker], Awaitable[T]], *, all_take: bool = False
+    ) -> list[tuple[Branch, T]]:
+        """What each of those that work answers; one that says no does not keep the others. Raises when none answers;
+        `all_take`: or when one of them did not take something."""
         answers: list[tuple[Branch, T]] = []
         said: dict[str, str] = {}
         refusal: BrokerError | None = None
@@ -167,6 +170,8 @@ class FailoverBroker:
                 said[branch.name] = str(error)
             except BrokerError as error:
                 refusal = error
+        if all_take and isinstance(refusal, NotTaken):
+            raise refusal
         if not answers:
             raise refusal or self._none_works(said)
         return answers
@@ -274,7 +279,8 @@ class FailoverBroker:
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         if ids is None:
-            return sum(count for _, count in await self._with_each(lambda broker: broker.redrive(queue)))
+            moved = await self._with_each(lambda broker: broker.redrive(queue), all_take=True)
+            return sum(count for _, count in moved)
         return await self._for_owners(ids, lambda broker, own: broker.redrive(queue, own))
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
@@ -287,10 +293,16 @@ class FailoverBroker:
         await self._with_each(lambda broker: broker.remove(queues))
 
     async def _for_owners(self, ids: Sequence[str], call: Callable[[Broker, list[str]], Awaitable[int]]) -> int:
-        count = 0
+        """What one of them cannot do keeps nobody else's: it is told at the end."""
+        count, refusal = 0, None
         for branch in self._branches:
             if own := _own_ids(branch, ids):
-                count += await branch.attempt(call(branch.broker, own))
+                try:
+                    count += await branch.attempt(call(branch.broker, own))
+                except BrokerError as error:
+                    refusal = refusal or error
+        if refusal is not None:
+            raise refusal
         return count
 
 

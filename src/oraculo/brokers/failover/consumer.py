@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from oraculo.brokers.failover.branch import WORKS_AGAIN, Branch
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.ports.broker import Consumer, Delivery
+from oraculo.ports.broker import Consumer, Delivery, NotMoved
 
 FAILED_PAUSE = 1.0  # seconds until a broker is asked again that did not let us subscribe, or read
 RESUBSCRIBE_PAUSE = 0.2
@@ -132,7 +132,9 @@ class FailoverConsumer:
         await self._settle_all([self._settle(delivery)], lambda consumer, own: consumer.retry(own[0], delay, reason))
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
-        await self._settle_all([self._settle(delivery)], lambda consumer, own: consumer.dead_letter(own[0], reason))
+        await self._settle_all(
+            [self._settle(delivery)], lambda consumer, own: consumer.dead_letter(own[0], reason), must_tell=True
+        )
 
     async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
         owned = [(self._settle(delivery), reason) for delivery, reason in letters]
@@ -140,19 +142,23 @@ class FailoverConsumer:
         await self._settle_all(
             [one for one, _ in owned],
             lambda consumer, own: consumer.dead_letter_all([(each, reasons[id(each)]) for each in own]),
+            must_tell=True,
         )
 
     async def _settle_all(
         self,
         owned: Iterable[tuple[Consumer, Delivery] | None],
         settle: Callable[[Consumer, list[Delivery]], Awaitable[None]],
+        *,
+        must_tell: bool = False,
     ) -> None:
-        """What one broker refuses holds up no other's, and is no longer ours either: there is room for the next."""
+        """What one broker refuses holds up no other's, and is no longer ours either: there is room for the next.
+        `must_tell`: also what cannot be settled now, with NotMoved."""
         refusal: BrokerError | None = None
         try:
             for consumer, own in _by_owner(owned):
                 try:
-                    await self._settle_with(consumer, settle(consumer, own))
+                    await self._settle_with(consumer, settle(consumer, own), must_tell=must_tell)
                 except BrokerError as error:
                     refusal = refusal or error
         finally:
@@ -161,20 +167,28 @@ class FailoverConsumer:
             raise refusal
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
-        """And what waits here, which nobody else knows of."""
+        """And what waits here, which nobody else knows of. Raises BrokerUnavailable when one of the brokers could not
+        be told, once all were."""
         held = dict.fromkeys(delivery.token for delivery in (*deliveries, *self._waiting))
+        untold: BrokerUnavailable | None = None
         for consumer, own in _by_owner(self._out.get(token) for token in held):
-            with suppress(BrokerUnavailable):
+            try:
                 await consumer.extend(own)
+            except BrokerUnavailable as error:
+                untold = untold or error
+        if untold is not None:
+            raise untold
 
-    async def _settle_with(self, consumer: Consumer, settling: Awaitable[None]) -> None:
+    async def _settle_with(self, consumer: Consumer, settling: Awaitable[None], *, must_tell: bool) -> None:
         """A broker that cannot be told will deliver it again. Its consumer is closed, and made again by its feed, so
         that what could not be settled does not fill its prefetch."""
         try:
             await settling
-        except BrokerUnavailable:
+        except BrokerUnavailable as error:
             with suppress(BrokerError):
                 await consumer.close()
+            if must_tell:
+                raise NotMoved(str(error)) from error
 
     def _settle(self, delivery: Delivery) -> tuple[Consumer, Delivery] | None:
         return self._out.pop(delivery.token, None)

@@ -127,9 +127,11 @@ class NatsConsumer:
             self._top_up()
             if self._condemned:
                 await self._bury_condemned()
-            elif self._buffer and (deliveries := self._hand_out(limit)):
-                self._home.note_trouble(None)
-                return deliveries
+            elif self._buffer:
+                if deliveries := self._hand_out(limit):
+                    self._home.note_trouble(None)
+                    return deliveries
+                # All had lapsed, so that there is room: more is asked for at once.
             else:
                 self._stirred.clear()
                 await self._stirred.wait()

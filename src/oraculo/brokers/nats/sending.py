@@ -10,8 +10,10 @@ from oraculo.brokers.nats.making import Maker
 from oraculo.brokers.nats.outgoing import Refusals, confirms_of, windows
 from oraculo.brokers.nats.replies import NOBODY, UNANSWERED, ApiError, Request
 from oraculo.core.naming import dlq_name, is_dlq, source_name
+from oraculo.core.slices import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 
+MADE_TOGETHER = 100  # queues: a slow server has to make them in the time of a call
 CONFIRM_SHARE = 0.8  # of the time of a call; in the rest a server that did not confirm may show that it works
 
 
@@ -72,8 +74,11 @@ class Sender:
         forbidden: dict[str, BrokerError] = {}
         sources = {source_name(name) for name in missing if is_dlq(name)}
         for_replies = {name for name in missing if not is_dlq(name)} - sources
-        async with asyncio.timeout(self._patience):
-            faults = await self._maker.make(connection, sorted(sources), for_replies)
+        faults: dict[str, BrokerError] = {}
+        for some in pages(sorted(sources | for_replies), MADE_TOGETHER):
+            async with asyncio.timeout(self._patience):
+                own = [name for name in some if name in sources]
+                faults |= await self._maker.make(connection, own, for_replies.intersection(some))
         for source, fault in faults.items():
             both = _both(source)
             if isinstance(fault, BrokerUnavailable):

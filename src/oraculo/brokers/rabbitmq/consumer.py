@@ -162,14 +162,14 @@ class RabbitMQConsumer:
     async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
         """One that cannot be moved now is held until it can be. Raises BrokerUnavailable when too many are held so; it
         then comes again, after a pause."""
-        moves: dict[Token, _Move] = {}
-        for delivery, reason in letters:
-            properties = self._held.get(delivery.token)
-            if properties is not None and delivery.token not in self._moving:
-                letter = dead(properties, reason, self._clock.now(), delivery.redeliveries)
-                moves[delivery.token] = _Move(self._grave, letter, delivery.body)
-        if moves:
-            async with self._burying:
+        async with self._burying:
+            moves: dict[Token, _Move] = {}
+            for delivery, reason in letters:  # not before their turn: they may have been settled, or lost, meanwhile
+                properties = self._held.get(delivery.token)
+                if properties is not None and delivery.token not in self._moving:
+                    letter = dead(properties, reason, self._clock.now(), delivery.redeliveries)
+                    moves[delivery.token] = _Move(self._grave, letter, delivery.body)
+            if moves:
                 await self._move(moves)
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import re
 import struct
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from hashlib import blake2b
@@ -31,6 +31,7 @@ from oraculo.errors import BrokerError
 from oraculo.ports.broker import NO_REASON, DeadLetter, NotAnId
 
 Item = TypeVar("Item")
+T = TypeVar("T")
 
 PERSISTENT = 2
 CHUNK = 500  # dead letters that are moved at once
@@ -332,9 +333,11 @@ class _Visit:
 
     async def _renew(self) -> None:
         """The old ones are held until the end: for each that left, a new one would be handed over."""
-        worn, refused = self._worn.emptied(), set[int]()
-        if not worn:
-            return
+        if worn := self._worn.emptied():
+            await _to_its_end(self._publish_anew(worn))
+
+    async def _publish_anew(self, worn: Sequence[tuple[_Found, Parcel]]) -> None:
+        refused = set[int]()
         try:
             await self._publish([parcel for _, parcel in worn])
         except NotConfirmed as error:
@@ -458,8 +461,8 @@ class Quarantine:
         async with self._visit(queue, window=CHUNK) as letters:
             async for found in letters:
                 if chunk.is_full_with(found, found):
-                    taken += await self._flush(letters, chunk, target)
-            return taken + await self._flush(letters, chunk, target)
+                    taken += await _to_its_end(self._flush(letters, chunk, target))
+            return taken + await _to_its_end(self._flush(letters, chunk, target))
 
     async def _take_some(self, queue: str, wanted: set[str], target: str | None) -> int:
         if not wanted:
@@ -472,8 +475,8 @@ class Quarantine:
                 if letter.id not in wanted:
                     await letters.keep(found, letter)
                 elif chunk.is_full_with(found, found):
-                    taken += await self._flush(letters, chunk, target)
-            return taken + await self._flush(letters, chunk, target)
+                    taken += await _to_its_end(self._flush(letters, chunk, target))
+            return taken + await _to_its_end(self._flush(letters, chunk, target))
 
     async def _flush(self, letters: _Visit, chunk: "_Chunk[_Found]", target: str | None) -> int:
         """Lets the chunk leave, for the queue `target` or for good."""
@@ -537,6 +540,16 @@ class Quarantine:
 
 
 _Publish = Callable[[Sequence[Parcel]], Awaitable[None]]
+
+
+async def _to_its_end(moving: Coroutine[Any, Any, T]) -> T:
+    """Also when whoever waits is cancelled: what was published and not settled yet would be there twice."""
+    task = asyncio.create_task(moving)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 def _sign_of(name: str) -> str:

@@ -30,17 +30,20 @@ LONGEST = 12  # times its patience: so long a publish may take at most, though c
 
 class NotConfirmed(BrokerUnavailable):
     """The server said no to some; all others are confirmed. `down`: of their queues, those that do not work, and why,
-    as far as it told."""
+    as far as it told. `late`: those that there was no time to make."""
 
     silent: Collection[str] = ()
 
-    def __init__(self, parcels: Sequence[Parcel], of: int, down: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, parcels: Sequence[Parcel], of: int, down: Mapping[str, str] | None = None, late: Collection[str] = ()
+    ) -> None:
         self.parcels = parcels
         self.down = down or {}
         queues = sorted({parcel.queue for parcel in parcels})
-        told = dict.fromkeys(self.down.get(queue) or "is it full, or without its majority?" for queue in queues)
-        names, whys = ", ".join(queues[:_MOST_TOLD]), "; ".join(list(told)[:_MOST_TOLD])
-        super().__init__(f"RabbitMQ did not take {len(parcels)} of {of} messages, for {names}: {whys}")
+        whys = dict.fromkeys(late, "there was no time to make its queue") | {**self.down}
+        told = dict.fromkeys(whys.get(queue) or "is it full, or without its majority?" for queue in queues)
+        names, reasons = ", ".join(queues[:_MOST_TOLD]), "; ".join(list(told)[:_MOST_TOLD])
+        super().__init__(f"RabbitMQ did not take {len(parcels)} of {of} messages, for {names}: {reasons}")
 
 
 class Overdue(NotConfirmed):

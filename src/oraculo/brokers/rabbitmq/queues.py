@@ -10,7 +10,7 @@ goes to the end. RabbitMQ 4 has a limit of 20 where none is set, and drops what 
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +24,7 @@ from oraculo.ports.broker import MAY_LOSE
 
 LOOKS_TOGETHER = 4  # each on a channel of its own, for the answer to one is awaited before the next is asked
 _NO_LIMIT = 1_000_000_000
-_DECLARED_TOGETHER = 16  # queues: a slow disk has to make them, and those of their dead letters, in the time of a call
+DECLARED_TOGETHER = 16  # queues: a slow disk has to make them, and those of their dead letters, in the time of a call
 _STEPS = (100, 150, 200, 300, 400, 500, 600, 800)  # delays of one decade: each makes a queue, so there are few
 _DELAYS: list[int] = [step * 10**decade for decade in range(7) for step in _STEPS]  # in ms, up to a week
 # Seconds. RabbitMQ writes down the name of a new quorum queue about half a second after it confirmed what it was sent:
@@ -80,15 +80,13 @@ class _Desk:
         self._timeout = timeout
         self._channel: Channel | None = None
         self._turn = asyncio.Lock()
-
-    @property
-    def is_free(self) -> bool:
-        return not self._turn.locked()
+        self.callers = 0  # who are asking, or wait for their turn
 
     async def call(self, method: str, **arguments: Any) -> Any:
         return await self.in_turn(lambda channel: channel.call(method, **arguments))
 
     async def in_turn(self, ask: Callable[[Channel], Awaitable[Value]]) -> Value:
+        self.callers += 1
         try:
             async with asyncio.timeout(self._timeout), self._turn:
                 if self._channel is None or not self._channel.is_open:
@@ -96,6 +94,8 @@ class _Desk:
                 return await self._answered(self._channel, ask)
         except TimeoutError:
             raise BrokerUnavailable(f"RabbitMQ did not answer in {self._timeout} s") from None
+        finally:
+            self.callers -= 1
 
     async def _answered(self, channel: Channel, ask: Callable[[Channel], Awaitable[Value]]) -> Value:
         """A channel on which an answer is still to come is left to it: pika would let the next call wait behind it,
@@ -156,11 +156,23 @@ class Queues:
                 await self._make(dlq_of(name), _quorum(_NO_LIMIT))
             _remember(self._made, name, bool(made))
 
+    async def ensure_together(self, names: Sequence[str]) -> bool:
+        """As `ensure` does each, in a few round trips for all. False when one of them is not as we would make it: then
+        nothing is known of any."""
+        if any(_is_reserved(name) or is_dlq(name) or name_fault(name) for name in names):
+            return False
+        beside = [dlq_of(name) for name in names if name not in self._for_replies]
+        for wanted in ({name: self._arguments(name) for name in names}, dict.fromkeys(beside, _quorum(_NO_LIMIT))):
+            if wanted and not await self._are_declared(wanted):
+                return False
+        self._remember_as_ours([*beside, *names])
+        return True
+
     async def declare(self, names: Iterable[str]) -> None:
         """Makes each, and its dead-letter queue before it, so that no dead letter finds it missing."""
         every = list(dict.fromkeys(source_name(name) for name in names))
         sources = [name for name in every if not name_fault(name)]
-        for some in pages(sources, _DECLARED_TOGETHER):
+        for some in pages(sources, DECLARED_TOGETHER):
             if len(some) == 1 or not await self._declare_together(some):
                 for name in some:
                     await self._declare_alone(name)
@@ -170,8 +182,7 @@ class Queues:
             raise BrokerError(fault)
 
     async def _declare_together(self, names: Sequence[str]) -> bool:
-        """Whether they are as we would make them. Without an answer for each, for which RabbitMQ would count what is in
-        the queue. When it refuses one, nothing is known of any: the channel is closed."""
+        """Whether they are as we would make them."""
         if any(map(_is_reserved, names)):
             return False
         wanted = {
@@ -179,6 +190,14 @@ class Queues:
             for name in names
             for queue, arguments in ((dlq_of(name), _quorum(_NO_LIMIT)), (name, self._arguments(name)))
         }
+        if not await self._are_declared(wanted):
+            return False
+        self._remember_as_ours(wanted)
+        return True
+
+    async def _are_declared(self, wanted: Mapping[str, dict[str, Any]]) -> bool:
+        """Without an answer for each, for which RabbitMQ would count what is in the queue. When it refuses one, nothing
+        is known of any: the channel is closed."""
 
         async def declare(channel: Channel) -> None:
             for queue, arguments in wanted.items():
@@ -186,14 +205,19 @@ class Queues:
             await channel.call("basic_qos", prefetch_count=0)  # answered when all that was told before is done
 
         try:
-            await self._desks[0].in_turn(declare)
+            await self._least_busy_desk().in_turn(declare)
         except Refused:
             return False
-        for queue in wanted:
-            self._streams.pop(queue, None)
-            self._locked.pop(queue, None)
-            _remember(self._made, queue, True)
         return True
+
+    def _least_busy_desk(self) -> _Desk:
+        return min(self._desks, key=lambda desk: desk.callers)
+
+    def _remember_as_ours(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._streams.pop(name, None)
+            self._locked.pop(name, None)
+            _remember(self._made, name, True)
 
     async def _declare_alone(self, name: str) -> None:
         if _is_reserved(name):
@@ -259,8 +283,7 @@ class Queues:
         if not 0 < len(name.encode()) <= _LONGEST_NAME or _is_broken(name) or _is_direct_reply(name):
             return None  # AMQP takes no name for the last one declared
         try:
-            desk = next((desk for desk in self._desks if desk.is_free), self._desks[0])
-            found = await desk.call("queue_declare", queue=name, passive=True)
+            found = await self._least_busy_desk().call("queue_declare", queue=name, passive=True)
         except Refused as refusal:
             if refusal.code in _UNSEEN:
                 _remember(self._locked, name, None)

@@ -9,14 +9,16 @@ sent on one to begin with: it holds up no other.
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from pika.exceptions import AMQPError
 
 from oraculo.brokers.rabbitmq.connection import Refused
-from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Overdue, Publisher, Unheard
-from oraculo.brokers.rabbitmq.queues import Queues
+from oraculo.brokers.rabbitmq.publisher import LONGEST, NotConfirmed, Overdue, Publisher, Unheard
+from oraculo.brokers.rabbitmq.queues import DECLARED_TOGETHER, Queues
 from oraculo.brokers.rabbitmq.wire import Parcel
+from oraculo.core.slices import pages
 from oraculo.core.troubled import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
 
@@ -30,6 +32,38 @@ DEPTHS_PATIENCE = 5.0  # seconds for a look at all queues of a call that refused
 
 Down = dict[str, str]  # queues that do not work, and why, as far as RabbitMQ told
 NotSent = tuple[Sequence[Parcel], Down]  # what was not taken, and which of their queues are down
+Fault = BrokerUnavailable | Refused  # why a queue could not be made
+
+
+class _NotMade(NamedTuple):
+    down: Down
+    late: Collection[str] = ()  # those that there was no time to ask for: nothing is known of them
+
+
+class _MakingTime:
+    """Begins anew with each answer: to make a queue takes RabbitMQ a while, and a call may be for hundreds."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._now = asyncio.get_running_loop().time
+        self._last = self._now() + LONGEST * patience  # that one is begun with, and then has its time
+        self.until = self._now() + patience
+        self.is_answered = False
+        self.is_doubtful = False  # one of them is perhaps never answered for: it is not to take the time of all
+
+    @property
+    def is_over(self) -> bool:
+        return self._now() >= min(self.until, self._last)
+
+    def for_many(self) -> float:
+        return self.until - self._patience / 2
+
+    def for_one(self) -> float:
+        return min(self.until, self._now() + self._patience / 4) if self.is_doubtful else self.until
+
+    def renew(self) -> None:
+        self.is_answered = True
+        self.until = self._now() + self._patience
 
 
 class StuckQueues:
@@ -94,16 +128,17 @@ class Sender:
         queues = {parcel.queue for parcel in parcels}
         stuck = self._stuck.among(queues)
         unmade = self._queues.unmade(queues - stuck)
-        not_made = await self._not_made(unmade, queues) if unmade else Down()
-        if stuck or not_made:
+        not_made = await self._not_made(unmade, queues) if unmade else _NotMade({})
+        if stuck or any(not_made):
             left, down = await self._send_by_state(parcels, stuck, not_made)
         else:
             left, down = await self._send_together(parcels)
         if left:
-            raise NotConfirmed(left, len(parcels), down)
+            raise NotConfirmed(left, len(parcels), down, not_made.late)
 
-    async def _send_by_state(self, parcels: Sequence[Parcel], stuck: set[str], not_made: Down) -> NotSent:
-        refused, down = [parcel for parcel in parcels if parcel.queue in not_made], not_made
+    async def _send_by_state(self, parcels: Sequence[Parcel], stuck: set[str], unmade: _NotMade) -> NotSent:
+        not_made, down = {*unmade.down, *unmade.late}, unmade.down
+        refused = [parcel for parcel in parcels if parcel.queue in not_made]
         well = [parcel for parcel in parcels if parcel.queue not in stuck and parcel.queue not in not_made]
         if well:
             left, also_down = await self._send_together(well)
@@ -112,11 +147,10 @@ class Sender:
         left, also_down = await self._send_apart(_by_queue(parcels, stuck), must_tell=must_tell)
         return [*refused, *left], down | also_down
 
-    async def _not_made(self, unmade: Iterable[str], queues: set[str]) -> Down:
+    async def _not_made(self, unmade: Sequence[str], queues: set[str]) -> _NotMade:
         """Makes them. Returns those that could not be made; raises why when nothing else is known of the server, or
         when it refuses all that the call is for."""
-        until = asyncio.get_running_loop().time() + self._publish_timeout
-        faults = {queue: fault for queue in unmade if (fault := await self._fault_of_making(queue, until))}
+        faults, late = await self._faults_of_making(unmade)
         refusals = {queue: str(fault) for queue, fault in faults.items() if isinstance(fault, Refused)}
         if len(faults) == len(queues) and not refusals and not await self._answers():
             raise next(iter(faults.values()))
@@ -124,23 +158,55 @@ class Sender:
             self._stuck.note([queue], str(fault))
         if faults and len(refusals) == len(queues):
             raise next(iter(faults.values()))
-        return dict.fromkeys(faults, "") | refusals
+        return _NotMade(dict.fromkeys(faults, "") | refusals, late)
 
-    async def _fault_of_making(self, queue: str, until: float) -> BrokerUnavailable | Refused | None:
-        now = time.monotonic()
+    async def _faults_of_making(self, unmade: Sequence[str]) -> tuple[dict[str, Fault], list[str]]:
+        """And those that there was no time for, while others were made: where none was, all are as bad."""
+        now, time_left = time.monotonic(), _MakingTime(self._publish_timeout)
         self._refusals = {name: kept for name, kept in self._refusals.items() if kept[1] > now}
-        if queue in self._refusals:
-            return self._refusals[queue][0].with_traceback(None)
+        faults: dict[str, Fault] = {
+            queue: self._refusals[queue][0].with_traceback(None) for queue in unmade if queue in self._refusals
+        }
+        late: list[str] = []
+        for some in pages([queue for queue in unmade if queue not in faults], DECLARED_TOGETHER):
+            if await self._are_made_together(some, time_left):
+                continue
+            for queue in some:
+                if time_left.is_over:
+                    late.append(queue)
+                elif fault := await self._fault_of_making(queue, time_left):
+                    faults[queue] = fault
+        if late and not time_left.is_answered:
+            return faults | {queue: _not_in_time(queue) for queue in late}, []
+        return faults, late
+
+    async def _are_made_together(self, queues: Sequence[str], time_left: _MakingTime) -> bool:
+        if len(queues) == 1 or time_left.is_over:
+            return False
+        time_left.is_doubtful = False
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(time_left.for_many()):
+                are_made = await self._queues.ensure_together(queues)
+        except (TimeoutError, BrokerUnavailable):
+            time_left.is_doubtful = True
+            return False
+        if are_made:
+            time_left.renew()
+        return are_made
+
+    async def _fault_of_making(self, queue: str, time_left: _MakingTime) -> Fault | None:
+        try:
+            async with asyncio.timeout_at(time_left.for_one()):
                 await self._queues.ensure(queue)
         except TimeoutError:
-            return BrokerUnavailable(f"RabbitMQ did not make {queue} in time")
+            return _not_in_time(queue)
         except Refused as refusal:
             self._refusals[queue] = refusal, time.monotonic() + REFUSAL_KEPT
+            time_left.renew()
             return refusal
         except BrokerUnavailable as error:
             return error
+        time_left.renew()
         return None
 
     async def _send_together(self, parcels: Sequence[Parcel]) -> NotSent:
@@ -187,7 +253,7 @@ class Sender:
         if self._awaits_word_from(queue):
             self._stuck.note([queue], f"{queue} has not confirmed what was sent to it")
             return parcels, True
-        if await self._not_made(self._queues.unmade([queue]), {queue}):
+        if any(await self._not_made(self._queues.unmade([queue]), {queue})):
             return parcels, True
         try:
             await self._publish(parcels, patience, alone=True)
@@ -259,6 +325,10 @@ class Sender:
         except (BrokerError, AMQPError, OSError, TimeoutError):
             return False  # nothing is known of it: a limit may be its owner's
         return depth is None or not depth.messages
+
+
+def _not_in_time(queue: str) -> BrokerUnavailable:
+    return BrokerUnavailable(f"RabbitMQ did not make {queue} in time")
 
 
 def _by_queue(parcels: Iterable[Parcel], queues: set[str]) -> dict[str, list[Parcel]]:
