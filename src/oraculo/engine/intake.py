@@ -331,12 +331,10 @@ class Intake:
         reply_to = None if message.responder_em is None else self._names.logical(message.responder_em)
         if reply_to is not None and (fault := naming.reply_queue_fault(reply_to)):
             raise InvalidMessage.at("responder_em", fault)
+        request, trace = bytes(message.payload), message.traceparent
         try:
             submission = self._maker.submission(
-                bytes(message.payload),
-                run_id=message.correlation_id,
-                reply_to=reply_to,
-                traceparent=message.traceparent,
+                request, run_id=message.correlation_id, reply_to=reply_to, traceparent=trace
             )
         except (InvalidJson, InvalidRequest, PayloadTooLarge) as error:  # not InvalidMessage, of the message's own id
             raise error.within("payload") from None

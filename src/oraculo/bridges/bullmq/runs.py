@@ -205,7 +205,8 @@ class Runs:
             if (followed := silent.pop(correlation_id_of(letter.body) or "", None)) is not None:
                 # Taken away first: whoever asked is told, and asks anew if nobody lives to tell it.
                 await self._broker.discard(self._names.requests, [letter.id])
-                followed.fails(RequestRefused(letter.reason))
+                # Of the message around the request whoever wrote the job knows nothing.
+                followed.fails(RequestRefused(letter.reason.removeprefix("payload.")))
         for followed in silent.values():  # it may only be slow: looked for again later
             followed.since = now
 
