@@ -15,6 +15,7 @@ OraculoError
 ├── BrokerError             the broker refused or did not confirm
 │   ├── BrokerUnavailable   it cannot be reached now; worth a retry
 │   │   ├── NotTaken        it works, and did not take some messages (in ports/broker.py)
+│   │   ├── NotMoved        one of several could not put a dead letter away (there, too)
 │   │   └── ConsumerDoubted a consumer may not hear, and is made again to be sure (there, too)
 │   ├── MessageTooLarge     the broker will never take a message of that size
 │   └── NotAnId             no dead letter there can have that id (in ports/broker.py)

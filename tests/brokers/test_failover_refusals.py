@@ -268,7 +268,7 @@ async def test_leases_that_one_cannot_renew_are_told_once_those_of_the_others_ar
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both, first, second = two
-    consumer = await both.consume("q", prefetch=2)
+    consumer = await both.consume("q", prefetch=3)
     await first.publish([Outgoing("q", b"")])
     taken = [*await consumer.take(1)]
     await second.publish([Outgoing("q", b"")])
@@ -285,6 +285,10 @@ async def test_leases_that_one_cannot_renew_are_told_once_those_of_the_others_ar
     with pytest.raises(BrokerUnavailable, match="first is away"):
         await consumer.extend(taken)
     assert renewed == ["first", "second"]
+    await first.publish([Outgoing("q", b"which nobody took yet")])
+    await until(lambda: consumer._waiting)
+    await consumer.extend(taken[1:])
+    assert renewed[2:] == ["second", "first"]
 
 
 async def test_what_all_of_them_refuse_is_refused(refusing: tuple[FailoverBroker, Refusing, Named]) -> None:

@@ -18,6 +18,7 @@ from oraculo.ports.broker import Broker, DeadLetter, Outgoing
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
     PATIENCE,
+    already,
     bodies,
     eventually,
     forget,
@@ -162,6 +163,21 @@ class TestSettling:
                 await calling
         left = await broker.dead_letters(queue, limit=10)
         assert len(left) + (await state(broker, queue)).ready == 1
+
+    async def test_a_dead_letter_whose_turn_comes_when_its_consumer_is_lost_is_told_as_not_put_away(
+        self, url: str, queue: str
+    ) -> None:
+        with Proxy(url) as proxy:
+            async with running(proxy.url) as broker:
+                await broker.publish(messages(queue, 1))
+                consumer = await broker.consume(queue, prefetch=1)
+                (delivery,) = await take(consumer, 1)
+                async with consumer._burying:
+                    burying = asyncio.create_task(consumer.dead_letter(delivery, "why"))
+                    proxy.cut()
+                    await eventually(lambda: already(consumer._fault), bool)
+                with pytest.raises(BrokerUnavailable):
+                    await burying
 
     async def test_a_wait_that_was_given_up_makes_no_queue_older(self, broker: RabbitMQBroker, queue: str) -> None:
         await broker.declare([queue])

@@ -324,9 +324,12 @@ async def working(settings: Settings) -> AsyncIterator[None]:
         await broker.close()
 
 
+def check_of(broker: Broker, prefix: str = "", **options: Any) -> WorkerCheck:
+    return WorkerCheck(broker, QueueNames(prefix), QUEUE, clock=SystemClock(), entropy=SystemEntropy(), **options)
+
+
 async def play(broker: Broker, prefix: str = "", **options: Any) -> Report:
-    names, clock = QueueNames(prefix), SystemClock()
-    return await WorkerCheck(broker, names, QUEUE, clock=clock, entropy=SystemEntropy(), **options).play()
+    return await check_of(broker, prefix, **options).play()
 
 
 @pytest.mark.parametrize("broker", ONE_BROKER)
@@ -498,6 +501,47 @@ async def test_an_answer_that_comes_again_because_its_ack_was_lost_is_one(
     await worker.stop()
     assert lost
     assert {verdict.name: str(verdict.state) for verdict in report.verdicts}["once"] == "ok", report.verdicts
+
+
+async def test_a_check_does_not_take_the_work_that_comes_without_a_pause(memory: MemoryBroker) -> None:
+    """Of a queue whose workers have fallen behind, while an engine is there."""
+    check = check_of(memory)
+    await memory.publish([Outgoing(QUEUE, b"{}")] * 40)
+    is_over = False
+
+    async def produce() -> None:
+        while not is_over:
+            await memory.publish([Outgoing(QUEUE, b"{}")])
+            await asyncio.sleep(0.05)
+
+    producing = asyncio.create_task(produce())
+    try:
+        assert await asyncio.wait_for(check._withdraw(), 10) == 0
+    finally:
+        is_over = True
+        await producing
+    (now,) = await memory.queues([QUEUE])
+    assert (now.unacked, now.dead_letters) == (0, 0)
+
+
+@pytest.mark.parametrize("unacked", [None, 0])
+async def test_what_waits_is_left_to_those_who_work_where_the_broker_does_not_tell_what_is_held(
+    memory: MemoryBroker, unacked: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, counted, withdrawn = check_of(memory), memory.queues, list[int]()
+
+    async def queues(names: Sequence[str] | None = None) -> list[QueueState]:
+        return [msgspec.structs.replace(one, unacked=unacked) for one in await counted(names)]
+
+    async def withdraw() -> int:
+        withdrawn.append(1)
+        return 0
+
+    await memory.publish([Outgoing(QUEUE, b"{}")] * 40)
+    monkeypatch.setattr(memory, "queues", queues)
+    monkeypatch.setattr(check, "_withdraw", withdraw)
+    assert await check._untaken(40) is None
+    assert bool(withdrawn) is (unacked is not None)
 
 
 @pytest.mark.parametrize(

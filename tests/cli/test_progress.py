@@ -82,10 +82,11 @@ def test_when_not_all_fit_those_in_work_come_first() -> None:
 
 
 class Interrupted:
-    """A quiet run's server, and the clock: the first connections are cut, each after two minutes without an event."""
+    """A quiet run's server, and the clock: the first connections are cut, each after some time without an event."""
 
-    def __init__(self, cuts: int) -> None:
+    def __init__(self, cuts: int, after: float = 120) -> None:
         self._cuts = cuts
+        self._after = after
         self._now = 0.0
 
     @contextmanager
@@ -95,7 +96,7 @@ class Interrupted:
     def _events(self) -> Iterator[Any]:
         if self._cuts:
             self._cuts -= 1
-            self._now += 120
+            self._now += self._after
             raise Unreachable("cut", was_reached=True)
         yield SimpleNamespace(event="fim", data="{}")
 
@@ -110,3 +111,10 @@ def test_a_quiet_run_is_watched_through_every_interruption(monkeypatch: pytest.M
     server: Any = Interrupted(cuts=3)
     monkeypatch.setattr(watch, "time", server)
     assert list(watch._entries(server, "r")) == []
+
+
+def test_a_stream_that_is_cut_as_soon_as_it_is_made_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    server: Any = Interrupted(cuts=1_000, after=0)
+    monkeypatch.setattr(watch, "time", server)
+    with pytest.raises(Unreachable, match="cut"):
+        list(watch._entries(server, "r"))

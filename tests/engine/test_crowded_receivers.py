@@ -12,6 +12,7 @@ from oraculo.core.events import Delivered
 from oraculo.core.run import Changes, Channel, DeliveryStatus
 from oraculo.engine import delivery, turns
 from oraculo.engine.cache import Plans
+from oraculo.engine.webhooks import NotPosted
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemEntropy
 from oraculo.ports.store import Store
@@ -247,6 +248,32 @@ async def test_a_receiver_that_answers_with_an_error_is_not_away() -> None:
             await ended_run(oraculo, GOOD)
         await until(lambda: len(answered) == 30)
         assert oraculo.engine._courier._turns[Channel.WEBHOOK]._lines == {}
+
+
+@pytest.mark.parametrize(
+    "error", [httpx2.RemoteProtocolError("it hung up"), httpx2.ReadError("reset"), NotPosted("no answer in 10 s")]
+)
+async def test_a_receiver_that_hangs_up_or_says_nothing_is_not_away(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it was a moment before."""
+    monkeypatch.setattr(turns, "_FIRST_PAUSE", 0.01)
+    errors, go_on = [httpx2.ConnectError("refused"), error], asyncio.Event()
+
+    async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
+        if errors:
+            raise errors.pop(0)
+        await go_on.wait()
+        return 200
+
+    settings = Settings(engine=QUICK, webhook=WebhookSettings(concurrency=4, backoff=600, max_backoff=600))
+    async with Harness(settings=settings, post=post) as oraculo:
+        lines = oraculo.engine._courier._turns[Channel.WEBHOOK]._lines
+        for _ in range(5):
+            await ended_run(oraculo, GOOD)
+        await until(lambda: not errors and lines, saying="a third to try it")
+        assert [line.absence for line in lines.values()] == [None]
+        go_on.set()
 
 
 async def test_an_engine_stops_at_once_though_many_wait_for_a_receiver_that_is_away(

@@ -178,6 +178,7 @@ class PanicException(BaseException):
             ExceptionGroup("three", [ExceptionGroup("two", [KeyError(1), OSError()]), OSError()]),
             "KeyError: 1 (and 2 more)",
         ),
+        (ExceptionGroup("two", [KeyError(1), DoNotRetry("no such video")]), "DoNotRetry: no such video (and 1 more)"),
     ],
 )
 async def test_odd_exceptions_are_answered_too(stage: Stage, error: BaseException, text: str, is_async: bool) -> None:

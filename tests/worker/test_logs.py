@@ -1,6 +1,7 @@
 """A log that fails costs its own line, and never an answer."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,7 +85,7 @@ class Failing:
         self._now += after
         try:
             raising()
-        except (ValueError, DoNotRetry) as error:
+        except (ValueError, DoNotRetry, ExceptionGroup) as error:
             with structlog.testing.capture_logs() as lines:
                 on_purpose = isinstance(error, DoNotRetry)
                 self._log.tell(WorkerLog(tarefa="t"), "h", error, describe(error), on_purpose=on_purpose)
@@ -125,6 +126,31 @@ def test_the_first_failure_of_each_kind_shows_its_trace(monkeypatch: pytest.Monk
     failing = Failing(monkeypatch)
     for raising in (refuse_one, refuse_another, lambda: refuse_one()):
         assert isinstance(failing.told(raising)["exc_info"], ValueError)
+
+
+def wrapped(raising: Callable[[], None]) -> None:
+    try:
+        raising()
+    except ValueError as error:
+        raise ValueError("the step failed") from error
+
+
+def grouped(raising: Callable[[], None]) -> None:
+    try:
+        raising()
+    except ValueError as error:
+        failed = error
+    raise ExceptionGroup("together", [failed])
+
+
+@pytest.mark.parametrize("around", [wrapped, grouped])
+def test_what_a_failure_came_of_tells_it_from_another(
+    monkeypatch: pytest.MonkeyPatch, around: Callable[[Callable[[], None]], None]
+) -> None:
+    failing = Failing(monkeypatch)
+    for raising in (refuse_one, refuse_another):
+        assert "exc_info" in failing.told(partial(around, raising))
+        assert "exc_info" not in failing.told(partial(around, raising))
 
 
 def test_a_failure_that_was_raised_on_purpose_is_one_line_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

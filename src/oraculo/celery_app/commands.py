@@ -189,13 +189,13 @@ class PlainCommands(bootsteps.StartStopStep):  # type: ignore[misc, unused-ignor
         return hard, soft if soft < hard else None
 
     def _quarantine(self, queue: str, message: Any, reason: str) -> None:
-        _log.warning("dead-lettered", queue=queue, reason=reason)
         try:
             self.broker.publish([Outgoing(queue, _body_of(message), reason=reason)])
         except BrokerError as error:
             _log.warning("a message could not be dead-lettered; it comes again", queue=queue, reason=str(error))
             message.requeue()
         else:
+            _log.warning("dead-lettered", queue=queue, reason=reason)
             message.ack()
 
 

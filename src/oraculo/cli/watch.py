@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oraculo.cli import output
@@ -50,16 +51,20 @@ def _entries(server: Server, run_id: str) -> Iterator[dict[str, Any]]:
     """The history from its start to the run's end, through broken connections: each goes on where the last was cut."""
     seen, alone_since = 0, None
     while True:
+        met_at = inf
         try:
             with server.live(run_path(run_id, "/eventos"), seen) as events:
-                alone_since = None
+                met_at = time.monotonic()
                 for event in events:
+                    alone_since = None
                     if event.event == _END:
                         return
                     entry: dict[str, Any] = output.read_json(event.data)
                     seen = entry["seq"]
                     yield entry
         except (Unreachable, Refused) as error:
+            if time.monotonic() - met_at > _PAUSE:  # else it is cut as soon as it is made, by something in between
+                alone_since = None
             alone_since = alone_since or time.monotonic()
             is_final = isinstance(error, Refused) and error.status < 500
             if is_final or time.monotonic() - alone_since > _PATIENCE:

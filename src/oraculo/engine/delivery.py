@@ -24,7 +24,7 @@ from oraculo.engine.inputs import Inbox, Note, Wish
 from oraculo.engine.replies import Replies
 from oraculo.engine.results import LargeResults
 from oraculo.engine.turns import Absence, Turns
-from oraculo.engine.webhooks import Answered, NotPosted, Post, Webhooks, is_away
+from oraculo.engine.webhooks import NotPosted, Post, Webhooks, is_away
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, OraculoError
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
@@ -102,6 +102,7 @@ class Courier:
         }
         self._longest = {Channel.WEBHOOK: settings.timeout + _MARGIN, Channel.QUEUE: 0.0}
         self._patience = max(_LEAST_PATIENCE, sum(self._retry.delay(n, 0.5) for n in range(1, settings.max_attempts)))
+        self._longest_backoff = settings.max_backoff
         self._errands: dict[tuple[str, int], _Errand] = {}
         self._under_way: dict[asyncio.Task[None], _Errand] = {}
 
@@ -148,9 +149,17 @@ class Courier:
         ahead = self._turns[errand.delivery.channel].seconds_ahead(errand.receiver)
         if ahead:
             # Not all at the same time: many may be put off together.
-            longest = _LONGEST_REST[errand.delivery.channel]
-            self._move(errand, max(_SHORTEST_REST, min(ahead, longest) * (1 + self._entropy.jitter()) / 2))
+            rest = min(ahead, self._longest_rest(errand))
+            self._move(errand, max(_SHORTEST_REST, rest * (1 + self._entropy.jitter()) / 2))
             errand.is_put_off = True
+
+    def _longest_rest(self, errand: _Errand) -> float:
+        """Each rest is a commit, and the longer a receiver is away the more wait for it."""
+        longest, absence = _LONGEST_REST[errand.delivery.channel], self._away(errand)
+        if absence is None:
+            return longest
+        away_for = asyncio.get_running_loop().time() - absence.since
+        return max(longest, min(away_for / 8, self._longest_backoff))
 
     def _move(self, errand: _Errand, rest: float) -> None:
         moved = errand.moved(self._clock.now() + rest)
@@ -212,14 +221,14 @@ class Courier:
 
     def _note_whether_met(self, errand: _Errand, error: Exception | None) -> None:
         """A webhook's receiver that is away is tried by one of those who wait for it, now and then: the others use up
-        no attempt. One that says nothing in time is neither there nor away."""
+        no attempt."""
         if errand.delivery.channel is not Channel.WEBHOOK:
             return
         turns = self._turns[Channel.WEBHOOK]
-        if error is None or isinstance(error, Answered):
-            turns.met(errand.receiver)
-        elif is_away(error):
+        if error is not None and is_away(error):
             turns.missed(errand.receiver, _told(error))
+        else:
+            turns.met(errand.receiver)
 
     def _note_failure(self, errand: _Errand, error: Exception) -> None:
         delivery = errand.delivery

@@ -138,8 +138,7 @@ class Outbox:
             return
         if references := self._results.needed(run, number, shared.references):
             if len(self._reading) >= _MOST_READING:
-                self._spilled = True
-                return
+                return  # found by a later sweep: at once, it would be asked for all the time that the store is away
             self._in_flight[key] = _Flight(task, was_taken=False)
             self._reading[key] = asyncio.create_task(
                 self._read_and_line_up(key, run, references, dead), name="large results"

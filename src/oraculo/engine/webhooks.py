@@ -43,17 +43,14 @@ class NotPosted(Exception):
     """In words for people."""
 
 
-class Answered(NotPosted):
-    """Its receiver is there, and did not take it."""
-
-
 class NotReached(NotPosted):
     """Known at once, and of every other webhook of its receiver too."""
 
 
 def is_away(error: Exception) -> bool:
-    """Whether it tells that the receiver is. One that says nothing may be slow: that takes its time, and no other's."""
-    return isinstance(error, (NotReached, httpx2.TransportError))
+    """Whether it tells that the receiver is. One that says nothing, or hangs up, is there: that may be so of one path
+    alone, and takes its time, and no other's."""
+    return isinstance(error, (NotReached, httpx2.ConnectError, httpx2.ProxyError))
 
 
 class Webhooks:
@@ -65,7 +62,7 @@ class Webhooks:
     async def send(self, run_id: str, url: str, edition: int, aggregate: bytes) -> None:
         status = await self._post(url, aggregate, self._headers(run_id, edition, aggregate))
         if not 200 <= status < 300:
-            raise Answered(f"answered {status}; a 2xx is awaited")
+            raise NotPosted(f"answered {status}; a 2xx is awaited")
 
     def _headers(self, run_id: str, edition: int, aggregate: bytes) -> dict[str, str]:
         """The id is the same at every attempt of one edition, so that the receiver can tell a repeat."""

@@ -291,18 +291,20 @@ class WorkerCheck:
         return State.NOTED, f"{told}: an engine's, perhaps; if not, {right}"
 
     async def _untaken(self, waiting: int) -> _Finding | None:
-        """It may be of others, so it is looked at, where it is not too much: None when nothing of it was answered."""
-        if not self._is_alone and waiting < len(self._given_ids):
+        """It may be of others, so it is looked at, where it is not too much: None when nothing of it was answered.
+        Where a broker does not tell what is held nobody can read beside a queue: it is left to those who work."""
+        state = await self._state(self._physical)
+        if state is None or state.unacked is None or not (self._is_alone or waiting >= len(self._given_ids)):
             return None
         answered = await self._withdraw()
         if answered == 0:
             return None
         right = "on Redis read with XREADGROUP in the group of that name, on NATS by its durable consumer"
         beside = f"the worker reads beside the queue; {right}"
-        if answered is None and not self._is_alone:
+        if answered is None:
             told = f"{waiting} more messages wait in {self._physical} than before"
             return State.NOTED, f"{told}: an engine's, perhaps; if not, {beside}"
-        told = f"{answered or waiting} messages that were answered still wait in {self._physical}"
+        told = f"{answered} messages that were answered still wait in {self._physical}"
         raise _Failed(f"{told}: {beside}")
 
     async def _left(self) -> "_Left":
@@ -438,20 +440,22 @@ class WorkerCheck:
                 await self._broker.discard(queue, ours)
 
     async def _withdraw(self) -> int | None:
-        """Takes back commands that nobody took. Those of others are given back by closing. Returns how many had been
-        answered all the same; None where too many wait."""
+        """Takes back commands that nobody took. Those of others are given back by closing, and no more are taken than
+        wait now: where work comes without a pause, it is not to end here. Returns how many had been answered all the
+        same; None where too many wait."""
         state = await self._state(self._physical)
         if state is None or not state.ready:
             return 0
         if state.ready > MOST_FOREIGN:
             return None
-        answered = 0
-        consumer = await self._broker.consume(self._physical, prefetch=MOST_FOREIGN)
+        answered, left = 0, state.ready
+        consumer = await self._broker.consume(self._physical, prefetch=left)
         try:
             with suppress(TimeoutError):
-                while True:
+                while left > 0:
                     async with asyncio.timeout(_GRACE):
-                        taken = await consumer.take(MOST_FOREIGN)
+                        taken = await consumer.take(left)
+                    left -= len(taken)
                     ours = [each for each in taken if self._mark.encode() in each.body]
                     answered += sum(self._was_answered(each.body) for each in ours)
                     await consumer.ack(ours)

@@ -19,9 +19,10 @@ class Failure(NamedTuple):
 def failure_of(error: BaseException) -> Failure:
     """What a handler's exception says to its run. Of a group, as a TaskGroup raises it, its members speak: the group's
     own text tells only how many there are."""
-    first, *others = _members(error)
-    more = f" (and {len(others)} more)" if others else ""
-    return Failure(describe(first) + more, retry=not any(isinstance(each, DoNotRetry) for each in (first, *others)))
+    members = _members(error)
+    final = next((each for each in members if isinstance(each, DoNotRetry)), None)
+    more = f" (and {len(members) - 1} more)" if len(members) > 1 else ""
+    return Failure(describe(final or members[0]) + more, retry=final is None)
 
 
 def _members(error: BaseException) -> list[BaseException]:

@@ -50,6 +50,9 @@ class WorkerLog:
                 print(told.encode("ascii", "backslashreplace").decode(), file=sys.stderr)
 
 
+_MOST_TOLD = 20  # exceptions of one failure that are looked at: enough to tell it from another
+
+
 class FailureLog:
     """Of what handlers raise. Where all attempts fail, their traces would take more of the event loop than the attempts
     themselves: that of the same failure is written once a minute, and none of one that was raised on purpose."""
@@ -58,7 +61,7 @@ class FailureLog:
         self._repeats = Repeats()
 
     def tell(self, log: WorkerLog, handler: str, error: BaseException, reason: str, *, on_purpose: bool) -> None:
-        same = handler, type(error), _way(error)
+        same = handler, *map(_way, _story(error))
         times = 0 if on_purpose else self._repeats.times(same, time.monotonic())
         if times:
             log.error("handler failed", handler=handler, exc_info=error, **_often(times))
@@ -66,9 +69,21 @@ class FailureLog:
             log.error("handler failed", handler=handler, reason=shortened(reason))
 
 
-def _way(error: BaseException) -> int:
+def _story(error: BaseException) -> list[BaseException]:
+    """It, and what its trace tells of besides: what it came of, and the members of a group."""
+    told, rest = list[BaseException](), [error]
+    while rest and len(told) < _MOST_TOLD:
+        each = rest.pop()
+        if each not in told:
+            told.append(each)
+            rest += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+            rest += filter(None, (each.__cause__, None if each.__suppress_context__ else each.__context__))
+    return told
+
+
+def _way(error: BaseException) -> tuple[type, int]:
     """By which lines it came, in short."""
-    return hash(tuple((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)))
+    return type(error), hash(tuple((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)))
 
 
 def _often(times: int) -> dict[str, int]:

@@ -167,15 +167,17 @@ class FailoverConsumer:
             raise refusal
 
     async def extend(self, deliveries: Sequence[Delivery]) -> None:
-        """And what waits here, which nobody else knows of. Raises BrokerUnavailable when one of the brokers could not
-        be told, once all were."""
+        """And what waits here, which nobody else knows of. Raises BrokerUnavailable when the broker of one of
+        `deliveries` could not be told, once all were."""
+        asked = [owned[0] for each in deliveries if (owned := self._out.get(each.token)) is not None]
         held = dict.fromkeys(delivery.token for delivery in (*deliveries, *self._waiting))
         untold: BrokerUnavailable | None = None
         for consumer, own in _by_owner(self._out.get(token) for token in held):
             try:
                 await consumer.extend(own)
             except BrokerUnavailable as error:
-                untold = untold or error
+                if consumer in asked:
+                    untold = untold or error
         if untold is not None:
             raise untold
 

@@ -163,6 +163,8 @@ class RabbitMQConsumer:
         """One that cannot be moved now is held until it can be. Raises BrokerUnavailable when too many are held so; it
         then comes again, after a pause."""
         async with self._burying:
+            if self._fault is not None:
+                raise self._lost()
             moves: dict[Token, _Move] = {}
             for delivery, reason in letters:  # not before their turn: they may have been settled, or lost, meanwhile
                 properties = self._held.get(delivery.token)
