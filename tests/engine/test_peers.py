@@ -537,8 +537,8 @@ async def test_commands_that_an_api_is_still_sending_are_not_sent_again_by_the_e
     """Which is the only one, and does not know it."""
     slow = Slow(group.server)
     engine, front = group.member(poll=30.0), group.member(role=Role.FRONT, broker=slow)
+    engine.engine.peers.has_apis_beside = True  # before it starts, which is a sweep too
     async with acquainted(engine, front):
-        engine.engine.peers.has_apis_beside = True
         await front.submit({"destinos": ["nobody"]})
         for _ in range(3):
             await engine.engine._outbox.sweep(at_once=at_its_start)
