@@ -61,9 +61,11 @@ class FailureLog:
         self._repeats = Repeats()
 
     def tell(self, log: WorkerLog, handler: str, error: BaseException, reason: str, *, on_purpose: bool) -> None:
+        if on_purpose:
+            log.error("handler failed", handler=handler, reason=shortened(reason))
+            return
         same = handler, *map(_way, _story(error))
-        times = 0 if on_purpose else self._repeats.times(same, time.monotonic())
-        if times:
+        if times := self._repeats.times(same, time.monotonic()):
             log.error("handler failed", handler=handler, exc_info=error, **_often(times))
         else:
             log.error("handler failed", handler=handler, reason=shortened(reason))
@@ -74,7 +76,7 @@ def _story(error: BaseException) -> list[BaseException]:
     told, rest = list[BaseException](), [error]
     while rest and len(told) < _MOST_TOLD:
         each = rest.pop()
-        if each not in told:
+        if all(each is not other for other in told):  # whatever a handler's own class says of equality
             told.append(each)
             rest += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
             rest += filter(None, (each.__cause__, None if each.__suppress_context__ else each.__context__))
