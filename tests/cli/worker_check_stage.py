@@ -1,0 +1,18 @@
+"""A check of a worker, in the test's own process."""
+
+from typing import Any
+
+from oraculo.core.naming import QueueNames
+from oraculo.ports.broker import Broker
+from oraculo.ports.clock import SystemClock, SystemEntropy
+from oraculo.testing.worker_cases import Report, WorkerCheck
+
+QUEUE = "executador_x"
+
+
+def check_of(broker: Broker, prefix: str = "", **options: Any) -> WorkerCheck:
+    return WorkerCheck(broker, QueueNames(prefix), QUEUE, clock=SystemClock(), entropy=SystemEntropy(), **options)
+
+
+async def play(broker: Broker, prefix: str = "", **options: Any) -> Report:
+    return await check_of(broker, prefix, **options).play()
