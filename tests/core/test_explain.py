@@ -2,6 +2,7 @@
 
 import pytest
 
+from oraculo.core.bridge import Beyond
 from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Progressed, Redriven, Sent, TaskDue
 from oraculo.core.explain import Audience, explain
 from oraculo.core.timestamps import to_iso
@@ -114,6 +115,29 @@ def test_where_it_is_not_known_who_listens_nobody_seems_to_take_what_only_waits(
     assert "1 message waits in queue a, and nobody seems to take it);" in told(driver, a=Audience(None, 0, ready=1))
     assert "27 messages wait in queue a);" in told(driver, a=Audience(None, 1, ready=27)), "somebody is at work"
     assert "2 messages wait in queue a);" in told(driver, a=Audience(None, 0, ready=2, delayed=2)), "nobody may yet"
+
+
+def test_where_a_bridge_hands_it_on_and_how_it_is_there_is_told() -> None:
+    def told_beyond(seconds: float, beyond: Beyond | None) -> str:
+        driver = fan_out("celery://loja.cobrar?queue=alta", timeout=30).sent().at(seconds)
+        there = {} if beyond is None else {"celery://loja.cobrar?queue=alta": beyond}
+        audiences = {"ponte-celery": Audience(1, 0, is_bridged=True, beyond=there)}
+        return explain(driver.run, driver.now, audiences)
+
+    sent, queue = "sent 10 s ago to celery://loja.cobrar?queue=alta", "Celery's queue alta"
+    assert f"{sent});" in told_beyond(10, None)
+    assert f"{sent}, and 2 messages wait in {queue}, where 1 listens);" in told_beyond(
+        10, Beyond(queue, 2, listening=1)
+    )
+    assert f"{sent}, and 1 message waits in {queue}, and nobody seems to take it);" in told_beyond(
+        10, Beyond(queue, 1, held=0)
+    )
+    assert f"{sent}, and 2 messages wait in {queue});" in told_beyond(10, Beyond(queue, 2, held=1)), "in work, perhaps"
+    assert f"{sent}, and 2 messages wait in {queue});" in told_beyond(10, Beyond(queue, 2)), "it is not known"
+    assert f"{sent});" in told_beyond(10, Beyond(queue, 0, held=0))
+    assert "wait in" not in told_beyond(9, Beyond(queue, 2, listening=1)), "it may just be taken"
+    assert f"alta, and nobody listens on {queue});" in told_beyond(0, Beyond(queue, 2, listening=0))
+    assert f"alta, and {queue} is paused);" in told_beyond(0, Beyond(queue, 2, held=0, is_paused=True))
 
 
 def test_of_several_brokers_it_is_the_one_with_the_command_where_messages_wait() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import bridge as bridges
+from oraculo.core.bridge import Beyond, Bridge
 from oraculo.engine.service import Role
 from oraculo.ports.broker import Capabilities, QueueState
 from oraculo.ports.clock import SystemClock
@@ -44,6 +45,9 @@ class Idle:
         self.trouble = trouble
 
     async def start(self) -> None: ...
+
+    async def beyond(self, destination: Bridge) -> Beyond | None:
+        return Beyond(f"the queue of {destination.url}", 3, listening=0)
 
     async def stop(self) -> None: ...
 
@@ -102,6 +106,24 @@ async def test_a_bridge_that_cannot_work_is_told_for_every_queue_that_it_reads(d
         told = "; ponte bullmq cannot be used (cannot reach 127.0.0.1:1); "
         assert told in await explanation(oraculo, destination)
         assert "ponte" not in await explanation(oraculo, "text-queue")
+
+
+@pytest.mark.parametrize("destination", BEHIND_BULLMQ)
+async def test_how_it_is_where_a_bridge_hands_on_is_told(destination: str) -> None:
+    oraculo = Harness(settings=MAPPED)
+    oraculo.engine.bridges = [Idle(bridges.BULLMQ)]
+    told = ", and nobody listens on the queue of bullmq://images-queue)"
+    async with oraculo:
+        run_id = await oraculo.submit({"destinos": [destination, "text-queue"], "payload": {}})
+
+        async def explained() -> bool:
+            return told in await oraculo.operations.explain(run_id)
+
+        await until(explained, saying=told)
+        oraculo.engine.bridges = [Idle(bridges.BULLMQ, "cannot reach 127.0.0.1:1")]
+        assert not await explained(), "it cannot tell now"
+        oraculo.engine.bridges = [Idle(bridges.CELERY)]
+        assert not await explained(), "another bridge does not know"
 
 
 @pytest.mark.parametrize("destination", BEHIND_BULLMQ)

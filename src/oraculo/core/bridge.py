@@ -6,7 +6,7 @@ bridge reads that queue like a worker and answers like one, so everything else i
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -70,6 +70,16 @@ class Bridge(
             options = {"name": self.name, "attempts": str(self.attempts or "")}
         query = "&".join(f"{key}={value}" for key, value in options.items() if value)
         return f"{self.kind}://{self.target}{'?' if query else ''}{query}"
+
+
+class Beyond(NamedTuple):
+    """What the other system says of the place where commands go on."""
+
+    place: str  # for people
+    waiting: int  # that nobody has taken yet
+    held: int | None = None  # that somebody is at work on; None: it does not tell
+    listening: int | None = None  # who would take them; None: it does not tell
+    is_paused: bool = False
 
 
 def is_bridge(destination: object) -> bool:

@@ -6,9 +6,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from oraculo.core.aggregate import end_status, summary
+from oraculo.core.bridge import BULLMQ, Beyond, Bridge
 from oraculo.core.masking import masked
 from oraculo.core.naming import ANSWERS, dlq_of
-from oraculo.core.pipeline import Kind
+from oraculo.core.pipeline import Kind, Step
 from oraculo.core.run import Channel, Delivery, DeliveryStatus, Run, Task, TaskStatus
 from oraculo.core.timestamps import in_words, to_iso
 
@@ -29,6 +30,7 @@ class Audience(NamedTuple):
     at: Mapping[str, "Audience"] = MappingProxyType({})  # of several brokers, each one's
     delayed: int = 0  # those of `ready` that nobody is to take yet
     is_bridged: bool = False  # a bridge reads it, and hands the commands on to where they wait for others
+    beyond: Mapping[str, Beyond] = MappingProxyType({})  # how it is there, by the destination's URL; as far as known
 
 
 _UNKNOWN = Audience(None, 0)
@@ -101,8 +103,10 @@ def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audien
     waited = max(0.0, now - (task.sent_at or now))
     progress = "" if task.percent is None else f", {task.percent:g} % done"
     own = f", its own deadline in {in_words(max(0.0, task.deadline - now))}" if task.deadline is not None else ""
-    why = _whereabouts(step.queue, audiences.get(step.queue, _UNKNOWN), task, waited)
-    return f"'{step.id}' ({attempt}, sent {in_words(waited)} ago{progress}{own}{why})"
+    audience = audiences.get(step.queue, _UNKNOWN)
+    why = _whereabouts(step.queue, audience, task, waited) + _beyond(step, audience, waited)
+    to = "" if step.bridge is None else f" to {step.bridge.url}"
+    return f"'{step.id}' ({attempt}, sent {in_words(waited)} ago{to}{progress}{own}{why})"
 
 
 def _whereabouts(queue: str, audience: Audience, task: Task, waited: float) -> str:
@@ -160,6 +164,29 @@ def _absence(queue: str, audience: Audience, via: str | None) -> str:
         return ""
     gone = "it is no longer there" if there.consumers == 0 else f"no longer in queue {queue}"
     return f", and {gone}: whoever took it is at work, or gone, or the queue was emptied"
+
+
+def handed_on_to(step: Step) -> Bridge:
+    """By the bridge that reads the step's queue: what goes over a queue of ours goes on to its namesake in BullMQ."""
+    return step.bridge or Bridge(BULLMQ, step.queue)
+
+
+def _beyond(step: Step, audience: Audience, waited: float) -> str:
+    there = audience.beyond.get(handed_on_to(step).url)
+    if there is None:
+        return ""
+    if there.is_paused:
+        return f", and {there.place} is paused"
+    if there.listening == 0:
+        return f", and nobody listens on {there.place}"
+    if waited < _SLOW or not there.waiting:
+        return ""
+    waiting = f", and {_count(there.waiting, 'message')} {'waits' if there.waiting == 1 else 'wait'} in {there.place}"
+    if there.listening:
+        return f"{waiting}, where {there.listening} {'listens' if there.listening == 1 else 'listen'}"
+    if there.held == 0:
+        return f"{waiting}, and nobody seems to take {'it' if there.waiting == 1 else 'them'}"
+    return waiting
 
 
 def _letter(queue: str, audience: Audience, task: Task) -> str:

@@ -1,5 +1,6 @@
 """Why a run waits: what its queues, brokers and bridges say of themselves, told by `core.explain`."""
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -7,7 +8,8 @@ from typing import NamedTuple
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.aggregate import summary
-from oraculo.core.explain import NAMED, Audience, explain, not_succeeded
+from oraculo.core.bridge import Beyond, Bridge
+from oraculo.core.explain import NAMED, Audience, explain, handed_on_to, not_succeeded
 from oraculo.core.history import Happened
 from oraculo.core.run import Run, TaskStatus
 from oraculo.engine.beside import beside
@@ -24,11 +26,13 @@ _OWN_QUEUES = (naming.ANSWERS, naming.REQUESTS)
 
 class _Queues(NamedTuple):
     """Of the tasks that are open and wait for no other, of those whose commands are unsent, and of those that the
-    sentence names because nobody has answered them."""
+    sentence names because nobody has answered them. `destinations`: of the named that were sent, by queue and URL, as
+    a bridge that reads the queue would hand them on."""
 
     active: set[str]
     unsent: set[str]
     named: set[str]
+    destinations: Mapping[str, Mapping[str, Bridge]]
 
 
 class Explanation:
@@ -48,6 +52,11 @@ class Explanation:
         audiences = await self._audiences(asked, stuck) if asked and knows else {}
         audiences |= {
             queue: await self._searched(run, queue, audiences[queue]) for queue in queues.named & audiences.keys()
+        }
+        audiences |= {
+            queue: audiences[queue]._replace(beyond=await self._beyond(queue, destinations))
+            for queue, destinations in queues.destinations.items()
+            if queue in audiences and audiences[queue].is_bridged
         }
         troubles, missing = self._troubles(queues, stuck), self._missing_bridges(audiences)
         refused = await self._refused_answers(run)
@@ -133,6 +142,14 @@ class Explanation:
         bridged = set().union(*self._bridged.values()) & found.keys()
         return found | {queue: found[queue]._replace(is_bridged=True) for queue in bridged}
 
+    async def _beyond(self, queue: str, destinations: Mapping[str, Bridge]) -> dict[str, Beyond]:
+        """As far as a bridge that reads this queue runs here, and can tell."""
+        bridge = next((one for one in self._engine.bridges if queue in self._bridged[one.name]), None)
+        if bridge is None or bridge.trouble is not None:
+            return {}
+        told = await asyncio.gather(*map(bridge.beyond, destinations.values()))
+        return {url: beyond for url, beyond in zip(destinations, told, strict=True) if beyond is not None}
+
     async def _searched(self, run: Run, queue: str, audience: Audience) -> Audience:
         """For commands of the run among the dead letters, where these are few and looking takes them from nobody."""
         if not (self._engine.broker.capabilities.peeks and 0 < audience.dead_letters <= _MOST_LETTERS):
@@ -158,8 +175,13 @@ def _queues_of(run: Run) -> _Queues:
     if not run.is_open:
         named = [task for task in not_succeeded(run)[:NAMED] if task.status is TaskStatus.TIMED_OUT]
     steps = run.plan.steps
+    destinations: dict[str, dict[str, Bridge]] = {}
+    for step in (steps[task.number] for task in named if task.is_open and not task.unsent and not task.awaits_retry):
+        to = handed_on_to(step)
+        destinations.setdefault(step.queue, {})[to.url] = to
     return _Queues(
         {steps[task.number].queue for task in active},
         {steps[task.number].queue for task in active if task.unsent},
         {steps[task.number].queue for task in named},
+        destinations,
     )

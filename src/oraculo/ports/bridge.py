@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from oraculo.core.bridge import Beyond, Bridge
+
 
 class RunningBridge(Protocol):
     @property
@@ -16,6 +18,11 @@ class RunningBridge(Protocol):
 
     async def start(self) -> None:
         """Begins, and goes on trying while the other system is away. Returns at once."""
+        ...
+
+    async def beyond(self, destination: Bridge) -> Beyond | None:
+        """How the place is where commands for this destination go on; None: the other system does not tell, or not in
+        a moment: a person waits for it."""
         ...
 
     async def stop(self) -> None:

@@ -11,13 +11,14 @@ from oraculo.bridges.bullmq.events import EventReader
 from oraculo.bridges.bullmq.handover import Handover
 from oraculo.bridges.bullmq.layout import BullmqLayout, Layout
 from oraculo.bridges.bullmq.ledger import Ledger
+from oraculo.bridges.bullmq.looking import look_at
 from oraculo.bridges.bullmq.reports import Reporter
 from oraculo.bridges.bullmq.runs import Runs
 from oraculo.bridges.bullmq.server import BullmqRedis
 from oraculo.bridges.bullmq.sweep import Sweep
 from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.core.answer_writer import AnswerWriter, describe
-from oraculo.core.bridge import BULLMQ, QUEUES
+from oraculo.core.bridge import BULLMQ, QUEUES, Beyond, Bridge
 from oraculo.core.naming import QueueNames
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
@@ -96,6 +97,9 @@ class BullmqBridge:
     @property
     def trouble(self) -> str | None:
         return self._server.trouble
+
+    async def beyond(self, destination: Bridge) -> Beyond | None:
+        return await look_at(self._server.client, self._settings.prefix, destination.target)
 
     async def start(self) -> None:
         if self._tasks:

@@ -16,6 +16,7 @@ from oraculo.bridges.celery.answers import DUTY, TaskAnswers
 from oraculo.bridges.celery.connections import Address, Listener
 from oraculo.bridges.celery.events import SentTasks, TaskEvents
 from oraculo.bridges.celery.handover import QUEUE, STOP_GRACE, TaskHandover
+from oraculo.bridges.celery.looking import QueueLook
 from oraculo.bridges.celery.replies import TaskReplies
 from oraculo.bridges.celery.reports import Report
 from oraculo.bridges.celery.tasks import ReturnAddress
@@ -23,6 +24,7 @@ from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.answer_writer import AnswerWriter
+from oraculo.core.bridge import Beyond, Bridge
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Store
@@ -52,10 +54,12 @@ class CeleryBridge:
         queue = names.physical(QUEUE)
         self._telemetry = telemetry
         self._has_events = settings.events
+        self._default_queue = settings.queue
         self._app = Celery("oraculo", broker=settings.broker_url, set_as_current=False)
         if settings.key_prefix:  # it speaks to the workers by connections of its own
             self._app.conf.broker_transport_options = {"global_keyprefix": settings.key_prefix}
         self._address = Address(settings.broker_url, settings.key_prefix, names.physical(REPLIES))
+        self._look = QueueLook(self._address)
         self._sent = SentTasks()
         self._answers = TaskAnswers(broker, AnswerWriter(clock, names), self._sent, entropy, telemetry)
         self._replies = TaskReplies(self._address, self._answers, queue, self._on_loop, entropy, telemetry)
@@ -79,6 +83,9 @@ class CeleryBridge:
     def trouble(self) -> str | None:
         return self._handover.trouble or (self._threads[0].trouble if self._threads else None)
 
+    async def beyond(self, destination: Bridge) -> Beyond | None:
+        return await self._look.at(destination.queue or self._default_queue)
+
     async def start(self) -> None:
         if self._started:
             return
@@ -97,6 +104,7 @@ class CeleryBridge:
             return
         self._started = False
         await self._handover.stop()
+        self._look.close()
         for thread in self._threads:
             thread.end()
         await asyncio.gather(*(asyncio.to_thread(thread.join, STOP_GRACE) for thread in self._threads))

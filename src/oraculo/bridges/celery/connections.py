@@ -383,6 +383,23 @@ def _exists(connection: kombu.Connection, queue: kombu.Queue) -> bool:
     return True
 
 
+def queue_counts(address: Address, name: str) -> tuple[int, int | None]:
+    """How many messages wait in a queue, and how many listen to it; None: the broker does not tell. By a connection of
+    its own. Raises CeleryAway."""
+    connection = address.connection()
+    is_amqp = connection.transport.driver_type == "amqp"
+    try:
+        with address.faults(connection), _Fuse(connection):
+            address.connect(connection)
+            with _channel(connection) as channel:
+                found = kombu.Queue(name, channel=channel).queue_declare(passive=True)
+        return int(found.message_count), int(found.consumer_count) if is_amqp else None
+    except QueueAway:
+        return 0, 0
+    finally:
+        _close(connection)
+
+
 @contextlib.contextmanager
 def _channel(connection: kombu.Connection) -> Iterator[Any]:
     """One to ask something of the broker. When it says no the channel is not over: the client opens it again."""

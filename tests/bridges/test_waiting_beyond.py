@@ -1,0 +1,103 @@
+"""Why a step behind a bridge waits: BullMQ's Redis and Celery's broker are asked how it is there."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from bullmq import Queue
+from kombu import Connection
+
+from oraculo.bridges.bullmq import BullmqBridge
+from oraculo.bridges.celery import CeleryBridge
+from oraculo.core.bridge import Beyond, Bridge, read_bridge
+from oraculo.testing.harness import Harness
+from tests.bridges.celery_stage import Bridged
+from tests.bridges.node.stage import BullStage, bull_settings
+from tests.servers.fleet import Fleet
+from tests.waiting import until
+
+
+def beyond(bridge: BullmqBridge | CeleryBridge, url: str, *, is_as: Callable[[Beyond], bool]) -> Callable[[], object]:
+    destination = read_bridge(url)
+    assert isinstance(destination, Bridge)
+
+    async def look() -> Beyond | None:
+        found = await bridge.beyond(destination)
+        return found if found is not None and is_as(found) else None
+
+    return look
+
+
+async def explained(oraculo: Harness, run_id: str, part: str) -> None:
+    async def is_told() -> bool:
+        return part in await oraculo.operations.explain(run_id)
+
+    await until(is_told, within=20, saying=part)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+async def test_jobs_that_wait_in_a_queue_of_bullmq(legacy: bool, fleet: Fleet) -> None:
+    async with BullStage(bull_settings("memory://", fleet.url("redis"), legacy=legacy)) as oraculo:
+        oraculo.engine.bridges = [oraculo.bridge]
+        run_id = await oraculo.submit({"destinos": ["bullmq://videos"], "payload": {}})
+        seen = await until(
+            beyond(oraculo.bridge, "bullmq://videos", is_as=lambda found: found.waiting == 1), saying="the job"
+        )
+        assert seen == Beyond("BullMQ's queue videos", 1, held=0)
+        await oraculo.redis.lmove(oraculo.key("videos", "wait"), oraculo.key("videos", "active"))
+        assert await oraculo.bridge.beyond(Bridge("bullmq", "videos")) == Beyond("BullMQ's queue videos", 0, held=1)
+        if legacy:
+            await oraculo.redis.set(oraculo.key("videos", "meta-paused"), "1")
+        else:
+            await Queue("videos", {"connection": oraculo.redis, "prefix": oraculo.settings.bullmq.prefix}).pause()
+        await explained(oraculo, run_id, " to bullmq://videos, and BullMQ's queue videos is paused);")
+
+
+async def test_a_mark_of_bullmq_4_is_no_job_and_what_cannot_be_counted_is_not_told(fleet: Fleet) -> None:
+    async with BullStage(bull_settings("memory://", fleet.url("redis"))) as oraculo:
+        await oraculo.redis.rpush(oraculo.key("videos", "wait"), "7", "0:1700000000000")
+        assert await oraculo.bridge.beyond(Bridge("bullmq", "videos")) == Beyond("BullMQ's queue videos", 1, held=0)
+        await oraculo.redis.set(oraculo.key("fotos", "wait"), "not a list")
+        assert await oraculo.bridge.beyond(Bridge("bullmq", "fotos")) is None
+
+
+@contextlib.asynccontextmanager
+async def listening(url: str, queue: str) -> AsyncIterator[None]:
+    with Connection(url) as connection:
+        consumer = connection.SimpleQueue(queue)
+        try:
+            await asyncio.to_thread(consumer.consumer.consume)
+            yield
+        finally:
+            consumer.close()
+
+
+async def test_nobody_listens_on_a_queue_of_celery(fleet: Fleet) -> None:
+    url, queue = fleet.url("rabbitmq"), f"fila-{uuid.uuid4().hex[:8]}"
+    async with Bridged(url, queue) as oraculo:
+        await oraculo.is_heard()
+        run_id = await oraculo.submit({"destinos": ["celery://loja.cobrar"], "payload": {}})
+        await explained(oraculo, run_id, f" to celery://loja.cobrar, and nobody listens on Celery's queue {queue});")
+        async with listening(url, queue):
+            look = beyond(oraculo.bridge, "celery://loja.cobrar", is_as=lambda found: found.listening == 1)
+            assert await until(look, saying="somebody to listen")
+        missing = await oraculo.bridge.beyond(Bridge("celery", "t", queue=f"{queue}-ausente"))
+        assert missing == Beyond(f"Celery's queue {queue}-ausente", 0, listening=0)
+
+
+async def test_tasks_that_wait_in_a_redis_of_celery(fleet: Fleet) -> None:
+    queue = f"fila-{uuid.uuid4().hex[:8]}"
+    async with Bridged(fleet.url("redis"), queue) as oraculo:
+        await oraculo.is_heard()
+        await oraculo.submit({"destinos": ["celery://loja.cobrar"], "payload": {}})
+        look = beyond(oraculo.bridge, "celery://loja.cobrar", is_as=lambda found: found.waiting == 1)
+        assert await until(look, saying="the task") == Beyond(f"Celery's queue {queue}", 1)
+
+
+async def test_a_broker_of_celery_that_is_away_tells_nothing(unused_tcp_port: int) -> None:
+    async with Bridged(f"redis://127.0.0.1:{unused_tcp_port}/0", "fila") as oraculo:
+        assert await oraculo.bridge.beyond(Bridge("celery", "loja.cobrar")) is None
+        await oraculo.bridge.stop()
+        assert await oraculo.bridge.beyond(Bridge("celery", "loja.cobrar")) is None, "stopped, and asked all the same"
