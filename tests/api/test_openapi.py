@@ -54,3 +54,47 @@ async def test_a_step_that_is_taken_fits_the_document(step: dict[str, Any], serv
     assert reply.status_code == 201, reply.text
     fits("PipelinePedido", pipeline)
     fits("Pipeline", reply.json())
+
+
+async def document_of(service: Service) -> dict[str, Any]:
+    document: dict[str, Any] = (await service.client.get("/openapi.json")).json()
+    return document
+
+
+BOUNDED = [
+    ("/orquestracoes", "limit", 1, 500),
+    ("/filas/{fila}/dlq", "limit", 1, 500),
+    ("/orquestracoes/{correlation_id}/eventos", "apos", 0, 2**31 - 1),
+    ("/orquestracoes/{correlation_id}/eventos", "limite", 1, 1000),
+]
+
+
+@pytest.mark.parametrize(("path", "name", "least", "most"), BOUNDED)
+async def test_the_bounds_of_a_parameter_are_in_the_document(
+    path: str, name: str, least: int, most: int, service: Service
+) -> None:
+    parameters = (await document_of(service))["paths"][path]["get"]["parameters"]
+    schema = next(parameter["schema"] for parameter in parameters if parameter["name"] == name)
+    assert (schema["minimum"], schema["maximum"]) == (least, most)
+    accepted = Draft202012Validator(schema)
+    assert accepted.is_valid(most)
+    assert not accepted.is_valid(most + 1)
+
+
+async def test_only_what_can_break_a_rule_is_said_to_be_refused_for_it(service: Service) -> None:
+    document = await document_of(service)
+    refusing = {
+        (method, path)
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+        if "422" in operation["responses"]
+    }
+    assert refusing == {
+        ("get", "/orquestracoes"),
+        ("post", "/orquestracoes"),
+        ("get", "/orquestracoes/{correlation_id}/eventos"),
+        ("put", "/pipelines/{name}"),
+        ("get", "/filas/{fila}/dlq"),
+        ("post", "/filas/{fila}/dlq/reenviar"),
+    }
+    assert "HTTPValidationError" not in document["components"]["schemas"]

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from oraculo.api.context import Door
 from oraculo.api.openapi import problems, reply
-from oraculo.api.parameters import MAX_SEQ, OptionalSeq, RunId, when_empty
+from oraculo.api.parameters import OptionalSeq, RunId, Seq, when_empty
 from oraculo.api.paths import RUN
 from oraculo.api.preferences import EVENT_STREAM, wants_events
 from oraculo.api.replies import json_reply, json_text
@@ -44,9 +45,12 @@ async def show_history(
     request: Request,
     operations: Door,
     correlation_id: RunId,
-    apos: Annotated[int, when_empty(0), Query(ge=0, le=MAX_SEQ, description="Only entries behind this `seq`.")] = 0,
+    apos: Annotated[Seq, when_empty(0), Query(description="Only entries behind this `seq`.")] = 0,
     limite: Annotated[
-        int, when_empty(_PAGE), Query(ge=1, le=1000, description="Entries on a page; a stream has no pages.")
+        int,
+        Field(ge=1, le=1000),
+        when_empty(_PAGE),
+        Query(description="Entries on a page; a stream has no pages."),
     ] = _PAGE,
     last_event_id: Annotated[
         OptionalSeq, Header(alias="Last-Event-ID", description="Where a stream goes on; wins over `apos`.")

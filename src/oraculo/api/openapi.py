@@ -32,6 +32,7 @@ _PROBLEMS = {
     503: "The store, the broker or the object store cannot be reached now, a newer ORÁCULO wrote what is asked "
     "for, or too many large bodies are being read; try again after `Retry-After` seconds.",
 }
+_SUPPOSED = "HTTPValidationError"
 # Under whatever path a proxy puts it.
 _SERVERS: list[dict[str, str | Any]] = [{"url": ".", "description": "where this document is"}]
 _SECURITY_SCHEMES = {
@@ -110,13 +111,25 @@ def _document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
         title=TITLE, version=__version__, description=DESCRIPTION, routes=app.routes, servers=_SERVERS
     )
     components: dict[str, Schema] = document.setdefault("components", {})
-    components.setdefault("schemas", {}).update(COMPONENTS)
+    schemas: dict[str, Schema] = components.setdefault("schemas", {})
+    schemas.update(COMPONENTS)
+    _without_supposed_refusals(document, schemas)
     if with_keys:
         components["securitySchemes"] = _SECURITY_SCHEMES
         for path, operations in document["paths"].items():
             if path not in OPEN_PATHS:
                 _require_key(operations.values())
     return document
+
+
+def _without_supposed_refusals(document: dict[str, Any], schemas: dict[str, Schema]) -> None:
+    """FastAPI supposes a 422 of its own wherever a path has a parameter; ours take any text, and are not found."""
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            if _SUPPOSED in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
+    for name in (_SUPPOSED, "ValidationError"):
+        schemas.pop(name, None)
 
 
 def _require_key(operations: Any) -> None:

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from oraculo.errors import NotFound
 
-MAX_SEQ = 2**31 - 1
+_MAX_SEQ = 2**31 - 1
 BLANKS = " \t"  # that may stand around the value of a header; no others, for they may be bytes of a letter
 
 
@@ -24,17 +24,18 @@ def _without_nul(value: str) -> str:
 
 
 def when_empty(default: int) -> BeforeValidator:
-    """As `WhenGiven`, for a parameter that always has a value."""
+    """As `WhenGiven`, for a parameter that always has a value. It stands behind the bounds of that value: what comes
+    behind a validator is checked, but is not in the OpenAPI document."""
     return BeforeValidator(lambda value: default if value == "" else value)
 
 
 WhenGiven = BeforeValidator(_none_if_empty)
 _Name = Annotated[str, StringConstraints(max_length=128), AfterValidator(_without_nul)]
 _Mark = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_without_nul)]
-_Seq = Annotated[int, Field(ge=0, le=MAX_SEQ)]
+Seq = Annotated[int, Field(ge=0, le=_MAX_SEQ)]
 
 OptionalName = Annotated[_Name | None, WhenGiven]
-OptionalSeq = Annotated[_Seq | None, WhenGiven]
+OptionalSeq = Annotated[Seq | None, WhenGiven]
 Cursor = Annotated[_Mark | None, WhenGiven, Query(description="`cursor` of the page before.")]
 
 

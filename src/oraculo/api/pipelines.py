@@ -52,7 +52,7 @@ def _hash(definition: Definition) -> str:
 @router.get(
     PIPELINE,
     summary="One pipeline",
-    responses={200: reply("Its definition.", "Pipeline"), **problems(404, 422)},
+    responses={200: reply("Its definition.", "Pipeline"), **problems(404)},
 )
 async def show_pipeline(operations: Door, name: Name) -> Response:
     return json_reply(_shown(*operations.pipeline(name)))
@@ -86,7 +86,7 @@ async def put_pipeline(request: Request, shared: Shared, name: Name) -> Response
     summary="Delete a pipeline that was put here",
     description="One that it replaced, built in or of the folder, is there again afterwards.",
     status_code=204,
-    responses={204: reply("Deleted."), **problems(404, 409, 422)},
+    responses={204: reply("Deleted."), **problems(404, 409)},
 )
 async def delete_pipeline(operations: Door, name: Name) -> Response:
     await operations.delete_pipeline(name)

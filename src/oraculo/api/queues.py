@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
 from oraculo.api.bodies import JSON_KINDS, expect_kind, read_body
 from oraculo.api.context import Door, NotForWebhooks, Shared
@@ -59,7 +60,7 @@ def _queue_view(name: str, state: QueueState) -> dict[str, Any]:
 async def list_dead_letters(
     operations: Door,
     fila: Queue,
-    limit: Annotated[int, when_empty(_PAGE), Query(ge=1, le=500)] = _PAGE,
+    limit: Annotated[int, Field(ge=1, le=500), when_empty(_PAGE)] = _PAGE,
     cursor: Cursor = None,
 ) -> Response:
     _expect_name(fila)
@@ -175,7 +176,7 @@ def _ids(body: bytes) -> list[str] | None:
     DEAD_LETTERS + "/{letter_id:segment}",
     summary="Discard a dead letter",
     status_code=204,
-    responses={204: reply("Discarded."), **problems(404, 422, 502)},
+    responses={204: reply("Discarded."), **problems(404, 502)},
 )
 async def discard(operations: Door, fila: Queue, letter_id: LetterId) -> Response:
     _expect_name(fila)

@@ -4,6 +4,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import Field
 
 from oraculo.api.bodies import JSON_KINDS, expect_kind, read_body
 from oraculo.api.context import Door, NotForWebhooks, Shared
@@ -85,7 +86,7 @@ async def list_runs(
     status: Annotated[RunStatus | None, WhenGiven, Query(description="Only those in this status.")] = None,
     pipeline: Annotated[OptionalName, Query(description="Only of this pipeline or route.")] = None,
     q: Annotated[OptionalName, Query(description="Anywhere in the id or the name, any case.")] = None,
-    limit: Annotated[int, when_empty(_PAGE), Query(ge=1, le=500)] = _PAGE,
+    limit: Annotated[int, Field(ge=1, le=500), when_empty(_PAGE)] = _PAGE,
     cursor: Cursor = None,
 ) -> Response:
     page = await operations.runs(RunQuery(status=status, name=pipeline, text=q, limit=limit, cursor=cursor))
@@ -98,7 +99,7 @@ async def list_runs(
 @router.get(
     RUN + "/explicacao",
     summary="Why it is not finished, in one sentence",
-    responses={200: reply("What it waits for, until when, and what happens then.", "Explicacao"), **problems(404, 422)},
+    responses={200: reply("What it waits for, until when, and what happens then.", "Explicacao"), **problems(404)},
 )
 async def explain_run(operations: Door, correlation_id: RunId) -> Response:
     run = await operations.run(correlation_id)
@@ -111,7 +112,7 @@ async def explain_run(operations: Door, correlation_id: RunId) -> Response:
     summary="Cancel a run",
     description=_NOT_FOR_WEBHOOKS,
     dependencies=[NotForWebhooks],
-    responses={200: reply("The cancelled run.", "Orquestracao"), **problems(404, 409, 422)},
+    responses={200: reply("The cancelled run.", "Orquestracao"), **problems(404, 409)},
 )
 async def cancel_run(operations: Door, correlation_id: RunId) -> Response:
     return json_reply(await operations.view(await operations.cancel(correlation_id)))
@@ -125,7 +126,7 @@ async def cancel_run(operations: Door, correlation_id: RunId) -> Response:
     dependencies=[NotForWebhooks],
     responses={
         202: reply("The run, open again.", "Orquestracao", headers=_LOCATION),
-        **problems(404, 409, 422),
+        **problems(404, 409),
     },
 )
 async def repeat_run(operations: Door, correlation_id: RunId) -> Response:
@@ -136,7 +137,7 @@ async def repeat_run(operations: Door, correlation_id: RunId) -> Response:
 @router.get(
     RUN + "/resultados/{tarefa:segment}",
     summary="The result of one subtask, whatever its size",
-    responses={200: reply("The payload of its answer, exactly as it came.", "Resultado"), **problems(404, 422)},
+    responses={200: reply("The payload of its answer, exactly as it came.", "Resultado"), **problems(404)},
 )
 async def show_result(operations: Door, correlation_id: RunId, tarefa: TaskId) -> Response:
     return encoded_reply(await operations.result(correlation_id, tarefa))
@@ -145,7 +146,7 @@ async def show_result(operations: Door, correlation_id: RunId, tarefa: TaskId) -
 @router.get(
     RUN,
     summary="The state of a run and of each subtask",
-    responses={200: reply("The run; once it ended, with its aggregate.", "Orquestracao"), **problems(404, 422)},
+    responses={200: reply("The run; once it ended, with its aggregate.", "Orquestracao"), **problems(404)},
 )
 async def show_run(operations: Door, correlation_id: RunId) -> Response:
     return json_reply(await operations.view(await operations.run(correlation_id)))
