@@ -24,7 +24,8 @@ BIG = b'{"destinos":["escavador_x"],"payload":{"a":"' + b"x" * 2 * 1024 * 1024 +
 
 BAD_BODIES = [
     pytest.param(b"nada", 400, "", "JSON", id="not JSON"),
-    pytest.param(b"", 400, "", "JSON", id="empty"),
+    pytest.param(b"", 400, "", "not valid JSON: it is empty", id="empty"),
+    pytest.param(b" \n", 400, "", "not valid JSON: it is empty", id="blank"),
     pytest.param(b"\xff\xfe", 400, "", "UTF-8", id="not UTF-8"),
     pytest.param(b'{"destinos":["a"],"payload":{"x":"\\u0000"}}', 400, "", "NUL", id="escaped NUL"),
     pytest.param(b'{"destinos":["a\x00"]}', 400, "", "NUL", id="NUL byte"),
@@ -218,6 +219,11 @@ ODD_QUERIES: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("query", "field"), ODD_QUERIES)
 async def test_a_bad_query_is_refused(service: Service, query: dict[str, Any], field: str) -> None:
     assert_problem(await service.client.get("/orquestracoes", params=query), 422, field)
+
+
+async def test_a_long_text_is_told_how_long_it_may_be(service: Service) -> None:
+    reply = await service.client.get("/orquestracoes", params={"q": "x" * 129})
+    assert_problem(reply, 422, "q", "q: must have at most 128 characters")
 
 
 async def test_a_wrong_status_is_told_the_right_ones(service: Service) -> None:

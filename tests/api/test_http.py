@@ -21,6 +21,12 @@ async def test_an_unknown_address_is_a_problem(service: Service) -> None:
         assert_problem(await service.client.get(path), 404, None, "/docs")
 
 
+@pytest.mark.parametrize("path", ["/orquestracoes/", "/pipelines/", "/filas/x/dlq/", "/health/"])
+async def test_a_slash_too_many_is_told(path: str, service: Service) -> None:
+    assert_problem(await service.client.post(path), 404, None, "without the slash at its end there is")
+    assert "slash" not in (await service.client.get("/nada/")).text
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [

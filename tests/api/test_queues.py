@@ -160,7 +160,7 @@ async def test_those_named_are_sent_again(service: Service) -> None:
         (b"[" * 9000, 422, "", 'must be an object, as {"ids": ["1"]}, or nothing at all; got a list'),
         (b'{"ids":"1"}', 422, "ids", "must be a list of ids; got a text"),
         (b'{"ids":[1]}', 422, "ids[0]", "must be a text: the `id` of a dead letter; got a whole number"),
-        (b'{"id":["1"]}', 422, "id", "not a known field"),
+        (b'{"id":["1"]}', 422, "id", "is not a known field; did you mean 'ids'?"),
     ],
 )
 async def test_a_bad_redrive_moves_nothing(service: Service, body: bytes, status: int, field: str, word: str) -> None:
@@ -288,5 +288,6 @@ async def test_a_full_queue_is_not_told_as_a_broker_that_cannot_be_reached(
 
 async def test_unknown_queues_are_not_found(service: Service) -> None:
     assert_problem(await service.client.get("/filas/nada/dlq"), 404, None, "'nada'")
+    assert_problem(await service.client.get("/filas/nada.dlq/dlq"), 404, None, "name the queue itself, 'nada'")
     assert_problem(await service.client.post("/filas/nada/dlq/reenviar"), 404, None, "'nada'")
     assert_problem(await service.client.delete("/filas/nada/dlq/1"), 404, None, "'nada'")

@@ -88,6 +88,11 @@ def test_a_key_given_twice_in_json() -> None:
         ("", "a pipeline is an object with `steps`; got None"),
         ("just text", "a pipeline is an object with `steps`; got 'just text'"),
         ("a: 1\n---\nb: 2", "line 2, column 1"),
+        (
+            "steps:\n\t- type: a",
+            "line 2, column 1: found character that cannot start any token: a tab; indent with spaces",
+        ),
+        ("a: é\nb: @x", "line 2, column 4: found character that cannot start any token: '@'; put the text in quotes"),
         ("? [a, b]\n: 1", "line 1, column 3: a key must be a text"),
         (
             "!!python/object/apply:os.system [ls]",

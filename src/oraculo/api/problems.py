@@ -152,7 +152,7 @@ async def _invalid_parameters(request: Request, error: Exception) -> Response:
 
 
 def _our_words(message: str) -> str:
-    return message.replace("Input should be", "must be")
+    return message.replace("Input should", "must").replace("String should", "must")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -162,9 +162,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     phrase = HTTPStatus(error.status_code).phrase
     detail = error.detail
     if error.status_code == HTTPStatus.NOT_FOUND and detail == phrase:
-        detail = "There is nothing at this address; GET /docs shows what there is."
+        detail = f"There is nothing at this address{_without_slash(request)}; GET /docs shows what there is."
     problem = Problem(_urn(phrase.lower().replace(" ", "-")), phrase, error.status_code, detail)
     return problem_reply(request.scope, problem, error.headers)
+
+
+def _without_slash(request: Request) -> str:
+    path: str = request.scope["path"]
+    is_all_that_is_wrong = path.endswith("/") and _methods_at(path.rstrip("/"), request)
+    return ", but without the slash at its end there is" if is_all_that_is_wrong else ""
 
 
 def _method_not_allowed(request: Request) -> Response:
@@ -178,15 +184,19 @@ def _method_not_allowed(request: Request) -> Response:
 
 def _allowed_methods(request: Request) -> list[str]:
     """Of all routes that have this path: Starlette's own `Allow` tells only of the first."""
+    found = _methods_at(request.scope["path"], request)
+    return sorted(found | ({"HEAD"} if "GET" in found else set()) | {"OPTIONS"})
+
+
+def _methods_at(path: str, request: Request) -> set[str]:
     # Inside of what is mounted, `root_path` is longer by where that is.
     root = request.scope.get("app_root_path", request.scope.get("root_path", ""))
-    place = {"type": "http", "path": request.scope["path"], "root_path": root}
-    found = {
+    place = {"type": "http", "path": path, "root_path": root}
+    return {
         method
         for method in _METHODS
         if any(_takes(route, method, place | {"method": method}) for route in request.app.routes)
     }
-    return sorted(found | ({"HEAD"} if "GET" in found else set()) | {"OPTIONS"})
 
 
 def _takes(route: BaseRoute, method: str, scope: Scope) -> bool:

@@ -16,7 +16,7 @@ from oraculo.api.paths import DEAD_LETTERS, QUEUES
 from oraculo.api.replies import json_reply
 from oraculo.core import naming
 from oraculo.core.json_guard import HANDED_ON_DEPTH, UNREADABLE, is_too_deep, json_fault
-from oraculo.core.message import fault_of, in_our_words
+from oraculo.core.message import fault_of, in_our_words, with_nearest
 from oraculo.core.timestamps import to_iso
 from oraculo.engine.operations import Operations
 from oraculo.errors import Fault, InvalidJson, InvalidRequest, NotFound
@@ -167,7 +167,8 @@ def _ids(body: bytes) -> list[str] | None:
     try:
         return _redrive_decoder.decode(body).ids
     except msgspec.ValidationError as error:
-        raise InvalidRequest(in_our_words(fault_of(error), _RIGHT)) from None
+        fault = in_our_words(fault_of(error), _RIGHT)
+        raise InvalidRequest(with_nearest(fault, _RedriveRequest.__struct_fields__)) from None
     except UNREADABLE as error:
         raise InvalidJson(json_fault(body, error)) from None
 

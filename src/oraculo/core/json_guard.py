@@ -84,6 +84,8 @@ def _likeness(body: bytes) -> str:
 def json_fault(body: bytes, error: Exception) -> Fault:
     """Why `body` could not be read, when that is what `error` says: of half a surrogate pair msgspec may say that the
     text is truncated. Looked for only then, because it takes several times as long as reading."""
+    if not body.strip():
+        return Fault("", "not valid JSON: it is empty")
     if (fault := _encoding_fault(body)) is not None:
         return fault
     if has_half_a_pair(body):

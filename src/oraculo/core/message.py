@@ -1,11 +1,12 @@
 """The one message of the wire: its type, its schema, reading and writing it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
 
+from oraculo.core import naming
 from oraculo.core.json_guard import HANDED_ON_DEPTH, UNREADABLE, check_json_text, json_fault
 from oraculo.core.timestamps import from_iso
 from oraculo.errors import Fault, InvalidJson, InvalidMessage
@@ -82,6 +83,7 @@ _KINDS = {
 _KINDS_BY_SIGN = {b"[": "array", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
 _GOT = re.compile("got `([a-z]+)`$")
 _TWICE = ": was it encoded twice?"
+_UNKNOWN = "is not a known field"
 _PLACE = re.compile(r"\[[0-9]+\]")
 
 _decoder = msgspec.json.Decoder(Message)
@@ -93,8 +95,6 @@ _encoder = msgspec.json.Encoder()
 def decode_message(body: bytes, max_depth: int = HANDED_ON_DEPTH) -> Message:
     """Reads one message, which may be one of ours unless `max_depth` says otherwise. Raises InvalidJson or
     InvalidMessage, naming the field and what would be right."""
-    if not body:
-        raise InvalidJson(Fault("", "not valid JSON: it is empty"))
     check_json_text(body, max_depth)
     try:
         message = _decode(body)
@@ -167,7 +167,7 @@ def fault_of(error: msgspec.ValidationError) -> Fault:
         if text.startswith(opening):
             name = text.removeprefix(opening).removesuffix("`")
             field = f"{field}.{name}" if field else name
-            text = "is required" if "missing" in opening else "is not a known field"
+            text = "is required" if "missing" in opening else _UNKNOWN
     return Fault(field, text[0].lower() + text[1:] if text else "is not valid")
 
 
@@ -182,6 +182,13 @@ def in_our_words(fault: Fault, right: Mapping[str, str]) -> Fault:
     if not fault.field and got and got[1] == "str":
         return Fault("", f"{told}; got a text{_TWICE}")
     return Fault(fault.field, f"{told}; got {_KINDS.get(got[1], got[1])}" if got else told)
+
+
+def with_nearest(fault: Fault, known: Iterable[str]) -> Fault:
+    """Of an unknown field, also which of the `known` ones may be meant."""
+    if fault.problem != _UNKNOWN:
+        return fault
+    return Fault(fault.field, fault.problem + naming.nearest(fault.field.rpartition(".")[2], known))
 
 
 def valid_traceparent(text: str | None) -> str | None:

@@ -77,7 +77,7 @@ def read_pipeline(
     except _Unfit as unfit:
         raise InvalidPipeline(Fault(_place_of_unfit(source, unfit.depth) or "", str(unfit))) from None
     except yaml.YAMLError as error:
-        raise InvalidPipeline(Fault("", f"not valid YAML or JSON: {_one_line(error)}")) from None
+        raise InvalidPipeline(Fault("", f"not valid YAML or JSON: {_one_line(error, text)}")) from None
     except RecursionError:
         raise InvalidPipeline(Fault("", f"not a valid pipeline: nested deeper than {MAX_DEPTH} levels")) from None
     except _ODD as error:
@@ -218,11 +218,24 @@ def _merged(node: yaml.Node) -> list[yaml.MappingNode]:
     return [merged for merged in nodes if isinstance(merged, yaml.MappingNode)]
 
 
-def _one_line(error: yaml.YAMLError) -> str:
+def _one_line(error: yaml.YAMLError, text: bytes) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
-        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
+        hint = _hint(_character(text, mark.line, mark.column)) if "cannot start any token" in str(error.problem) else ""
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}{hint}"
     return " ".join(str(error).split())
+
+
+def _character(text: bytes, line: int, column: int) -> str:
+    lines = text.decode(errors="replace").splitlines()
+    return lines[line][column : column + 1] if line < len(lines) else ""
+
+
+def _hint(character: str) -> str:
+    """libyaml does not say which character it was."""
+    if character == "\t":
+        return ": a tab; indent with spaces"
+    return f": {character!r}; put the text in quotes" if character else ""
 
 
 def _bound(source: object) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from oraculo.core import bridge as bridges
 from oraculo.core import naming
 from oraculo.core.json_guard import check_json_text, holds_far_number, json_fault
-from oraculo.core.message import fault_of, in_our_words, object_fault
+from oraculo.core.message import fault_of, in_our_words, object_fault, with_nearest
 from oraculo.core.pipeline import (
     MAX_STEPS,
     NO_JSON,
@@ -148,11 +148,7 @@ def _decode(body: bytes) -> RunRequest:
 
 
 def _known_field_fault(fault: Fault) -> Fault:
-    if fault.problem != "is not a known field":
-        return fault
-    in_destination = fault.field.startswith("destinos")
-    known = Destination.__struct_fields__ if in_destination else FIELDS
-    return Fault(fault.field, fault.problem + naming.nearest(fault.field.rpartition(".")[2], known))
+    return with_nearest(fault, Destination.__struct_fields__ if fault.field.startswith("destinos") else FIELDS)
 
 
 def _check_payload(field: str, payload: msgspec.Raw, limits: Limits) -> None:

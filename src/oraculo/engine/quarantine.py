@@ -15,7 +15,7 @@ from typing import NamedTuple
 from oraculo.core.events import DeadLetterDiscarded, Event, Redriven
 from oraculo.core.machine import Verdict
 from oraculo.core.message import decode_message
-from oraculo.core.naming import QueueNames
+from oraculo.core.naming import QueueNames, is_dlq, source_name
 from oraculo.core.run import Run, Task, TaskStatus
 from oraculo.core.slices import pages, slices
 from oraculo.engine.beside import beside
@@ -210,7 +210,8 @@ class Quarantine:
 
     async def _expect_queue(self, queue: str) -> None:
         if not await self._broker.queues([self._names.physical(queue)]):
-            raise NotFound(f"there is no queue '{queue}'")
+            hint = f"; name the queue itself, '{source_name(queue)}'" if is_dlq(queue) else ""
+            raise NotFound(f"there is no queue '{queue}'{hint}")
 
 
 def _by_run(letters: Iterable[_Letter]) -> Iterable[list[_Letter]]:
