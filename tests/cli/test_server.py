@@ -201,6 +201,14 @@ def test_a_host_that_is_not_ours_is_one_line_and_2(tmp_path: Path) -> None:
     assert done.stderr.startswith("oraculo: --host: ")
 
 
+def test_an_address_of_another_machine_is_told_as_the_host(tmp_path: Path) -> None:
+    done = run("dev", "--host", "192.0.2.1", "--port", "0", cwd=tmp_path)  # kept for documentation by RFC 5737
+    assert done.returncode == 2
+    assert done.stderr == (
+        "oraculo: --host: 192.0.2.1 is no address of this machine; 0.0.0.0 listens on all that it has\n"
+    )
+
+
 def test_dev_runs_an_app_of_the_users_instead_of_the_sample_for_that_queue(start: Start, tmp_path: Path) -> None:
     write_app(tmp_path, "text-queue", "meu texto")
     dev = start("dev", "--pace", "0", "--app", "meus:app")

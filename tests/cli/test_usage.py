@@ -387,6 +387,12 @@ def test_a_worker_process_cannot_share_memory() -> None:
     [
         ("sem_dois_pontos", "MODULE:APP"),
         ("nao_existe:app", "there is no module 'nao_existe'"),
+        ("com_app.py:app", "there is no module 'com_app.py' in "),
+        (
+            "com_app.py:app",
+            " or installed; give the module as Python imports it, as meus_workers:app, and not its file",
+        ),
+        ("./com_app.py:app", "must be MODULE:APP; give the module as Python imports it"),
         ("com_app:outro", "no App 'outro'; it has app"),
         ("com_app:vazio", "no handlers"),
         ("quebrado:app", "RuntimeError: boom"),
@@ -416,6 +422,14 @@ def test_an_app_that_cannot_be_loaded_is_one_line(
     for command in (["serve", "--app"], ["worker"], ["worker", "--engine", "celery"]):
         assert words in complaint(invoke(*command, target, env={"ORACULO_BROKER_URL": "amqp://somewhere"}))
     sys.modules.pop("com_app", None)
+
+
+def test_a_fault_in_the_syntax_is_told_with_its_own_line_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "errado.py").write_text("\ndef f(:\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert complaint(invoke("dev", "--app", "errado:app")).endswith(" (errado.py, line 2)")
 
 
 _CLASSLESS = "class Lazy:\n    @property\n    def __class__(self): raise RuntimeError\napp = Lazy()\n"

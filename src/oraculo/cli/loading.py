@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 Found = TypeVar("Found")
+_NOT_A_FILE = "give the module as Python imports it, as meus_workers:app, and not its file"
 
 
 def load_app(target: str) -> "App":
@@ -24,6 +25,8 @@ def load_app(target: str) -> "App":
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
         raise _wrong(target, "must be MODULE:APP, as meus_workers:app")
+    if "/" in module_name:
+        raise _wrong(target, f"must be MODULE:APP; {_NOT_A_FILE}")
     module = _module(target, module_name)
     found: Any = _told(target, "looking into it", lambda: getattr(module, attribute, None))
     if not issubclass(type(found), App):  # isinstance() asks a lazy object for its class, and it may raise anything
@@ -49,7 +52,8 @@ def _imported(target: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise _wrong(target, f"there is no module '{error.name}' in {Path.cwd()} or installed") from None
+        hint = f"; {_NOT_A_FILE}" if name.endswith(".py") else ""
+        raise _wrong(target, f"there is no module '{error.name}' in {Path.cwd()} or installed{hint}") from None
 
 
 def _told(target: str, what: str, act: Callable[[], Found]) -> Found:
@@ -65,7 +69,8 @@ def _where(error: BaseException) -> str:
     from oraculo.core.answer_writer import describe
 
     told = describe(error)
-    frames = traceback.extract_tb(error.__traceback__)
+    # Of a fault in the syntax the last is Python's own, and the message names file and line.
+    frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
     return f"{told} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else told
 
 

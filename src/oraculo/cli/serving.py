@@ -63,13 +63,15 @@ def listen(host: str, port: int) -> socket.socket:
     except (socket.gaierror, UnicodeError) as error:
         raise InvalidSettings(Fault("--host", f"{host} is no address of this machine: {error}")) from None
     except OSError as error:
-        raise InvalidSettings(Fault("--port", _why_not(error, host, port))) from None
+        raise InvalidSettings(_why_not(error, host, port)) from None
 
 
-def _why_not(error: OSError, host: str, port: int) -> str:
+def _why_not(error: OSError, host: str, port: int) -> Fault:
     if error.errno == errno.EADDRINUSE:
-        return f"{port} on {host} is in use; choose another, or stop what has it"
-    return f"cannot listen on {host} port {port}: {error.strerror}"
+        return Fault("--port", f"{port} on {host} is in use; choose another, or stop what has it")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return Fault("--host", f"{host} is no address of this machine; 0.0.0.0 listens on all that it has")
+    return Fault("--port", f"cannot listen on {host} port {port}: {error.strerror}")
 
 
 def serve(
