@@ -286,19 +286,37 @@ def test_bad_settings_are_one_line(command: list[str]) -> None:
     assert "ORACULO_API_PORT" in told
 
 
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["worker", "a:b"]])
 @pytest.mark.parametrize(
     ("url", "module", "extra"),
     [
-        ("amqp://localhost", "rabbitmq", "-e '.[rabbitmq]'"),
-        ("rediss://localhost", "redis_streams", "-e '.[redis]'"),
-        ("nats://localhost", "nats", "-e '.[nats]'"),
+        ("amqp://localhost", "pika", "rabbitmq"),
+        ("rediss://localhost", "hiredis", "redis"),
+        ("nats://localhost", "nats", "nats"),
     ],
 )
-def test_a_client_that_is_not_installed_is_named_with_its_extra(
-    url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+def test_a_broker_whose_client_is_missing_is_named_with_its_extra(
+    tmp_path: Path, command: list[str], url: str, module: str, extra: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, f"oraculo.brokers.{module}", None)  # as when its import fails
-    assert extra in complaint(invoke("serve", "--port", "0", env={"ORACULO_BROKER_URL": url}))
+    """In a process of its own, where nothing has loaded the client before."""
+    (tmp_path / "a.py").write_text(
+        "from oraculo.worker import App\n\nb = App('b')\nb.queue('c')(lambda payload: payload)\n"
+    )
+    program = f"import sys\nsys.modules[{module!r}] = None\nfrom oraculo.cli.app import app\napp({command!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment(ORACULO_BROKER_URL=url),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    (told,) = done.stderr.splitlines()
+    assert told.startswith(f"oraculo: ORACULO_BROKER_URL: {url.partition(':')[0]}:// needs a client")
+    assert f"({module}" in told
+    assert told.endswith(f"pip install -e '.[{extra}]' in ORÁCULO's source folder")
 
 
 def test_the_memory_broker_takes_over_from_no_other() -> None:
