@@ -51,7 +51,7 @@ async def test_the_history_comes_in_pages(service: Service) -> None:
 
 
 async def test_a_parameter_that_was_left_empty_is_not_given(service: Service) -> None:
-    path = f"/orquestracoes/{await service.start_run(destinos=['escavador_x'])}/eventos"
+    path = f"/orquestracoes/{await ended_run(service)}/eventos"
     whole = (await service.client.get(path)).json()
     assert (await service.client.get(f"{path}?apos=&limite=")).json() == whole
 
