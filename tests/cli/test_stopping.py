@@ -1,8 +1,10 @@
 """What a signal means for those who wait, and for handlers that never end. Real processes throughout."""
 
 import signal
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import httpx2
@@ -64,6 +66,30 @@ def test_who_waits_for_a_run_is_told_that_it_was_taken(process: Process) -> None
     assert reply.status_code == 202
     assert reply.json()["correlation_id"] == "esperada"
     assert reply.json()["links"]["self"] == reply.headers["location"] == "/orquestracoes/esperada"
+
+
+def test_who_waits_for_a_store_that_takes_nothing_is_told_to_ask_again(tmp_path: Path) -> None:
+    process = Process("dev", "--no-samples", cwd=tmp_path, env={**QUICK, "ORACULO_ENGINE_STOP_GRACE": "0.5"})
+    try:
+        with (
+            httpx2.Client(base_url=process.url, timeout=30) as client,
+            closing(sqlite3.connect(tmp_path / ".oraculo" / "oraculo.db", isolation_level=None)) as another,
+            ThreadPoolExecutor() as threads,
+        ):
+            another.execute("BEGIN IMMEDIATE")  # nobody else writes meanwhile
+            waiting = threads.submit(client.post, "/orquestracoes", json={"destinos": ["ninguem"]})
+            process.says("waits for the store")
+            process.send(signal.SIGTERM)
+            reply = waiting.result(timeout=10)
+            another.execute("ROLLBACK")
+            assert process.wait() == 0
+    finally:
+        process.end()
+    assert reply.status_code == 503, reply.text
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert "stopping" in reply.json()["detail"]
+    assert reply.headers["retry-after"]
+    assert "Traceback" not in "".join(process.errors)
 
 
 def test_a_live_stream_ends_as_a_stream_should(process: Process) -> None:
