@@ -1,6 +1,7 @@
 """Large results: kept and shared, forged, lost and away."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,29 @@ async def test_a_slow_object_store_keeps_nobody_waiting_for_ever(
         with pytest.raises(ObjectsUnavailable):
             await oraculo.operations.result(run_id, "escavador_a")
     assert "not read in" in told.failures[0]
+
+
+async def test_a_process_that_stood_still_hands_out_what_it_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PATIENCE", 0.05)
+
+    class Paused(Faulty):
+        looks = 0
+
+        async def get(self, key: str) -> bytes:
+            self.looks += 1
+            if self.looks == 1:
+                time.sleep(2 * results.PATIENCE)  # noqa: ASYNC251 - as SIGSTOP does: nothing in the process goes on
+                await asyncio.sleep(0.01)  # time enough to be given up
+            return await super().get(key)
+
+    told = Told()
+    async with Harness(settings=KEPT, objects=Paused(tmp_path), telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a"]})
+        await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
+        assert (await oraculo.ended(run_id))["resultados"]["escavador_a"] == {"dados": LARGE}
+    assert not told.failures
 
 
 async def test_an_aggregate_that_is_read_for_longer_than_its_lease_is_delivered_all_the_same(

@@ -22,6 +22,7 @@ from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import Settings
 
 PATIENCE = 10.0  # seconds for all the large results of one aggregate, or of one command
+SECOND_LOOK = 1.0  # seconds: where this process stood still, the object store is not to blame for the time
 REST = 2.0  # seconds after a failure in which no command asks again, nor an aggregate after one that took too long
 _AGGREGATES_AT_ONCE = 8
 _COMMANDS_AT_ONCE = 4
@@ -73,17 +74,28 @@ class LargeResults:
         loop = asyncio.get_running_loop()
         if loop.time() < self._hangs_until:
             return
-        faults: list[str] = []
-        try:
-            async with asyncio.timeout(PATIENCE), self._aggregates, asyncio.TaskGroup() as group:
-                for name, reference in self._within_limit(references):
-                    group.create_task(self._fill_one(results, name, reference, faults))
-        except TimeoutError:
+        faults = await self._tried(results, references, PATIENCE)
+        if faults is None:
+            faults = await self._tried(results, references, SECOND_LOOK)
+        if faults is None:
             self._hangs_until = loop.time() + REST
-            faults.append(f"not read in {PATIENCE:g} s")
+            faults = [f"not read in {PATIENCE:g} s"]
         if faults:
             told = f"{len(faults)} large results of an aggregate stay references: {faults[0]}"
             self._telemetry.emit(LoopFailed("objects", told))
+
+    async def _tried(
+        self, results: dict[str, msgspec.Raw], references: Mapping[str, Reference], patience: float
+    ) -> list[str] | None:
+        """What could not be read, and why; None when it took too long."""
+        faults: list[str] = []
+        try:
+            async with asyncio.timeout(patience), self._aggregates, asyncio.TaskGroup() as group:
+                for name, reference in self._within_limit(references):
+                    group.create_task(self._fill_one(results, name, reference, faults))
+        except TimeoutError:
+            return None
+        return faults
 
     def _within_limit(self, references: Mapping[str, Reference]) -> Iterable[tuple[str, Reference]]:
         left = self._inline_bytes
