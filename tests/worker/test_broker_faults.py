@@ -318,6 +318,30 @@ async def test_an_answer_that_the_broker_refuses_does_not_hold_up_the_others(sta
     assert await stage.left("q") == (0, 0, 0)
 
 
+async def test_answers_beside_one_that_is_refused_wait_for_a_broker_that_is_lost_meanwhile(stage: Stage) -> None:
+    app = App("a")
+
+    @app.queue("q")
+    async def work(payload: dict[str, Any]) -> str:
+        return "x" * int(payload["size"])
+
+    lost = [BrokerUnavailable("away")]
+
+    def refuse(message: Outgoing) -> Exception | None:
+        if len(message.body) > 1000:
+            return BrokerError("too large")
+        return lost.pop() if b"c6" in message.body and lost else None
+
+    stage.broker.refuses = refuse
+    for size in (5000, 6, 7):
+        await stage.send("q", {"size": size}, correlation_id=f"c{size}", tarefa="t", tentativa=1)
+    async with stage.worker(app):
+        answers = {(answer := await stage.answer()).correlation_id: bytes(answer.payload) for _ in range(3)}
+    assert not lost
+    assert [b'"status":"ok"' in answers[run] for run in ("c5000", "c6", "c7")] == [False, True, True]
+    assert await stage.left("q") == (0, 0, 0)
+
+
 async def test_a_command_whose_answer_can_go_nowhere_is_dead_lettered(stage: Stage) -> None:
     app, runs = counting_app()
     stage.broker.refuses = lambda message: BrokerError("no such name") if message.queue == "bad name" else None

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from oraculo.errors import BrokerUnavailable
 from oraculo.worker import App, Context, outbox
 
-from .stage import Stage
+from .stage import Stage, quiesce
 
 
 async def test_progress_is_published_while_an_async_handler_works(stage: Stage) -> None:
@@ -117,6 +117,32 @@ async def test_later_progress_follows_by_itself(stage: Stage, monkeypatch: pytes
         first_is_out.set()
         assert (await stage.payload())["mensagem"] == "two"
         go_on.set()
+
+
+async def test_what_comes_too_soon_after_other_progress_waits_and_the_last_goes_with_the_answer(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "PROGRESS_INTERVAL", 30.0)
+    app, first_is_out, second_is_told, go_on = App("a"), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @app.queue("q")
+    async def work(payload: Any, ctx: Context) -> None:
+        ctx.progress(1, "one")
+        await first_is_out.wait()
+        ctx.progress(2, "two")
+        second_is_told.set()
+        await go_on.wait()
+
+    async with stage.worker(app):
+        await stage.send("q")
+        assert (await stage.payload())["mensagem"] == "one"
+        first_is_out.set()
+        await second_is_told.wait()
+        await quiesce()
+        assert len(stage.broker.batches) == 1
+        go_on.set()
+        assert (await stage.payload())["mensagem"] == "two"
+        assert (await stage.payload())["status"] == "ok"
 
 
 @pytest.mark.parametrize(("given", "told"), [(-5, 0.0), (250, 100.0), (33, 33.0)])
