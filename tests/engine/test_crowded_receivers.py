@@ -134,6 +134,22 @@ async def test_a_new_edition_takes_the_place_of_the_one_that_waits() -> None:
         assert not oraculo.engine._courier._turns[Channel.WEBHOOK]._bytes
 
 
+async def test_what_waits_counts_as_much_as_its_last_edition_is_large() -> None:
+    receivers = Receivers()
+    async with engine(receivers, timeout=60) as oraculo:
+        courier = oraculo.engine._courier
+        first = await ended_run(oraculo, MUTE)
+        await until(lambda: receivers.called == [first])
+        second = await ended_run(oraculo, MUTE)
+        await until(lambda: len(courier._errands) == 2, saying="one to wait for its turn")
+        courier.deliver((await oraculo.store.heads([second]))[second], bytes(5000), [0])
+        turns_of_webhooks = courier._turns[Channel.WEBHOOK]
+        assert turns_of_webhooks._bytes == 5000 + len(courier._errands[first, 0].aggregate)
+        receivers.speaks.set()
+        await courier.finished()
+        assert not turns_of_webhooks._bytes
+
+
 async def delivered_by_another(store: Store, run_id: str) -> None:
     run = Plans().restore((await store.load([run_id]))[run_id])
     changes = Changes(run)
@@ -289,6 +305,28 @@ async def test_an_engine_stops_at_once_though_many_wait_for_a_receiver_that_is_a
         async with asyncio.timeout(5):
             await courier.finished()
         assert len(courier._errands) == 19
+
+
+async def test_the_longer_a_receiver_is_away_the_longer_those_rest_who_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_FIRST_PAUSE", 600.0)
+    async with owing(Restarting(), backoff=600, max_backoff=1000) as oraculo:
+        courier = oraculo.engine._courier
+        for _ in range(2):
+            await ended_run(oraculo, GOOD)
+
+        def found() -> list[delivery._Errand]:
+            return [one for one in courier._errands.values() if courier._away(one) and not one.has_begun]
+
+        [errand] = await until(found, saying="all but the first to wait")
+        absence = courier._away(errand)
+        assert absence is not None
+        rests = []
+        for earlier in (0, 4_000, 40_000):
+            absence.since -= earlier
+            rests.append(courier._longest_rest(errand))
+        assert rests == [delivery._LONGEST_REST[Channel.WEBHOOK], pytest.approx(500, abs=5), 1000]
 
 
 async def test_what_waits_for_a_receiver_that_stays_away_is_given_up_in_the_time_of_its_attempts(

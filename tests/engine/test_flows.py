@@ -207,6 +207,22 @@ async def test_a_redrive_leaves_nothing_of_a_command_that_lies_twice_in_the_dlq(
         assert not await oraculo.operations.dead_letters("executador_x")
 
 
+async def test_a_redrive_puts_back_what_an_open_task_waits_for_and_what_no_task_does() -> None:
+    """As when a worker without the SDK rejects its command: the task is as open as it was."""
+    async with Harness() as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_x"]})
+        consumer = await oraculo.broker.consume("executador_x", prefetch=3)
+        (command,) = await consumer.take(1)
+        await consumer.dead_letter(command, "not here")
+        unknown = json.dumps(answer(run_id, tipo_evento="iniciar_execucao", tarefa="nenhuma", tentativa=1)).encode()
+        await oraculo.broker.publish([Outgoing("executador_x", unknown, reason="no such task")])
+
+        done = await oraculo.operations.redrive("executador_x")
+        assert (done.moved, done.reopened, done.obsolete) == (2, 0, 0)
+        async with asyncio.timeout(5):
+            assert [(await consumer.take(1))[0].body for _ in range(2)] == [command.body, unknown]
+
+
 async def test_an_error_that_says_do_not_retry_is_not_retried() -> None:
     journal = Journal()
     app = failing_app("executador_x", failures=None, journal=journal, for_good=True)

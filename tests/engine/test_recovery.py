@@ -396,7 +396,23 @@ async def _gone(oraculo: Harness, run_id: str) -> bool:
     return not await oraculo.store.load([run_id])
 
 
-async def test_a_message_that_breaks_the_engine_is_set_apart(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """After which messages are to be tried again, which they are at once."""
+    asked: list[float] = []
+    retry = MemoryConsumer.retry
+
+    async def at_once(self: MemoryConsumer, delivery: Delivery, delay: float, reason: str) -> None:
+        asked.append(delay)
+        await retry(self, delivery, 0.0, reason)
+
+    monkeypatch.setattr(MemoryConsumer, "retry", at_once)
+    return asked
+
+
+async def test_a_message_that_breaks_the_engine_is_set_apart(
+    monkeypatch: pytest.MonkeyPatch, delays: list[float]
+) -> None:
     from oraculo.core import machine
 
     settings = Settings(engine=EngineSettings(poll=0.05), broker=BrokerSettings(delivery_limit=2))
@@ -415,6 +431,7 @@ async def test_a_message_that_breaks_the_engine_is_set_apart(tmp_path: Path, mon
         (letter,) = await until(lambda: oraculo.operations.dead_letters("resultados"), within=20)
         assert "ZeroDivisionError" in letter.reason
         assert (await oraculo.operations.run(run_id)).head.succeeded == 1
+    assert delays == [1, 1]  # time does not mend it, so it is not to be waited for
 
 
 async def test_a_message_that_is_given_back_slowly_holds_up_no_other(
@@ -444,20 +461,12 @@ async def test_a_message_that_is_given_back_slowly_holds_up_no_other(
 
 
 async def test_answers_of_a_run_that_a_newer_version_wrote_wait_long_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, delays: list[float]
 ) -> None:
     async with Harness(store=store_at(tmp_path), settings=QUICK) as newer:
         unreadable, other = [await newer.submit({"destinos": ["escavador_a"]}) for _ in range(2)]
     with closing(sqlite3.connect(tmp_path / "oraculo.db")) as connection, connection:
         connection.execute("UPDATE runs SET status = 'novo' WHERE id = ?", [unreadable])
-    delays: list[float] = []
-    retry = MemoryConsumer.retry
-
-    async def at_once(self: MemoryConsumer, delivery: Delivery, delay: float, reason: str) -> None:
-        delays.append(delay)
-        await retry(self, delivery, 0.0, reason)
-
-    monkeypatch.setattr(MemoryConsumer, "retry", at_once)
     async with Harness(store=store_at(tmp_path), settings=QUICK) as oraculo:
         await oraculo.publish("resultados", answer(unreadable))
         await oraculo.publish("resultados", answer(other))

@@ -8,11 +8,11 @@ import pytest
 from oraculo.engine import timers
 from oraculo.engine.timers import Timers
 from oraculo.ports.store import Due, Snapshot
-from oraculo.settings import EngineSettings, Settings
+from oraculo.settings import EngineSettings, RunSettings, Settings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.stores.sqlite.connections import MEMORY
 from oraculo.testing.harness import Harness
-from tests.engine.workers import Journal, recording_app
+from tests.engine.workers import Journal, failing_app, recording_app
 from tests.waiting import until
 
 SELDOM = Settings(engine=EngineSettings(poll=60.0))  # no look but at a timer's own time
@@ -56,6 +56,13 @@ async def test_a_timer_that_comes_before_those_that_are_known_rings_in_time(know
         await until(lambda: store.next_told == 1 + (30 in known), saying="one within its sleep is looked for")
         ended = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.2}, wait=20)
         assert ended["status"] == "timeout"
+
+
+async def test_the_retry_of_a_task_rings_in_time_though_its_run_has_long() -> None:
+    settings = Settings(engine=SELDOM.engine, runs=RunSettings(backoff=0.05))
+    async with Harness(failing_app("executador_x", failures=1), settings=settings) as oraculo:
+        ended = await oraculo.run({"destinos": ["executador_x"], "timeout": 3600}, wait=20)
+        assert ended["status"] == "concluida"
 
 
 @pytest.mark.parametrize("turns", range(6))
