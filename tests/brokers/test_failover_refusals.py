@@ -296,6 +296,9 @@ async def test_what_all_of_them_refuse_is_refused(refusing: tuple[FailoverBroker
     await second.leave()
     with pytest.raises(BrokerError, match="not allowed"):
         await both.publish([Outgoing("q", b"")])
+    with pytest.raises(BrokerError, match="not allowed") as told:
+        await both.declare(["q"])
+    assert not isinstance(told.value, BrokerUnavailable)
 
 
 class Full(Named):

@@ -246,6 +246,19 @@ async def test_a_server_that_evicts_is_full_at_its_limit_alone(server: Server) -
             full.plain.config_set("maxmemory-policy", "noeviction")
 
 
+@pytest.mark.parametrize(
+    ("policy", "held", "evicts"),
+    [
+        (b"noeviction", b"keys=9,expires=9,avg_ttl=0", False),
+        (b"allkeys-lru", b"keys=9,expires=0,avg_ttl=0", True),
+        (b"volatile-lru", b"keys=9,expires=9,avg_ttl=0", True),
+        (b"volatile-lru", b"keys=9,expires=0,avg_ttl=0", False),
+    ],
+)
+def test_a_server_evicts_where_its_policy_finds_something_to_evict(policy: bytes, held: bytes, evicts: bool) -> None:
+    assert memory.evicts({b"maxmemory_policy": policy, b"db0": held}) is evicts
+
+
 async def test_of_several_brokers_the_next_takes_what_this_has_no_room_for(server: Server) -> None:
     queue = fresh_name()
     async with limited(server, LIMIT) as full:
