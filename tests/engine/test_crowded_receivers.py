@@ -102,6 +102,27 @@ async def test_what_another_engine_delivered_while_it_waited_is_not_delivered_ag
         assert receivers.called == [first, third]
 
 
+async def test_nor_is_it_if_it_was_put_off_for_longer_than_an_attempt_takes() -> None:
+    receivers = Receivers()
+    async with engine(receivers, timeout=5) as oraculo:
+        courier = oraculo.engine._courier
+        first = await ended_run(oraculo, MUTE)
+        await until(lambda: receivers.called == [first])
+        second = await ended_run(oraculo, MUTE)
+        await until(lambda: (second, 0) in courier._errands, saying="one to wait for its turn")
+        courier._move(courier._errands[second, 0], 100.0)
+        courier._errands[second, 0].is_put_off = True
+
+        async def is_put_off() -> bool:
+            return min(await dues(oraculo, [second])) > 50
+
+        await until(is_put_off)
+        await delivered_by_another(oraculo.store, second)
+        receivers.speaks.set()
+        await courier.finished()
+        assert receivers.called == [first]
+
+
 async def test_what_waited_when_an_engine_stops_is_not_left_waiting() -> None:
     receivers = Receivers()
     async with engine(receivers, timeout=60) as oraculo:

@@ -11,9 +11,9 @@ from oraculo.core.troubled import TroubledQueues
 from oraculo.engine import publishing
 from oraculo.engine.publishing import Entry, Line
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, StoreUnavailable
-from oraculo.ports.broker import Outgoing
+from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
-from oraculo.ports.telemetry import CommandsPublished, Silent
+from oraculo.ports.telemetry import CommandsPublished, PublishFailed, Silent, Telemetry
 from oraculo.settings import EngineSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
 from tests.engine.broker_stage import Told
@@ -47,25 +47,59 @@ async def all_of_them(entries: Sequence[Entry], have_waited: bool) -> Sequence[E
     return entries
 
 
-async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a link that needs longer for all of them than a broker has to confirm them would never carry any."""
-    monkeypatch.setattr(publishing, "PUBLISHED_BYTES", 100)
-    await moody.start()
-    line = Line(
-        moody,
+def line_to(broker: Broker, telemetry: Telemetry) -> Line:
+    return Line(
+        broker,
         SystemClock(),
-        Silent(),
+        telemetry,
         lambda keys, vias, started: None,
         lambda entries, error: None,
         all_of_them,
         TroubledQueues(60.0),
     )
+
+
+async def test_a_batch_is_bounded_by_its_bytes(moody: Moody, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a link that needs longer for all of them than a broker has to confirm them would never carry any."""
+    monkeypatch.setattr(publishing, "PUBLISHED_BYTES", 100)
+    await moody.start()
+    line = line_to(moody, Silent())
     for number, size in enumerate((60, 40, 1, 500, 100)):
         line.add((f"r{number}", 0, 1, False), Outgoing("executador_a", b"x" * size))
     running = asyncio.create_task(line.run())
     await asyncio.wait_for(line.flushed(), 5)
     running.cancel()
     assert moody.batches == [[60, 40], [1], [500], [100]]
+    await moody.close()
+
+
+@pytest.mark.parametrize("fault", [NotTaken("full", [None]), BrokerError("not for you"), BrokerUnavailable("away")])
+async def test_what_is_not_published_is_told(moody: Moody, fault: BrokerError) -> None:
+    moody.fault, told = fault, Told()
+    await moody.start()
+    line = line_to(moody, told)
+    line.add(("r", 0, 1, False), Outgoing("executador_ruim", b""))
+    running = asyncio.create_task(line.run())
+    await until(lambda: told.of(PublishFailed), saying="it to be told")
+    running.cancel()
+    assert told.of(PublishFailed)[0] == PublishFailed(1, str(fault))
+    await moody.close()
+
+
+async def test_however_often_a_broker_was_tried_the_next_try_is_not_far(
+    moody: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(publishing, "_LONGEST_PAUSE", 0.004)
+    moody.fault = BrokerUnavailable("away")
+    await moody.start()
+    line = line_to(moody, Silent())
+    line.add(("r", 0, 1, False), Outgoing("executador_ruim", b""))
+    running = asyncio.create_task(line.run())
+    await until(lambda: moody.refusals >= 20, saying="many tries")
+    moody.fault = None
+    await asyncio.wait_for(line.flushed(), 5)
+    running.cancel()
     await moody.close()
 
 

@@ -5,10 +5,11 @@ import os
 import re
 import resource
 import shutil
+import sqlite3
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from oraculo.core.events import Sent
 from oraculo.core.run import Changes
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.stores.sqlite import SqliteStore, lanes
+from oraculo.stores.sqlite.connections import ours
 from oraculo.testing.store_runs import (
     assert_stored,
     change,
@@ -132,6 +134,23 @@ async def test_a_schema_that_was_changed_underneath_is_no_fault_of_what_is_commi
         look(path, statement)
         with pytest.raises(StoreRefuses, match=told):
             await store.commit([], [changed(run, Sent(0, 1))])
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind"),
+    [
+        ("SELEC 1", StoreError),
+        ("INSERT INTO one VALUES (NULL)", StoreError),
+        ("SELECT * FROM another", StoreRefuses),
+        ("ROLLBACK", StoreError),
+    ],
+)
+def test_what_is_wrong_with_a_statement_is_not_waited_for(statement: str, kind: type[StoreError]) -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE one (n INTEGER NOT NULL)")
+        with pytest.raises(sqlite3.Error) as caught:
+            connection.execute(statement)
+    assert type(ours(caught.value, "oraculo.db")) is kind
 
 
 async def test_a_quota_that_is_used_up_is_no_fault_of_what_is_committed(path: str) -> None:
