@@ -469,6 +469,25 @@ async def test_what_is_known_to_be_taken_is_told_though_no_broker_takes_the_rest
     await both.close()
 
 
+async def test_who_reads_does_not_knock_at_one_that_is_away(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe does, for all of them: there may be many queues."""
+    both, first, _ = two
+    consume, asked = first.consume, list[str]()
+
+    async def counted(queue: str, *, prefetch: int) -> Consumer:
+        asked.append(queue)
+        consumer: Consumer = await consume(queue, prefetch=prefetch)
+        return consumer
+
+    monkeypatch.setattr(first, "consume", counted)
+    await both.consume("q", prefetch=1)
+    await first.leave()
+    await until(lambda: troubles(both)["first"], saying="the first to be away")
+    probed, tried = first.starts, len(asked)
+    await until(lambda: first.starts >= probed + 10, saying="many probes")
+    assert len(asked) <= tried + 1  # one may have been on its way
+
+
 async def test_an_answer_goes_back_by_the_broker_that_brought_its_command(two: Two) -> None:
     both, first, second = two
     consumer = await both.consume("commands", prefetch=5)

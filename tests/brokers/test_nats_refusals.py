@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from oraculo.brokers.nats import NatsBroker
+from oraculo.brokers.nats.outgoing import Refusals
+from oraculo.brokers.nats.replies import Request
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import NotTaken, Outgoing
 from tests.brokers import nats_stage as stage
@@ -170,6 +172,24 @@ async def test_a_queue_that_we_may_not_send_to_holds_up_no_other() -> None:
                 await broker.publish(numbered("bad", 2))
             assert not isinstance(refused.value, BrokerUnavailable), "a worker has to know that waiting does not help"
             assert await ready(broker, "good", 2)
+
+
+@pytest.mark.parametrize(
+    ("faults", "kind"),
+    [
+        ([BrokerError("no right"), BrokerError("no right")], BrokerError),
+        ([BrokerError("no right"), BrokerUnavailable("no leader")], NotTaken),
+    ],
+)
+def test_letters_that_none_of_their_queues_will_take_are_refused(
+    faults: list[BrokerError], kind: type[BrokerError]
+) -> None:
+    refusals, requests = Refusals(), [Request(f"q{number}", b"") for number in range(len(faults))]
+    for request, fault in zip(requests, faults, strict=True):
+        refusals.note_down(request, fault)
+    with pytest.raises(BrokerError, match="no right") as told:
+        refusals.raise_any()
+    assert type(told.value) is kind
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ async def all_of_them(entries: Sequence[Entry], have_waited: bool) -> Sequence[E
     return entries
 
 
-def line_to(broker: Broker, telemetry: Telemetry) -> Line:
+def line_to(broker: Broker, telemetry: Telemetry, refusing: TroubledQueues | None = None) -> Line:
     return Line(
         broker,
         SystemClock(),
@@ -55,7 +55,7 @@ def line_to(broker: Broker, telemetry: Telemetry) -> Line:
         lambda keys, vias, started: None,
         lambda entries, error: None,
         all_of_them,
-        TroubledQueues(60.0),
+        TroubledQueues(60.0) if refusing is None else refusing,
     )
 
 
@@ -83,6 +83,23 @@ async def test_what_is_not_published_is_told(moody: Moody, fault: BrokerError) -
     await until(lambda: told.of(PublishFailed), saying="it to be told")
     running.cancel()
     assert told.of(PublishFailed)[0] == PublishFailed(1, str(fault))
+    await moody.close()
+
+
+async def test_a_queue_that_takes_again_is_no_longer_in_doubt_though_another_of_the_batch_is_full(
+    moody: Moody,
+) -> None:
+    moody.fault = NotTaken("full", ["memory", None])
+    await moody.start()
+    refusing, now = TroubledQueues(60.0), asyncio.get_running_loop().time()
+    refusing.note(["executador_bom"], "was full", now)
+    line = line_to(moody, Silent(), refusing)
+    for queue in ("executador_bom", "executador_ruim"):
+        line.add((queue, 0, 1, False), Outgoing(queue, b""))
+    running = asyncio.create_task(line.run())
+    await asyncio.wait_for(line.flushed(), 5)
+    running.cancel()
+    assert refusing.told(now) == {"executador_ruim": "full"}
     await moody.close()
 
 
