@@ -13,6 +13,7 @@ import pytest
 from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, BLOCKED, Channel, Refused
+from oraculo.brokers.rabbitmq.publisher import NotConfirmed
 from oraculo.brokers.rabbitmq.wire import Parcel
 from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -445,6 +446,25 @@ class TestPolicies:
             monkeypatch.setattr(broker._quarantine, "_publish", refuse)
             for _ in range(2):
                 assert await broker.dead_letters(queue, limit=10) == first
+
+    async def test_letters_of_which_some_cannot_be_published_anew_are_there_once(
+        self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with running(url) as broker:
+            await broker.publish([Outgoing(queue, b"%d" % n, reason="kept") for n in range(3)])
+            await letters(broker, queue, 3)
+            publish, was_asked = broker._quarantine._publish, asyncio.Event()
+
+            async def take_all_but_one(parcels: Sequence[Parcel]) -> None:
+                was_asked.set()
+                await publish(parcels[1:])
+                raise NotConfirmed(parcels[:1], len(parcels))
+
+            monkeypatch.setattr(broker._quarantine, "_publish", take_all_but_one)
+            for _ in range(2):
+                found = await broker.dead_letters(queue, limit=10)
+                assert sorted(letter.body for letter in found) == [b"0", b"1", b"2"]
+            assert was_asked.is_set()
 
 
 # -- deaf consumers and queues that vanish --------------------------------------------------------------------------

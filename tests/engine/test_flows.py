@@ -207,6 +207,19 @@ async def test_a_redrive_leaves_nothing_of_a_command_that_lies_twice_in_the_dlq(
         assert not await oraculo.operations.dead_letters("executador_x")
 
 
+async def test_a_redrive_of_the_command_of_an_earlier_attempt_opens_nothing() -> None:
+    async with Harness(failing_app("executador_x", failures=None), settings=FAST_RETRY) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["executador_x"]})
+        ended = await oraculo.ended(run_id)
+        (last,) = await until(lambda: oraculo.operations.dead_letters("executador_x"))
+        first = json.dumps(json.loads(last.body) | {"tentativa": 1}).encode()
+        await oraculo.broker.publish([Outgoing("executador_x", first, reason="put here by hand")])
+        _, letter = await oraculo.operations.dead_letters("executador_x")
+        done = await oraculo.operations.redrive("executador_x", [letter.id])
+        assert (done.moved, done.reopened, done.obsolete) == (0, 0, 1)
+        assert await oraculo.ended(run_id) == ended
+
+
 async def test_a_redrive_puts_back_what_an_open_task_waits_for_and_what_no_task_does() -> None:
     """As when a worker without the SDK rejects its command: the task is as open as it was."""
     async with Harness() as oraculo:
