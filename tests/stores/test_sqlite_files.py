@@ -167,6 +167,33 @@ async def test_a_quota_that_is_used_up_is_no_fault_of_what_is_committed(path: st
         await assert_stored(store, big)
 
 
+async def test_a_start_without_room_for_the_index_of_the_log_tells_that_the_disk_may_be_full(path: str) -> None:
+    async with opened(path) as store:
+        await create(store, run := make_run("a"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    store = SqliteStore(path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+    try:
+        with pytest.raises(StoreError, match=r"disk I/O error \(SQLITE_IOERR_SHMSIZE\): is the disk full"):
+            await store.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        await store.close()
+    async with opened(path) as store:
+        await assert_stored(store, run)
+
+
+@pytest.mark.parametrize("place", ["FSYNC", "DIR_FSYNC", "TRUNCATE", "SHMOPEN", "SHMMAP"])
+def test_a_disk_that_is_full_is_no_fault_of_what_is_committed_wherever_it_shows(place: str) -> None:
+    """A network disk, and one that is promised more than there is, tells it when the file is synced."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = f"SQLITE_IOERR_{place}"
+    error.sqlite_errorcode = getattr(sqlite3, error.sqlite_errorname)
+    told = ours(error, "o.db")
+    assert isinstance(told, StoreRefuses)
+    assert str(told).startswith(f"SQLite file o.db: disk I/O error (SQLITE_IOERR_{place}): is the disk full")
+
+
 async def test_a_damaged_page_is_no_fault_of_what_is_committed(path: str) -> None:
     async with opened(path) as store:
         await create(store, run := make_run("a"))

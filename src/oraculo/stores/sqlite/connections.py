@@ -177,8 +177,21 @@ def _statements(script: str) -> Iterator[str]:
 
 # -- the border: SQLite's errors become ours ------------------------------------------------------------------------
 
+# A disk that is full or over its quota tells it to SQLite in many places, by codes of their own: only a write of the
+# file itself that finds no space is SQLITE_FULL. What cannot be read is not among them: it may be of one run alone.
+_OF_THE_DISK = frozenset(
+    {
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_FSYNC,
+        sqlite3.SQLITE_IOERR_DIR_FSYNC,
+        sqlite3.SQLITE_IOERR_TRUNCATE,
+        sqlite3.SQLITE_IOERR_SHMOPEN,
+        sqlite3.SQLITE_IOERR_SHMSIZE,
+        sqlite3.SQLITE_IOERR_SHMMAP,
+    }
+)
 # They speak of the file, the disk or another process, and of no batch: nobody's is taken until that is mended.
-_REFUSALS = frozenset(
+_REFUSALS = _OF_THE_DISK | frozenset(
     {
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_LOCKED,
@@ -188,7 +201,6 @@ _REFUSALS = frozenset(
         sqlite3.SQLITE_READONLY,
         sqlite3.SQLITE_CORRUPT,
         sqlite3.SQLITE_NOTADB,
-        sqlite3.SQLITE_IOERR_WRITE,  # what a quota, or a limit on the size of files, is to SQLite
     }
 )
 # What SQLite says to a program that knows another schema than the file has; there is no code for it.
@@ -206,9 +218,15 @@ def translated(path: str) -> Iterator[None]:
 
 
 def ours(error: Exception, path: str) -> StoreError:
-    told = _kind_of(error)(f"SQLite file {path}: {error}")
+    told = _kind_of(error)(f"SQLite file {path}: {_in_words(error)}")
     told.__cause__ = error
     return told
+
+
+def _in_words(error: Exception) -> str:
+    if getattr(error, "sqlite_errorcode", 0) not in _OF_THE_DISK:
+        return str(error)
+    return f"{error} ({getattr(error, 'sqlite_errorname', '')}): is the disk full, over its quota or read-only?"
 
 
 def _kind_of(error: Exception) -> type[StoreError]:
