@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,28 @@ async def test_an_object_store_that_hangs_costs_no_answer(
     monkeypatch.setattr(large, "PATIENCE", 0.05)
     payload = await answered(stage, app_that(LARGE), {}, Stuck(tmp_path), tarefa="executador_b")
     assert payload["resultado"] == LARGE
+
+
+@pytest.mark.parametrize("with_room", [0, 1], ids=["no thread", "one thread"])
+async def test_a_system_without_room_for_threads_costs_no_answer(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_room: int
+) -> None:
+    """The handler has done its work: it is not told as failed, nor called again."""
+    await (await claimed(tmp_path)).close()
+    seen, start = list[Any](), threading.Thread.start
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # none has started yet
+    started: list[threading.Thread] = []
+
+    def start_some(thread: threading.Thread) -> None:
+        if len(started) >= with_room:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    payload = await answered(stage, app_that(LARGE, seen), {}, FolderObjects(tmp_path), tarefa="executador_b")
+    assert payload == {"status": "ok", "resultado": LARGE}
+    assert len(seen) == 1
 
 
 # -- what a client is given ---------------------------------------------------------------------------------------

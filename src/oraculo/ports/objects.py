@@ -5,14 +5,18 @@ ObjectsError (refused).
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Protocol
+from functools import partial
+from typing import ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from oraculo.core.reference import Reference, make_reference
-from oraculo.errors import ObjectLost
+from oraculo.errors import ObjectLost, ObjectsUnavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class RunFolder(msgspec.Struct, frozen=True, gc=False):
@@ -71,8 +75,7 @@ async def put_result(
 ) -> Reference:
     """Hashing takes a while: it is done in a thread, too; in one of `threads`, or of the event loop's own, where others
     may keep it waiting."""
-    loop = asyncio.get_running_loop()
-    reference = await loop.run_in_executor(threads, make_reference, run_id, task, payload)
+    reference = await in_thread(threads, make_reference, run_id, task, payload)
     await objects.put(run_id, reference.key, payload)
     return reference
 
@@ -80,6 +83,16 @@ async def put_result(
 async def get_result(objects: Objects, reference: Reference, threads: Executor | None = None) -> bytes:
     """Raises ObjectLost when it is not there, or is not what was put."""
     payload = await objects.get(reference.key)
-    if not await asyncio.get_running_loop().run_in_executor(threads, reference.names, payload):
+    if not await in_thread(threads, reference.names, payload):
         raise ObjectLost(f"{reference.key} is not what was put: its size or SHA-256 differs")
     return payload
+
+
+async def in_thread(threads: Executor | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """In one of `threads`, or of the event loop's own. Raises ObjectsUnavailable when the system has no room for one
+    more: that says nothing of the result, which may have taken a worker hours."""
+    try:
+        done = asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
+    except (RuntimeError, MemoryError) as error:
+        raise ObjectsUnavailable(str(error) or type(error).__name__) from error
+    return await done

@@ -1,11 +1,11 @@
 """File systems block: they are called in threads of their own, so that a slow one keeps nobody else waiting."""
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from oraculo.errors import ObjectsUnavailable
+from oraculo.ports.objects import in_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,8 +25,7 @@ class Threads:
             raise ObjectsUnavailable("it is closed")
         if self._executor is None:
             self._executor = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="oraculo-objects")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
+        return await in_thread(self._executor, function, *args, **kwargs)
 
     def close(self) -> None:
         self._closed = True
