@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx2
 import pytest
@@ -125,6 +126,23 @@ async def test_an_open_run_is_told_as_it_goes(service: Service) -> None:
         await exchange.finished()
     assert [event["event"] for event in parsed(text)][-3:] == ["tarefa_concluida", "orquestracao_encerrada", "fim"]
     assert run_id not in service.engine.watchers
+
+
+async def test_a_stream_reads_and_keeps_nothing_of_its_run_but_the_history(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many may follow one run, whose results may be hundreds of megabytes."""
+    run_id = await service.start_run(destinos=["escavador_x"])
+    load = AsyncMock(wraps=service.engine.store.load)
+    monkeypatch.setattr(service.engine.store, "load", load)
+    async with Exchange(service.app, "GET", f"/orquestracoes/{run_id}/eventos", LIVE) as exchange:
+        text = await exchange.next_chunk()
+        await service.answer("escavador_x", {"dados": 1})
+        while "event: fim" not in text:
+            text += await exchange.next_chunk()
+        await exchange.finished()
+    assert parsed(text)[-1] == {"event": "fim", "data": {"correlation_id": run_id, "status": "concluida"}}
+    load.assert_not_called()
 
 
 @pytest.mark.parametrize("is_waited_for", [True, False])

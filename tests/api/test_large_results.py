@@ -42,7 +42,7 @@ async def test_a_small_result_is_there_too_and_while_the_run_is_open(service: Se
     await service.start_run(destinos=["escavador_x", "escavador_y"], correlation_id="r")
     assert_problem(await service.client.get("/orquestracoes/r/resultados/escavador_x"), 404, None, "has no result")
     await service.answer("escavador_x", {"dados": 1})
-    async for _ in service.operations.follow(await service.operations.run("r")):
+    async for _ in service.operations.follow("r"):
         reply = await service.client.get("/orquestracoes/r/resultados/escavador_x")
         if reply.status_code == 200:
             break

@@ -138,8 +138,7 @@ async def test_whoever_waits_is_let_go_when_the_engine_stops() -> None:
         waiting = asyncio.create_task(oraculo.operations.submit(body, wait=300))
 
         async def follow() -> int:
-            run = await oraculo.operations.run(run_id)
-            return sum([1 async for _ in oraculo.operations.follow(run)])
+            return sum([1 async for _ in oraculo.operations.follow(run_id)])
 
         following = asyncio.create_task(follow())
         await until(lambda: len(oraculo.engine.watchers) == 2)
@@ -165,7 +164,7 @@ async def test_whoever_follows_a_run_that_is_gone_or_waits_for_it_is_let_go() ->
         run = await oraculo.operations.run(await oraculo.submit({"destinos": ["escavador_ninguem"]}))
 
         async def follow() -> int:
-            return sum([1 async for _ in oraculo.operations.follow(run)])
+            return sum([1 async for _ in oraculo.operations.follow(run.id)])
 
         following = asyncio.create_task(follow())
         waiting = asyncio.create_task(oraculo.operations.wait(run.id, 60))

@@ -284,7 +284,7 @@ async def test_a_front_shows_events_as_they_happen_elsewhere(group: Group) -> No
     async with acquainted(engine, front):
         run_id = await engine.submit({"destinos": ["executador_x", "nobody"], "timeout": 0.5})
         run = await front.operations.run(run_id)
-        told = [entry.what.value async for entry in front.operations.follow(run)]
+        told = [entry.what.value async for entry in front.operations.follow(run.id)]
         assert told[0] == "orquestracao_iniciada"
         assert told[-1] == "orquestracao_encerrada"
         assert "tarefa_timeout" in told

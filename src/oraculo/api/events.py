@@ -18,7 +18,8 @@ from oraculo.api.paths import RUN
 from oraculo.api.preferences import EVENT_STREAM, wants_events
 from oraculo.api.replies import json_reply, json_text
 from oraculo.core.history import HistoryEntry
-from oraculo.core.run import Run
+from oraculo.core.plan import Plan
+from oraculo.core.run import RunStatus
 from oraculo.core.views import entry_view
 from oraculo.engine.operations import Operations
 from oraculo.errors import OraculoError
@@ -56,33 +57,35 @@ async def show_history(
         OptionalSeq, Header(alias="Last-Event-ID", description="Where a stream goes on; wins over `apos`.")
     ] = None,
 ) -> Response:
-    run = await operations.run(correlation_id)
+    plan = await operations.plan(correlation_id)
     if wants_events(request.headers.get("accept", "")):
-        return EventStream(_live(operations, run, apos if last_event_id is None else last_event_id))
-    entries = await operations.history(run.id, after=apos, limit=limite)
-    views = [entry_view(run.plan, entry) for entry in entries]
+        after = apos if last_event_id is None else last_event_id
+        return EventStream(_live(operations, correlation_id, plan, after))
+    entries = await operations.history(correlation_id, after=apos, limit=limite)
+    views = [entry_view(plan, entry) for entry in entries]
     return json_reply({"eventos": views, "proximo": entries[-1].seq if entries else None})
 
 
-async def _live(operations: Operations, run: Run, after: int) -> AsyncGenerator[bytes, None]:
+async def _live(operations: Operations, run_id: str, plan: Plan, after: int) -> AsyncGenerator[bytes, None]:
     """The history as it grows. An error, or the server's stop, ends the stream without `fim`: the client comes back
-    with `Last-Event-ID`."""
+    with `Last-Event-ID`. Of the run it has no more than that: many may follow one that has hundreds of megabytes of
+    results, for as long as it lasts, and all of them see its end at the same moment."""
     try:
-        source = operations.follow(run, after)
+        source = operations.follow(run_id, after)
         assert isinstance(source, AsyncGenerator), "closing it gives back the watch that it holds"
         async with aclosing(source), aclosing(_with_pauses(source)) as entries:
             async for entry in entries:
-                yield KEEPALIVE_COMMENT if entry is None else _event(run, entry)
-        last = await operations.run(run.id)
-        if not last.is_open:  # else the server stops
-            end = json_text({"correlation_id": last.id, "status": last.head.status})
+                yield KEEPALIVE_COMMENT if entry is None else _event(plan, entry)
+        status = (await operations.head(run_id)).status
+        if status is not RunStatus.RUNNING:  # else the server stops
+            end = json_text({"correlation_id": run_id, "status": status})
             yield format_sse_event(event=END, data_str=end.decode())
     except OraculoError as error:
-        _logger.warning("the event stream of run %s broke off: %s", run.id, error)
+        _logger.warning("the event stream of run %s broke off: %s", run_id, error)
 
 
-def _event(run: Run, entry: HistoryEntry) -> bytes:
-    data = json_text(entry_view(run.plan, entry)).decode()
+def _event(plan: Plan, entry: HistoryEntry) -> bytes:
+    data = json_text(entry_view(plan, entry)).decode()
     return format_sse_event(id=str(entry.seq), event=entry.what, data_str=data)
 
 

@@ -14,7 +14,8 @@ from oraculo.core.events import Cancelled, Event, Repeated
 from oraculo.core.history import HistoryEntry
 from oraculo.core.machine import Verdict
 from oraculo.core.pipeline import Definition, text_fault
-from oraculo.core.run import Run, RunStatus, Task
+from oraculo.core.plan import Plan
+from oraculo.core.run import Run, RunHead, RunStatus, Task
 from oraculo.engine.beside import beside
 from oraculo.engine.catalogue import Origin
 from oraculo.engine.explanation import Explanation
@@ -174,9 +175,20 @@ class Operations:
         """The run as it was last committed. Raises NotFound."""
         snapshot = (await self._engine.store.load([run_id])).get(run_id)
         if snapshot is None:
-            raise NotFound(f"there is no run with the correlation_id {naming.shown(run_id)}")
+            raise _no_such_run(run_id)
         restore = partial(self._engine.plans.restore, snapshot)
         return await beside(self._engine.threads, len(snapshot.tasks), restore)
+
+    async def head(self, run_id: str) -> RunHead:
+        """All of it but its tasks and their results. Raises NotFound."""
+        if (head := (await self._engine.store.heads([run_id])).get(run_id)) is None:
+            raise _no_such_run(run_id)
+        return head
+
+    async def plan(self, run_id: str) -> Plan:
+        """The run is read as a whole only where its plan is not known. Raises NotFound."""
+        plan = self._engine.plans.known((await self.head(run_id)).definition_hash)
+        return plan or (await self.run(run_id)).plan
 
     async def view(self, run: Run) -> dict[str, Any]:
         """The run as it is shown: large results are read from where they rest, as far as an aggregate brings them."""
@@ -189,12 +201,7 @@ class Operations:
     async def _task(self, run_id: str, task_id: str) -> Task | None:
         """None: the run has none of that name. Whoever wants all results of a wide run asks for one after the other, so
         the others are read only where it is not known which number it has."""
-        head = (await self._engine.store.heads([run_id])).get(run_id)
-        plan = None if head is None else self._engine.plans.known(head.definition_hash)
-        if plan is None:
-            run = await self.run(run_id)
-            return run.tasks[run.plan.by_id[task_id]] if task_id in run.plan.by_id else None
-        number = plan.by_id.get(task_id)
+        number = (await self.plan(run_id)).by_id.get(task_id)
         return None if number is None else await self._engine.store.task(run_id, number)
 
     async def runs(self, query: RunQuery) -> Page:
@@ -203,14 +210,14 @@ class Operations:
     async def history(self, run_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[HistoryEntry]:
         return await self._engine.store.history(run_id, after=after, limit=limit)
 
-    async def follow(self, run: Run, after: int = 0) -> AsyncGenerator[HistoryEntry, None]:
+    async def follow(self, run_id: str, after: int = 0) -> AsyncGenerator[HistoryEntry, None]:
         """The run's history behind `after`, and what is added to it until the run ends, or the engine stops."""
-        with self._engine.watchers.watching(run.id) as watch:
+        with self._engine.watchers.watching(run_id) as watch:
             while True:
                 watch.changed.clear()
-                head = (await self._engine.store.heads([run.id])).get(run.id)
+                head = (await self._engine.store.heads([run_id])).get(run_id)
                 ended = head is None or head.status is not RunStatus.RUNNING
-                while entries := await self.history(run.id, after=after, limit=_HISTORY_PAGE):
+                while entries := await self.history(run_id, after=after, limit=_HISTORY_PAGE):
                     for entry in entries:
                         yield entry
                     after = entries[-1].seq
@@ -243,7 +250,7 @@ class Operations:
         self._engine.inbox.put([wish])
         verdict = await patiently(wish.done)
         if verdict is None:
-            raise NotFound(f"there is no run with the correlation_id {naming.shown(run_id)}")
+            raise _no_such_run(run_id)
         return verdict
 
     # -- pipelines --------------------------------------------------------------------------------------------
@@ -332,6 +339,10 @@ class Operations:
     def _expect_accepting(self) -> None:
         if not self._engine.accepting:
             raise StoreUnavailable("the engine is starting or stopping; try again in a moment")
+
+
+def _no_such_run(run_id: str) -> NotFound:
+    return NotFound(f"there is no run with the correlation_id {naming.shown(run_id)}")
 
 
 def _why_not_repeated(run: Run) -> str:
