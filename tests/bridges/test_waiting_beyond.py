@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
 
@@ -10,7 +11,8 @@ from bullmq import Queue
 from kombu import Connection
 
 from oraculo.bridges.bullmq import BullmqBridge
-from oraculo.bridges.celery import CeleryBridge
+from oraculo.bridges.celery import CeleryBridge, looking
+from oraculo.bridges.celery.connections import Address
 from oraculo.core.bridge import Beyond, Bridge, read_bridge
 from oraculo.testing.harness import Harness
 from tests.bridges.celery_stage import Bridged
@@ -101,3 +103,48 @@ async def test_a_broker_of_celery_that_is_away_tells_nothing(unused_tcp_port: in
         assert await oraculo.bridge.beyond(Bridge("celery", "loja.cobrar")) is None
         await oraculo.bridge.stop()
         assert await oraculo.bridge.beyond(Bridge("celery", "loja.cobrar")) is None, "stopped, and asked all the same"
+
+
+@pytest.fixture
+def look() -> looking.QueueLook:
+    return looking.QueueLook(Address("redis://127.0.0.1:1/0", "", "respostas"))
+
+
+async def test_a_queue_is_looked_at_once_for_all_who_ask_and_few_queues_at_a_time(
+    look: looking.QueueLook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, may_answer = list[str](), threading.Event()
+
+    def counts(_: Address, queue: str) -> tuple[int, int]:
+        asked.append(queue)
+        may_answer.wait(10)
+        return 7, 1
+
+    monkeypatch.setattr(looking, "queue_counts", counts)
+    asking = [asyncio.create_task(look.at(queue)) for queue in ("a", "a", "b", "a", "c", "d", "e")]
+    try:
+        await until(lambda: len(asked) == 4, saying="four looks")
+    finally:
+        may_answer.set()
+    found = await asyncio.gather(*asking)
+    assert sorted(asked) == ["a", "b", "c", "d"]
+    assert found[0] == found[1] == found[3] == Beyond("Celery's queue a", 7, listening=1)
+    assert found[-1] is None, "one queue too many at once"
+    assert await look.at("e") == Beyond("Celery's queue e", 7, listening=1)
+
+
+async def test_whatever_a_look_meets_it_is_only_not_told(
+    look: looking.QueueLook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(looking, "queue_counts", fail)
+    assert await look.at("a") is None
+    monkeypatch.setattr(looking, "_PATIENCE", 0.01)
+    hangs = threading.Event()
+    monkeypatch.setattr(looking, "queue_counts", lambda *_: hangs.wait(10) and (0, 0))
+    assert await look.at("a") is None
+    hangs.set()
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    assert await look.at("b") is None

@@ -3,7 +3,7 @@
 import pytest
 
 from oraculo.core.bridge import Beyond
-from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Progressed, Redriven, Sent, TaskDue
+from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Event, Progressed, Redriven, Sent, TaskDue
 from oraculo.core.explain import Audience, explain
 from oraculo.core.timestamps import to_iso
 
@@ -118,8 +118,10 @@ def test_where_it_is_not_known_who_listens_nobody_seems_to_take_what_only_waits(
 
 
 def test_where_a_bridge_hands_it_on_and_how_it_is_there_is_told() -> None:
-    def told_beyond(seconds: float, beyond: Beyond | None) -> str:
+    def told_beyond(seconds: float, beyond: Beyond | None, *news: Event) -> str:
         driver = fan_out("celery://loja.cobrar?queue=alta", timeout=30).sent().at(seconds)
+        for event in news:
+            driver.apply(event)
         there = {} if beyond is None else {"celery://loja.cobrar?queue=alta": beyond}
         audiences = {"ponte-celery": Audience(1, 0, is_bridged=True, beyond=there)}
         return explain(driver.run, driver.now, audiences)
@@ -138,6 +140,10 @@ def test_where_a_bridge_hands_it_on_and_how_it_is_there_is_told() -> None:
     assert "wait in" not in told_beyond(9, Beyond(queue, 2, listening=1)), "it may just be taken"
     assert f"alta, and nobody listens on {queue});" in told_beyond(0, Beyond(queue, 2, listening=0))
     assert f"alta, and {queue} is paused);" in told_beyond(0, Beyond(queue, 2, held=0, is_paused=True))
+    begun = Progressed(0, 40, None)
+    assert f"{sent}, 40 % done);" in told_beyond(10, Beyond(queue, 5, held=0), begun), "somebody has taken it"
+    assert f"{sent}, 40 % done);" in told_beyond(10, Beyond(queue, 5, is_paused=True), begun)
+    assert f"40 % done, and nobody listens on {queue});" in told_beyond(10, Beyond(queue, 5, listening=0), begun)
 
 
 def test_of_several_brokers_it_is_the_one_with_the_command_where_messages_wait() -> None:

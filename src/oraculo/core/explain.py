@@ -104,7 +104,7 @@ def _task_state(run: Run, task: Task, now: float, audiences: Mapping[str, Audien
     progress = "" if task.percent is None else f", {task.percent:g} % done"
     own = f", its own deadline in {in_words(max(0.0, task.deadline - now))}" if task.deadline is not None else ""
     audience = audiences.get(step.queue, _UNKNOWN)
-    why = _whereabouts(step.queue, audience, task, waited) + _beyond(step, audience, waited)
+    why = _whereabouts(step.queue, audience, task, waited) + _beyond(step, task, audience, waited)
     to = "" if step.bridge is None else f" to {step.bridge.url}"
     return f"'{step.id}' ({attempt}, sent {in_words(waited)} ago{to}{progress}{own}{why})"
 
@@ -171,14 +171,16 @@ def handed_on_to(step: Step) -> Bridge:
     return step.bridge or Bridge(BULLMQ, step.queue)
 
 
-def _beyond(step: Step, audience: Audience, waited: float) -> str:
+def _beyond(step: Step, task: Task, audience: Audience, waited: float) -> str:
     there = audience.beyond.get(handed_on_to(step).url)
     if there is None:
         return ""
-    if there.is_paused:
-        return f", and {there.place} is paused"
     if there.listening == 0:
         return f", and nobody listens on {there.place}"
+    if task.percent is not None or task.note is not None:  # somebody has taken it
+        return ""
+    if there.is_paused:
+        return f", and {there.place} is paused"
     if waited < _SLOW or not there.waiting:
         return ""
     waiting = f", and {_count(there.waiting, 'message')} {'waits' if there.waiting == 1 else 'wait'} in {there.place}"

@@ -104,7 +104,6 @@ class CeleryBridge:
             return
         self._started = False
         await self._handover.stop()
-        self._look.close()
         for thread in self._threads:
             thread.end()
         await asyncio.gather(*(asyncio.to_thread(thread.join, STOP_GRACE) for thread in self._threads))

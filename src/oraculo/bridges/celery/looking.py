@@ -1,30 +1,58 @@
-"""How a queue of Celery's workers is, for whoever asks why a run waits. kombu blocks, so this has its own thread."""
+"""How a queue of Celery's workers is, for whoever asks why a run waits."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import contextlib
+import threading
 
-from oraculo.bridges.celery.connections import Address, CeleryAway, queue_counts
+from oraculo.bridges.celery.connections import Address, queue_counts
 from oraculo.core.bridge import Beyond
 
 _PATIENCE = 2.0  # seconds
+_AT_ONCE = 4  # queues
+
+_Asked = asyncio.Future[Beyond | None]
 
 
 class QueueLook:
+    """kombu blocks, so each look has a thread of its own, for which neither a stop nor the end of the process waits.
+    Who asks for a queue that is being looked at hears the same."""
+
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._thread: ThreadPoolExecutor | None = None  # made when somebody asks
+        self._under_way: dict[str, _Asked] = {}
 
     async def at(self, queue: str) -> Beyond | None:
         """None: it cannot be told now."""
-        self._thread = self._thread or ThreadPoolExecutor(1, "oraculo-celery-look")
-        asking = asyncio.get_running_loop().run_in_executor(self._thread, queue_counts, self._address, queue)
+        asked = self._under_way.get(queue) or self._ask(queue)
+        if asked is None:
+            return None
+        done, _ = await asyncio.wait([asked], timeout=_PATIENCE)
+        return asked.result() if done else None
+
+    def _ask(self, queue: str) -> _Asked | None:
+        if len(self._under_way) >= _AT_ONCE:
+            return None
+        loop = asyncio.get_running_loop()
+        asked: _Asked = loop.create_future()
+
+        def look() -> None:
+            found = self._found(queue)
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever would hear this
+                loop.call_soon_threadsafe(self._tell, queue, found)
+
         try:
-            waiting, listening = await asyncio.wait_for(asking, _PATIENCE)
-        except (CeleryAway, TimeoutError):
+            threading.Thread(target=look, name="oraculo-celery-look", daemon=True).start()
+        except RuntimeError:  # there is no room for one more
+            return None
+        self._under_way[queue] = asked
+        return asked
+
+    def _found(self, queue: str) -> Beyond | None:
+        try:
+            waiting, listening = queue_counts(self._address, queue)
+        except Exception:  # noqa: BLE001 - each of kombu's transports has its own errors, and a sentence is worth having without
             return None
         return Beyond(f"Celery's queue {queue}", waiting, listening=listening)
 
-    def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
-            self._thread = None
+    def _tell(self, queue: str, found: Beyond | None) -> None:
+        self._under_way.pop(queue).set_result(found)
