@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
-from oraculo.core.reference import encode_reference, read_reference
+from oraculo.core.reference import Reference, encode_reference, read_reference
 from oraculo.engine import outbox, results
 from oraculo.engine.delivery import Courier
 from oraculo.errors import MessageTooLarge, NotFound, ObjectsUnavailable
@@ -287,6 +288,32 @@ async def test_a_slow_object_store_keeps_nobody_waiting_for_ever(
         with pytest.raises(ObjectsUnavailable):
             await oraculo.operations.result(run_id, "escavador_a")
     assert "not read in" in told.failures[0]
+
+
+async def test_all_who_stood_still_together_look_again_for_what_they_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PATIENCE", 0.05)
+    monkeypatch.setattr(results, "SECOND_LOOK", 0.2)
+    asked: Counter[str] = Counter()
+
+    async def get(reference: Reference) -> bytes:
+        asked[reference.key] += 1
+        if reference.key != "at once":
+            if not asked["still"]:
+                asked["still"] += 1
+                monkeypatch.setattr(results, "PATIENCE", 30.0)  # for the turns of all; not for those that have begun
+                time.sleep(0.1)  # noqa: ASYNC251 - as SIGSTOP does: nothing in the process goes on
+            await asyncio.sleep(0.02)
+        return b"{}"
+
+    async with Harness(settings=KEPT, objects=Faulty(tmp_path)) as oraculo:
+        monkeypatch.setattr(oraculo.engine.results, "_get", get)
+        references = {key: Reference(key, 2, "") for key in ("at once", "slow")}
+        filled: list[dict[str, msgspec.Raw]] = [{} for _ in range(100)]
+        await asyncio.gather(*(oraculo.engine.results.fill(one, references) for one in filled))
+    assert all(one.keys() == references.keys() for one in filled)
+    assert asked["at once"] == 100, "what was read is not read again"
 
 
 async def test_a_process_that_stood_still_hands_out_what_it_can_read(

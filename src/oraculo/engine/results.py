@@ -71,31 +71,38 @@ class LargeResults:
 
     async def fill(self, results: dict[str, msgspec.Raw], references: Mapping[str, Reference]) -> None:
         """Puts what can be read in the place of its reference. Never raises: an aggregate is worth having without."""
-        loop = asyncio.get_running_loop()
-        if loop.time() < self._hangs_until:
+        if self._hangs():
             return
-        faults = await self._tried(results, references, PATIENCE)
-        if faults is None:
-            faults = await self._tried(results, references, SECOND_LOOK)
-        if faults is None:
-            self._hangs_until = loop.time() + REST
-            faults = [f"not read in {PATIENCE:g} s"]
+        left, faults = dict(self._within_limit(references)), list[str]()
+        try:
+            async with asyncio.timeout(PATIENCE), self._aggregates:
+                await self._fill_all(results, left, faults)
+        except TimeoutError:
+            await self._look_again(results, left, faults)
         if faults:
             told = f"{len(faults)} large results of an aggregate stay references: {faults[0]}"
             self._telemetry.emit(LoopFailed("objects", told))
 
-    async def _tried(
-        self, results: dict[str, msgspec.Raw], references: Mapping[str, Reference], patience: float
-    ) -> list[str] | None:
-        """What could not be read, and why; None when it took too long."""
-        faults: list[str] = []
+    async def _look_again(self, results: dict[str, msgspec.Raw], left: dict[str, Reference], faults: list[str]) -> None:
+        """Where this process itself stood still, the object store is not to blame for the time. Others that stood still
+        with it look again, too: their turns do not count."""
         try:
-            async with asyncio.timeout(patience), self._aggregates, asyncio.TaskGroup() as group:
-                for name, reference in self._within_limit(references):
-                    group.create_task(self._fill_one(results, name, reference, faults))
+            async with asyncio.timeout(PATIENCE), self._aggregates:
+                if not self._hangs():
+                    async with asyncio.timeout(SECOND_LOOK):
+                        await self._fill_all(results, left, faults)
         except TimeoutError:
-            return None
-        return faults
+            self._hangs_until = asyncio.get_running_loop().time() + REST
+        faults += [f"not read in {PATIENCE:g} s"] * len(left)
+
+    def _hangs(self) -> bool:
+        return asyncio.get_running_loop().time() < self._hangs_until
+
+    async def _fill_all(self, results: dict[str, msgspec.Raw], left: dict[str, Reference], faults: list[str]) -> None:
+        """`left` are in the end those of which it is not known whether they can be read."""
+        async with asyncio.TaskGroup() as group:
+            for name, reference in left.items():
+                group.create_task(self._fill_one(results, name, reference, left, faults))
 
     def _within_limit(self, references: Mapping[str, Reference]) -> Iterable[tuple[str, Reference]]:
         left = self._inline_bytes
@@ -105,12 +112,18 @@ class LargeResults:
                 yield name, reference
 
     async def _fill_one(
-        self, results: dict[str, msgspec.Raw], name: str, reference: Reference, faults: list[str]
+        self,
+        results: dict[str, msgspec.Raw],
+        name: str,
+        reference: Reference,
+        left: dict[str, Reference],
+        faults: list[str],
     ) -> None:
         try:
             results[name] = msgspec.Raw(await self._get(reference))
         except Exception as error:  # noqa: BLE001 - whatever it is, the reference stays and it is told
             faults.append(str(error) or type(error).__name__)
+        del left[name]
 
     async def aggregate(self, run: Run) -> bytes:
         references = self.references(run)
