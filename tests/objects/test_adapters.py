@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,7 +12,7 @@ import pytest
 
 from oraculo.core.reference import CLAIM, SHARDS, make_reference, run_folder
 from oraculo.errors import ObjectLost, ObjectsUnavailable
-from oraculo.ports.objects import Objects, get_result, put_result
+from oraculo.ports.objects import Objects, get_result, in_thread, put_result
 from oraculo.stores.objects import FolderObjects, RemoteObjects
 
 BODY = b'{"dados":"' + b"x" * 300_000 + b'"}'
@@ -265,3 +267,17 @@ async def test_the_claim_of_another_may_be_deleted_and_the_place_taken(tmp_path:
     assert await objects.claim("um") == "outra"
     (tmp_path / CLAIM).unlink()
     assert await objects.claim("um") == "um"
+
+
+async def test_what_found_no_thread_is_not_done_later_and_held_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    done: list[str] = []
+    with ThreadPoolExecutor(1) as threads:
+        with monkeypatch.context() as crowded:
+            crowded.setattr(threading.Thread, "start", fail)
+            with pytest.raises(ObjectsUnavailable, match="can't start new thread"):
+                await in_thread(threads, done.append, "too late")
+        await in_thread(threads, done.append, "in time")
+    assert done == ["in time"]
