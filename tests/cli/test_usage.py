@@ -448,6 +448,10 @@ def test_a_fault_in_the_syntax_is_told_with_its_own_line_and_no_other(
     (tmp_path / "errado.py").write_text("\ndef f(:\n")
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert complaint(invoke("dev", "--app", "errado:app")).endswith(" (errado.py, line 2)")
+    (tmp_path / "le_mal.py").write_text("compile('1 +', 'uma conta', 'eval')\n")
+    told = complaint(invoke("dev", "--app", "le_mal:app"))
+    assert "(uma conta, line 1)" in told
+    assert told.endswith("le_mal.py, line 1)"), "what was read so is not where it was read"
 
 
 _CLASSLESS = "class Lazy:\n    @property\n    def __class__(self): raise RuntimeError\napp = Lazy()\n"

@@ -93,6 +93,7 @@ def test_a_key_given_twice_in_json() -> None:
             "line 2, column 1: found character that cannot start any token: a tab; indent with spaces",
         ),
         ("a: é\nb: @x", "line 2, column 4: found character that cannot start any token: '@'; put the text in quotes"),
+        ("\ufeff@x: 1", "line 1, column 1: found character that cannot start any token: '@'; put the text in quotes"),
         ("? [a, b]\n: 1", "line 1, column 3: a key must be a text"),
         (
             "!!python/object/apply:os.system [ls]",

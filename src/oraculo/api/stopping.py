@@ -7,10 +7,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oraculo.api.problems import RETRY_SECONDS, Problem, problem_reply
 
-_DETAIL = (
-    "The server is stopping, and it is not known whether this was done: what it needs does not answer. Ask again in a "
-    "moment, with the same Idempotency-Key where there was one."
-)
+_STOPPING = "The server is stopping, and what this needs does not answer. Ask again in a moment"
+_IN_DOUBT = f"{_STOPPING}, with the same Idempotency-Key where there was one: it is not known whether this was done."
 
 
 class ToldOfTheStop:
@@ -34,5 +32,6 @@ class ToldOfTheStop:
         except asyncio.CancelledError:
             if scope["type"] != "http" or has_begun or not self._is_stopping():
                 raise
-            problem = Problem("urn:oraculo:problem:service-unavailable", "Service Unavailable", 503, _DETAIL)
+            detail = f"{_STOPPING}." if scope["method"] in ("GET", "HEAD") else _IN_DOUBT
+            problem = Problem("urn:oraculo:problem:service-unavailable", "Service Unavailable", 503, detail)
             await problem_reply(scope, problem, {"Retry-After": RETRY_SECONDS})(scope, receive, send)

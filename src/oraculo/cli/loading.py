@@ -69,8 +69,9 @@ def _where(error: BaseException) -> str:
     from oraculo.core.answer_writer import describe
 
     told = describe(error)
-    # Of a fault in the syntax the last is Python's own, and the message names file and line.
-    frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and frames and frames[-1].filename.startswith("<frozen"):
+        return told  # of a module that cannot be read: the message names file and line
     return f"{told} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else told
 
 

@@ -1,5 +1,6 @@
 """Pipelines as text: YAML or JSON."""
 
+import codecs
 import json
 from math import isfinite
 from typing import Any
@@ -227,7 +228,8 @@ def _one_line(error: yaml.YAMLError, text: bytes) -> str:
 
 
 def _character(text: bytes, line: int, column: int) -> str:
-    lines = text.decode(errors="replace").splitlines()
+    encoding = "utf-16" if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    lines = text.decode(encoding, errors="replace").splitlines()
     return lines[line][column : column + 1] if line < len(lines) else ""
 
 

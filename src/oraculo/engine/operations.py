@@ -342,7 +342,8 @@ class Operations:
 
 
 def _no_such_run(run_id: str) -> NotFound:
-    return NotFound(f"there is no run with the correlation_id {naming.shown(run_id)}")
+    hint = "; is the slash at its end one too many?" if run_id.endswith("/") else ""
+    return NotFound(f"there is no run with the correlation_id {naming.shown(run_id)}{hint}")
 
 
 def _why_not_repeated(run: Run) -> str:
