@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from bullmq import Queue
 from kombu import Connection
+from redis.asyncio import Redis
 
 from oraculo.bridges.bullmq import BullmqBridge
+from oraculo.bridges.bullmq.looking import look_at
 from oraculo.bridges.celery import CeleryBridge, looking
 from oraculo.bridges.celery.connections import Address
 from oraculo.core.bridge import Beyond, Bridge, read_bridge
@@ -40,7 +42,7 @@ async def explained(oraculo: Harness, run_id: str, part: str) -> None:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-async def test_jobs_that_wait_in_a_queue_of_bullmq(legacy: bool, fleet: Fleet) -> None:
+async def test_jobs_that_wait_in_a_queue_of_bullmq_are_counted_and_a_pause_is_told(legacy: bool, fleet: Fleet) -> None:
     async with BullStage(bull_settings("memory://", fleet.url("redis"), legacy=legacy)) as oraculo:
         oraculo.engine.bridges = [oraculo.bridge]
         run_id = await oraculo.submit({"destinos": ["bullmq://videos"], "payload": {}})
@@ -60,7 +62,9 @@ async def test_jobs_that_wait_in_a_queue_of_bullmq(legacy: bool, fleet: Fleet) -
 async def test_a_mark_of_bullmq_4_is_no_job_and_what_cannot_be_counted_is_not_told(fleet: Fleet) -> None:
     async with BullStage(bull_settings("memory://", fleet.url("redis"))) as oraculo:
         await oraculo.redis.rpush(oraculo.key("videos", "wait"), "7", "0:1700000000000")
-        assert await oraculo.bridge.beyond(Bridge("bullmq", "videos")) == Beyond("BullMQ's queue videos", 1, held=0)
+        await oraculo.redis.rpush(oraculo.key("videos", "paused"), "8")
+        await oraculo.redis.zadd(oraculo.key("videos", "prioritized"), {"9": 1})
+        assert await oraculo.bridge.beyond(Bridge("bullmq", "videos")) == Beyond("BullMQ's queue videos", 3, held=0)
         await oraculo.redis.set(oraculo.key("fotos", "wait"), "not a list")
         assert await oraculo.bridge.beyond(Bridge("bullmq", "fotos")) is None
 
@@ -87,15 +91,39 @@ async def test_nobody_listens_on_a_queue_of_celery(fleet: Fleet) -> None:
             assert await until(look, saying="somebody to listen")
         missing = await oraculo.bridge.beyond(Bridge("celery", "t", queue=f"{queue}-ausente"))
         assert missing == Beyond(f"Celery's queue {queue}-ausente", 0, listening=0)
+    with Connection(url) as connection:
+        connection.channel().queue_delete(queue)
 
 
-async def test_tasks_that_wait_in_a_redis_of_celery(fleet: Fleet) -> None:
-    queue = f"fila-{uuid.uuid4().hex[:8]}"
+async def test_tasks_that_wait_in_a_redis_of_celery_are_counted_and_no_connection_is_left(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, opened, connect = f"fila-{uuid.uuid4().hex[:8]}", list[Connection](), Address.connect
+
+    def noted(address: Address, connection: Connection) -> None:
+        if threading.current_thread().name == "oraculo-celery-look":
+            opened.append(connection)
+        connect(address, connection)
+
+    monkeypatch.setattr(Address, "connect", noted)
     async with Bridged(fleet.url("redis"), queue) as oraculo:
         await oraculo.is_heard()
         await oraculo.submit({"destinos": ["celery://loja.cobrar"], "payload": {}})
         look = beyond(oraculo.bridge, "celery://loja.cobrar", is_as=lambda found: found.waiting == 1)
         assert await until(look, saying="the task") == Beyond(f"Celery's queue {queue}", 1)
+    assert opened
+    assert not [connection for connection in opened if connection.connected]
+
+
+async def test_a_redis_of_bullmq_that_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oraculo.bridges.bullmq.looking._PATIENCE", 0.05)
+    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    client = Redis.from_url(f"redis://127.0.0.1:{port}/0")
+    async with asyncio.timeout(5):
+        assert await look_at(client, "bull", "videos") is None
+    await client.aclose()
+    silent.close()
 
 
 async def test_a_broker_of_celery_that_is_away_tells_nothing(unused_tcp_port: int) -> None:

@@ -68,6 +68,7 @@ def test_who_waits_for_a_run_is_told_that_it_was_taken(process: Process) -> None
     assert reply.json()["links"]["self"] == reply.headers["location"] == "/orquestracoes/esperada"
 
 
+@pytest.mark.long
 def test_who_waits_for_a_store_that_takes_nothing_is_told_to_ask_again(tmp_path: Path) -> None:
     process = Process("dev", "--no-samples", cwd=tmp_path, env={**QUICK, "ORACULO_ENGINE_STOP_GRACE": "0.5"})
     try:

@@ -286,13 +286,13 @@ def test_bad_settings_are_one_line(command: list[str]) -> None:
     assert "ORACULO_API_PORT" in told
 
 
-@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["worker", "a:b"]])
 @pytest.mark.parametrize(
-    ("url", "module", "extra"),
+    ("url", "module", "extra", "command"),
     [
-        ("amqp://localhost", "pika", "rabbitmq"),
-        ("rediss://localhost", "hiredis", "redis"),
-        ("nats://localhost", "nats", "nats"),
+        ("amqp://localhost", "pika", "rabbitmq", ["serve", "--port", "0"]),
+        ("rediss://localhost", "hiredis", "redis", ["serve", "--port", "0"]),
+        ("nats://localhost", "nats", "nats", ["serve", "--port", "0"]),
+        ("nats://localhost", "nats", "nats", ["worker", "a:b"]),
     ],
 )
 def test_a_broker_whose_client_is_missing_is_named_with_its_extra(

@@ -102,7 +102,7 @@ async def test_what_another_engine_delivered_while_it_waited_is_not_delivered_ag
         assert receivers.called == [first, third]
 
 
-async def test_nor_is_it_if_it_was_put_off_for_longer_than_an_attempt_takes() -> None:
+async def test_what_another_engine_delivered_is_not_delivered_again_though_it_was_put_off_for_long() -> None:
     receivers = Receivers()
     async with engine(receivers, timeout=5) as oraculo:
         courier = oraculo.engine._courier

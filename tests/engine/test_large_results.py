@@ -278,6 +278,7 @@ async def test_a_slow_object_store_keeps_nobody_waiting_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "PATIENCE", 0.05)
+    monkeypatch.setattr(results, "SECOND_LOOK", 0.05)
     told, objects = Told(), Faulty(tmp_path)
     objects.gate = asyncio.Event()
     async with Harness(settings=KEPT, objects=objects, telemetry=told) as oraculo:

@@ -431,7 +431,7 @@ async def test_a_message_that_breaks_the_engine_is_set_apart(
         (letter,) = await until(lambda: oraculo.operations.dead_letters("resultados"), within=20)
         assert "ZeroDivisionError" in letter.reason
         assert (await oraculo.operations.run(run_id)).head.succeeded == 1
-    assert delays == [1, 1]  # time does not mend it, so it is not to be waited for
+    assert delays == [1, 1]  # time does not mend it, so the pauses do not grow
 
 
 async def test_a_message_that_is_given_back_slowly_holds_up_no_other(
