@@ -1,12 +1,18 @@
+import asyncio
 import re
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.parse import urljoin
 
 import pytest
 
 from oraculo import __version__
+from oraculo.api.problems import NO_THREAD
 from oraculo.core.run import RunStatus
+from oraculo.engine.operations import LARGE_REQUEST
 from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
 from oraculo.ports.broker import Link, QueueState
 from oraculo.telemetry.metrics import MAX_QUEUES
@@ -191,6 +197,34 @@ async def test_trouble_inside_is_a_problem_without_its_internals(
     if status == 500:
         assert "secret" not in reply.text
         assert "GET /orquestracoes failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/orquestracoes", b'{"destinos": ["fila_a"], "payload": {"a": "%s"}}' % (b"x" * LARGE_REQUEST)),
+        ("PUT", "/pipelines/meu", b"steps: [{type: a}]"),
+        ("GET", "/asyncapi.json", None),
+        ("GET", "/swagger/swagger-ui.css", None),
+    ],
+)
+async def test_a_system_without_room_for_threads_is_asked_again_later(
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    path: str,
+    body: bytes | None,
+) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # none has started yet
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError(NO_THREAD)))
+        reply = await service.client.request(method, path, content=body)
+    assert_problem(reply, 503)
+    assert reply.headers["retry-after"] == "1"
+    assert "threads" in reply.json()["detail"]
+    assert f"{method} {path}: the system has no room for another thread" in caplog.text
+    assert (await service.client.request(method, path, content=body)).is_success
 
 
 async def test_one_broker_of_several_that_is_away_is_told_and_work_goes_on(

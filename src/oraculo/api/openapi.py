@@ -30,7 +30,8 @@ _PROBLEMS = {
     422: "Something given breaks a rule; `erros` names it.",
     502: "The broker refused; `detail` has its words.",
     503: "The store, the broker or the object store cannot be reached now, a newer ORÁCULO wrote what is asked "
-    "for, or too many large bodies are being read; try again after `Retry-After` seconds.",
+    "for, too many large bodies are being read, or there is no room for a thread; try again after `Retry-After` "
+    "seconds.",
 }
 _SUPPOSED = "HTTPValidationError"
 # Under whatever path a proxy puts it.
