@@ -8,8 +8,10 @@ import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
+from nats.aio.transport import TcpTransport
 
 from oraculo.brokers.nats import NatsBroker
 from oraculo.brokers.nats.connection import Connection
@@ -174,6 +176,21 @@ async def test_tls_asked_for_and_not_had_sends_no_password() -> None:
             await broker.start()
         await broker.close()
     assert b"s3cret" not in heard
+
+
+async def test_a_server_that_takes_no_more_connections_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nats-server does it with `max_connections`; there it is a matter of luck when the hanging up is noticed."""
+
+    async def full(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"version":"2.10.0"}\r\n-ERR \'maximum connections exceeded\'\r\n')
+        writer.close()
+
+    monkeypatch.setattr(TcpTransport, "drain", AsyncMock(side_effect=ConnectionResetError("Connection lost")))
+    async with await asyncio.start_server(full, "127.0.0.1", 0) as server:
+        broker = NatsBroker(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(BrokerUnavailable, match="cannot be reached: maximum connections exceeded"):
+            await broker.start()
+        await broker.close()
 
 
 async def test_what_the_account_may_not_do_is_told() -> None:

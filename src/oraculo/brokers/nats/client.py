@@ -1,6 +1,7 @@
 """nats-py's client, which connects, does TLS, credentials and pings, and reads; here without its second lives."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import ParseResult
@@ -12,6 +13,7 @@ from nats.aio.transport import TcpTransport
 from oraculo.clients.dialing import dialed
 
 _FAREWELL = 1.0  # seconds in which the tasks and the socket of an ended connection are gone
+_REFUSAL = re.compile(rb"-ERR '(.*)'")
 
 Receive = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply subject, data, headers; must not raise
 
@@ -117,6 +119,20 @@ class OneLifeClient(Client):
         names = ("_io_writer", "_bare_io_writer")
         found = [getattr(self._transport, name, None) for name in names]
         return [writer for writer in dict.fromkeys(found) if writer is not None]
+
+    async def _process_connect_init(self) -> None:
+        """A server that has as many connections as it may says so and hangs up before it is written to: nats-py only
+        tells that nothing can be written."""
+        try:
+            await super()._process_connect_init()
+        except ConnectionError as error:
+            if refusal := _REFUSAL.match(self._unread()):
+                raise nats.errors.Error(refusal[1].decode(errors="replace")) from error
+            raise
+
+    def _unread(self) -> bytes:
+        """What came before the connection broke, which its reader gives to nobody after that."""
+        return bytes(getattr(getattr(self._transport, "_io_reader", None), "_buffer", b""))
 
     async def _process_op_err(self, e: Exception) -> None:
         self.fail(str(e).removeprefix("nats: ") or type(e).__name__)
