@@ -36,6 +36,8 @@ Adapters have a few more, under BrokerError and StoreUnavailable, which do not l
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+NO_THREAD = "can't start new thread"  # Python's words, in a RuntimeError, where the system has no room for another
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:

@@ -10,10 +10,9 @@ from urllib.parse import urljoin
 import pytest
 
 from oraculo import __version__
-from oraculo.api.problems import NO_THREAD
 from oraculo.core.run import RunStatus
 from oraculo.engine.operations import LARGE_REQUEST
-from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
+from oraculo.errors import NO_THREAD, BrokerUnavailable, StoreError, StoreUnavailable
 from oraculo.ports.broker import Link, QueueState
 from oraculo.telemetry.metrics import MAX_QUEUES
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 from urllib.parse import quote, unquote
 
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from oraculo import __version__
 from oraculo.cli.app import app
+from oraculo.errors import NO_THREAD
 from tests.cli.processes import environment, run
 
 NOWHERE = "http://127.0.0.1:9"
@@ -39,6 +41,12 @@ def test_what_the_encoding_of_the_output_lacks_is_shown_by_its_code(tmp_path: Pa
     ended = run("doctor", "--url", NOWHERE, cwd=tmp_path, env={"PYTHONIOENCODING": encoding})
     assert ended.stderr == ""
     assert "whsec_\\u2026" in ended.stdout
+
+
+def test_a_system_without_room_for_threads_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError(NO_THREAD)))
+    told = invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": f"sqlite:///{tmp_path}/o.db"})
+    assert "no room for another thread" in complaint(told)
 
 
 def test_version_as_text_and_as_json() -> None:

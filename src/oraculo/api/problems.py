@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import Scope
 
 from oraculo.errors import (
+    NO_THREAD,
     BrokerError,
     BrokerUnavailable,
     Conflict,
@@ -35,7 +36,6 @@ from oraculo.ports.broker import NotTaken
 
 PROBLEM_JSON = "application/problem+json"
 RETRY_SECONDS = "1"
-NO_THREAD = "can't start new thread"  # Python's words where the system has no room for another
 
 _logger = logging.getLogger("oraculo.api")
 _METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")

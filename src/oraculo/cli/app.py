@@ -15,11 +15,12 @@ from typer.core import TyperGroup
 from oraculo import __version__
 from oraculo.cli import asyncapi, check_worker, dlq, doctor, migrate, output, pipelines, runs, server, simulate, submit
 from oraculo.cli.options import AsJson
-from oraculo.errors import InvalidInput, OraculoError
+from oraculo.errors import NO_THREAD, InvalidInput, OraculoError
 
 # typer carries click inside itself, or depends on it, and exports of the usage errors this leaf alone.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _EXIT_GRACE = 5.0  # seconds
+_NO_ROOM = "the system has no room for another thread: a limit (`ulimit -u`, a container's `pids`) or memory is used up"
 
 
 class OneLineErrors(TyperGroup):
@@ -37,6 +38,10 @@ class OneLineErrors(TyperGroup):
             code = output.complain(str(error))
         except OSError as error:
             code = output.give_up(error)
+        except RuntimeError as error:
+            if str(error) != NO_THREAD:
+                raise
+            code = output.complain(_NO_ROOM)
         except typer.Abort:
             code = output.INTERRUPTED
         if not standalone_mode:
