@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from bullmq import Queue
 from redis.asyncio import Redis
 
 from oraculo.bridges.bullmq import BullmqBridge
@@ -19,6 +20,7 @@ from oraculo.core.naming import QueueNames
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.store import Store
+from oraculo.ports.telemetry import LoopFailed
 from oraculo.settings import Settings
 from oraculo.subscription import Subscription
 from tests.bridges.node.stage import Aloud, BullStage, bull_settings
@@ -136,6 +138,36 @@ async def test_an_aggregate_waits_for_a_redis_that_takes_no_writes(fleet: Fleet)
         await asyncio.wait_for(taking, 10)
         assert await redis.get("oraculo:ponte-bullmq:aggregate:x") == b'{"n": 1}'
         await redis.delete("oraculo:ponte-bullmq:aggregate:x")
+
+
+async def test_the_entry_lets_a_redis_that_takes_no_writes_rest(fleet: Fleet) -> None:
+    """Each of the jobs that it may take asked ten times a second, and told of it."""
+    url, places = fleet.breakable("redis").url, 20
+    settings = bull_settings("memory://", url, entry="entrada", concurrency=places)
+    async with open_to_all(url) as redis, BullStage(settings) as oraculo:
+
+        async def looks() -> int:
+            stats = await redis.info("commandstats")
+            return int(stats.get("cmdstat_zadd", {}).get("rejected_calls", 0))
+
+        def refusals() -> list[LoopFailed]:
+            return [one for one in oraculo.aloud.failures if one.duty == "bridge bullmq entry"]
+
+        await until(lambda: oraculo.bridge.trouble is None, saying="the bridge to be well")
+        await redis.config_resetstat()
+        await _replica(("127.0.0.1", "1"))(redis)
+        entrance = Queue("entrada", {"connection": oraculo.redis, "prefix": settings.bullmq.prefix})
+        await until(refusals, saying="the entry to be refused")
+        seen = await looks()
+        await until(lambda: _at_least(looks, seen + 3), saying="the bridge to have looked for some seconds")
+        assert len(refusals()) <= 2 * places
+        await _replica(("NO", "ONE"))(redis)
+        await entrance.add("novo", {"pipelineName": "nenhum", "payload": {}})
+        await until(lambda: oraculo.redis.zcard(oraculo.key("entrada", "failed")), saying="the job to be taken")
+
+
+async def _at_least(count: Callable[[], Awaitable[int]], least: int) -> bool:
+    return await count() >= least
 
 
 # -- to one queue ---------------------------------------------------------------------------------------------

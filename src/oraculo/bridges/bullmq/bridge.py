@@ -118,7 +118,7 @@ class BullmqBridge:
         for queue in dict.fromkeys((QUEUES[BULLMQ], *self._settings.queues)):
             duties[queue] = self._intake(self._names.physical(queue), self._handover.take)
         if self._settings.entry:
-            self._entry = Entry(self._server, self._settings, self._runs, self._entropy)
+            self._entry = Entry(self._server, self._settings, self._runs, self._entropy, self._telemetry)
             duties["entry"] = self._entry.run
             duties["runs"] = self._runs.watch
             duties["aggregates"] = self._intake(self._runs.replies, self._runs.take)

@@ -16,16 +16,17 @@ import msgspec
 import structlog
 from bullmq import Worker
 from bullmq.custom_errors import DelayedError, UnrecoverableError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from oraculo.bridges.bullmq.bull_v4_worker import BullWorker
 from oraculo.bridges.bullmq.pausing import mind_pauses_of
 from oraculo.bridges.bullmq.runs import Followed, Lost, Overtaken, RequestRefused, Runs
-from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client, within
+from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, WATCH_PAUSE, BullmqRedis, close_client, within
 from oraculo.core import naming
 from oraculo.core.json_guard import HALF_A_PAIR, is_too_deep
 from oraculo.errors import InvalidInput, OraculoError
 from oraculo.ports.clock import Entropy
+from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import BullmqSettings
 from oraculo.subscription import Backoff
 
@@ -52,6 +53,26 @@ class _BullmqWorker(Worker):  # type: ignore[misc]
 
     def mind_pauses(self) -> None:
         mind_pauses_of(f"{self.qualifiedName}:", self.redisConnection.commands, self.client)
+
+    def mind_refusals_of(self, server: BullmqRedis) -> None:
+        self._server = server
+
+    async def getNextJob(self, token: str) -> Any:  # noqa: N802
+        """Of a Redis that answers and refuses, as one that is full does, each of the places would ask ten times a
+        second."""
+        try:
+            return await super().getNextJob(token)
+        except ResponseError as error:
+            if self.isConnectionError(error):
+                raise
+            self.emit("error", error)
+            await self._refusal_passed()
+            return None
+
+    async def _refusal_passed(self) -> None:
+        await asyncio.sleep(WATCH_PAUSE)
+        while self._server.trouble and not (self.paused or self.closing):  # noqa: ASYNC110 - bullmq sets the latter two
+            await asyncio.sleep(WATCH_PAUSE)
 
     async def nextJobFromJobData(self, job_data: dict[str, Any] | None = None, *others: Any, **named: Any) -> Any:  # noqa: N802
         """A job whose data Python cannot read would stall, and be taken again, for ever: its data are handed over as
@@ -109,11 +130,14 @@ def _readable(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class Entry:
-    def __init__(self, server: BullmqRedis, settings: BullmqSettings, runs: Runs, entropy: Entropy) -> None:
+    def __init__(
+        self, server: BullmqRedis, settings: BullmqSettings, runs: Runs, entropy: Entropy, telemetry: Telemetry
+    ) -> None:
         self._server = server
         self._settings = settings
         self._runs = runs
         self._entropy = entropy
+        self._telemetry = telemetry
         self._stopping = asyncio.Event()
         self._worker: _BullmqWorker | BullWorker | None = None
 
@@ -152,11 +176,12 @@ class Entry:
         }
         worker = _BullmqWorker(settings.entry, self._process, options)
         worker.mind_pauses()
+        worker.mind_refusals_of(self._server)
         worker.on("error", self._tell)
         return worker
 
     def _tell(self, error: Exception, *_: object) -> None:
-        _log.warning("bullmq's worker met an error", queue=self._settings.entry, reason=str(error))
+        self._telemetry.emit(LoopFailed("bridge bullmq entry", f"{type(error).__name__}: {error}"))
 
     async def close(self) -> None:
         """Gives back the jobs that it holds, for another bridge to follow their runs."""
