@@ -155,6 +155,18 @@ def test_systems_behind_the_bridges_that_are_not_there_are_errors(celery: str, b
     assert "segredo" not in str(checks)
 
 
+def test_a_redis_of_bullmq_that_takes_no_writes_is_an_error() -> None:
+    with Valkey() as server, redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", 1)
+        code, checks = doctor(ORACULO_BULLMQ_URL=server.url)
+        assert code == 1
+        assert checks["bullmq"]["estado"] == "erro"
+        assert "takes no writes: command not allowed when used memory" in checks["bullmq"]["detalhe"]
+        client.config_set("maxmemory", 0)
+        assert doctor(ORACULO_BULLMQ_URL=server.url)[1]["bullmq"]["estado"] == "ok"
+        assert client.dbsize() == 0
+
+
 def test_a_bridge_with_a_url_that_cannot_be_is_a_bad_setting() -> None:
     code, checks = doctor(ORACULO_CELERY_BROKER_URL="nothing")
     assert code == 2

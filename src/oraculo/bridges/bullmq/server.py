@@ -80,8 +80,7 @@ class BullmqRedis:
         """Whether it takes writes of ours: one that is full, or a replica, answers and is of no use."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                # A write that leaves nothing behind, by a command that is needed anyway.
-                await self.client.zadd(self._probe, {"x": 0}, xx=True)
+                await self.try_to_write()
         except (RedisError, OSError, TimeoutError) as error:
             self._failed(error)
             return False
@@ -89,6 +88,10 @@ class BullmqRedis:
             _log.info("bullmq can be used", server=self.place)
         self.trouble = None
         return True
+
+    async def try_to_write(self) -> None:
+        """What leaves nothing behind, by a command that is needed anyway. Raises what redis-py does."""
+        await self.client.zadd(self._probe, {"x": 0}, xx=True)
 
     def _failed(self, error: BaseException) -> None:
         answers = isinstance(error, ResponseError)
