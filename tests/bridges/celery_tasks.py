@@ -79,6 +79,13 @@ def insist(self: Any, failures: int) -> dict[str, int]:
     return {"tentativas": self.request.retries + 1}
 
 
+@app.task(name="loja.adiar", bind=True)
+def put_off(self: Any) -> str:
+    if self.request.retries == 0:
+        raise self.retry(countdown=0.1)
+    return "now"
+
+
 @app.task(name="loja.trocar", bind=True)
 def replace(self: Any, a: int, b: int) -> Any:
     raise self.replace(add.s(a=a, b=b))

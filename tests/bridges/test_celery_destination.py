@@ -102,6 +102,12 @@ async def test_celerys_own_retries_show_as_progress(oraculo: Bridged) -> None:
     assert "Celery runs it again after ConnectionError('the bank is away')" in history
 
 
+async def test_a_retry_that_no_exception_asked_for_names_none(oraculo: Bridged) -> None:
+    run = await oraculo.submit({"destinos": [{"id": "t", "fila": "celery://loja.adiar"}], "timeout": 30})
+    assert result_of(await oraculo.ended(run)) == "now"
+    assert "0 % Celery runs it again" in [entry.detail for entry in await oraculo.operations.history(run)]
+
+
 async def test_celerys_last_retry_is_the_failure(oraculo: Bridged) -> None:
     aggregate = await oraculo.task("celery://loja.insistir", {"failures": 9})
     assert failure_of(aggregate) == "ConnectionError: the bank is away"

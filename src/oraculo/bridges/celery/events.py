@@ -95,7 +95,7 @@ class TaskEvents:
                 worker = event.get("hostname")
                 self._on_end(failure(command, _UNKNOWN_TASK, f"the worker {worker} has no such task"))
             case "task-retried":
-                self._on_retry(command, f"Celery runs it again after {event.get('exception')}")
+                self._on_retry(command, _retried(event))
 
 
 def _queue(exchange: kombu.Exchange, routing_key: str) -> kombu.Queue:
@@ -115,6 +115,12 @@ def _events_in(body: Any) -> Iterator[Mapping[str, Any]]:
     for event in body if isinstance(body, list) else [body]:
         if isinstance(event, dict):
             yield event
+
+
+def _retried(event: Mapping[str, Any]) -> str:
+    reason = event.get("exception")
+    # A task may ask for its retry without an exception, and Celery writes that as the text of Python's None.
+    return "Celery runs it again" if reason in (None, "None") else f"Celery runs it again after {reason}"
 
 
 def _revoked(command: ReturnAddress, event: Mapping[str, Any]) -> Report:
