@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -30,6 +32,7 @@ from tests.waiting import until
 
 GOOD, BAD = "boa", "ruim"
 USER = "aplicacao"
+ROOT = Path(__file__).parents[2]
 
 Act = Callable[[Redis], Awaitable[Any]]
 
@@ -218,6 +221,21 @@ async def test_a_queue_that_the_user_may_not_touch_holds_up_no_other(fleet: Flee
             aggregate = await oraculo.ended(run_id, wait=20)
     assert aggregate["resultados"][GOOD]["resultado"] == "feito"
     assert "ermission" in aggregate["falhas"][BAD]["motivo"], aggregate
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+async def test_the_rights_of_the_page_suffice(legacy: bool, fleet: Fleet) -> None:
+    page = (ROOT / "docs" / "bullmq.md").read_text("utf-8")
+    rights, of_old_bull = re.findall(r"ACL needs (`[^.,]+`)", page)
+    settings = bull_settings("memory://", fleet.breakable("redis").url, legacy=legacy)
+    told = (rights + of_old_bull if legacy else rights).replace("bull:", f"{settings.bullmq.prefix}:")
+    granted = re.findall(r"`([~&][^`]+)`", told)
+    async with open_to_all(settings.bullmq.url) as redis:
+        await redis.execute_command("ACL", "SETUSER", USER, "on", ">pw", "resetchannels", *granted, "+@all")
+        async with BullStage(as_user(settings)) as oraculo:
+            await oraculo.submit(to(GOOD))
+            await until(lambda: oraculo.job_ids(GOOD), saying="the job")
+    assert not oraculo.aloud.failures
 
 
 # -- several brokers ------------------------------------------------------------------------------------------
