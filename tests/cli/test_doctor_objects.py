@@ -1,7 +1,11 @@
 """What `oraculo doctor` says of the place for large results."""
 
+import asyncio
 from pathlib import Path
 
+from oraculo.bootstrap import make_objects, make_store
+from oraculo.engine.janitor import claim_fault
+from oraculo.settings import ObjectSettings, Settings, StoreSettings
 from tests.cli.test_doctor import doctor
 
 
@@ -29,3 +33,44 @@ def test_a_place_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
     assert code == 1
     assert checks["objects"]["estado"] == "erro"
     assert "ORACULO_OBJECTS_URL" in checks["objects"]["o_que_fazer"]
+
+
+def claim_place(store_url: str) -> None:
+    """As an engine does at its start."""
+
+    async def begin() -> None:
+        settings = Settings(store=StoreSettings(url=store_url), objects=ObjectSettings(url="./place"))
+        store, objects = make_store(settings), make_objects(settings)
+        assert objects is not None
+        await store.start()
+        try:
+            assert await claim_fault(objects, store) is None
+        finally:
+            await store.close()
+            await objects.close()
+
+    asyncio.run(begin())
+
+
+def test_a_place_of_another_installation_is_an_error(tmp_path: Path) -> None:
+    claim_place("sqlite:///other.db")
+    (tmp_path / "x.db").touch()
+    code, checks = doctor(ORACULO_STORE_URL="sqlite:///x.db", ORACULO_OBJECTS_URL="./place")
+    assert code == 1
+    assert "another installation" in checks["objects"]["detalhe"]
+
+
+def test_a_folder_that_is_not_mounted_is_an_error(tmp_path: Path) -> None:
+    claim_place("sqlite:///x.db")
+    (tmp_path / "place" / "installation").unlink()
+    code, checks = doctor(ORACULO_STORE_URL="sqlite:///x.db", ORACULO_OBJECTS_URL="./place")
+    assert code == 1
+    assert "is it mounted" in checks["objects"]["detalhe"]
+
+
+def test_a_place_that_nobody_has_stays_nobodys(tmp_path: Path) -> None:
+    (tmp_path / "x.db").touch()
+    (tmp_path / "place").mkdir()
+    _, checks = doctor(ORACULO_STORE_URL="sqlite:///x.db", ORACULO_OBJECTS_URL="./place")
+    assert checks["objects"]["estado"] == "ok"
+    assert not list((tmp_path / "place").iterdir())

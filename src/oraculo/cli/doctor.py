@@ -21,6 +21,7 @@ from oraculo.errors import (
     BrokerUnavailable,
     InvalidPipeline,
     InvalidSettings,
+    ObjectsError,
     ObjectsUnavailable,
     OraculoError,
     StoreRefuses,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 OK, WARNING, ERROR = "ok", "aviso", "erro"
 _PATIENCE = 10.0
 _SQLITE = "sqlite:///"
+_EMPTY = "empty: it is laid out at the first start"
 _WARNED_OF = "; "  # what stands before a warning in the words of a check
 _ENOUGH_FILES = 1024  # as most systems allow
 _ENVELOPE = 4096  # bytes that a command may have around its payload
@@ -201,8 +203,12 @@ async def _parts(settings: "Settings") -> list[Check]:
         detail = "memory:// is inside one process"
         checks.append(Check("workers", WARNING, detail, "run them with `oraculo dev --app` or `serve --app`"))
     fault = _file(settings.store.url, needs_lock=not is_shared)
-    checks.append(fault or await _part("store", lambda: _look_and_prove(store), store.close))
-    checks.append(await _large_results(settings, make_objects(settings)))
+    try:
+        stored = fault or await _proved("store", lambda: _look_and_prove(store))
+        is_open = fault is None and stored.state != ERROR and _EMPTY not in stored.detail
+        checks += [stored, await _large_results(settings, make_objects(settings), store if is_open else None)]
+    finally:
+        await store.close()
     return checks
 
 
@@ -283,7 +289,7 @@ async def _look_and_prove(store: "Store") -> str:
     from oraculo.ports.clock import SystemClock
     from oraculo.ports.store import LaidOutAtStart
 
-    state, version, clock_fault = "empty: it is laid out at the first start", None, None
+    state, version, clock_fault = _EMPTY, None, None
     if isinstance(store, LaidOutAtStart):
         version = await store.look()
     if version is None:
@@ -324,12 +330,22 @@ def _by_node(settings: "Settings") -> "Settings":
     return replace(settings, broker=replace(settings.broker, url=",".join(nodes)))
 
 
-async def _large_results(settings: "Settings", objects: "Objects | None") -> Check:
+async def _large_results(settings: "Settings", objects: "Objects | None", store: "Store | None") -> Check:
+    """`store`: None while it cannot tell whose place it is."""
     if objects is None or not settings.objects.threshold_bytes:
         why = "ORACULO_OBJECTS_THRESHOLD_BYTES is 0" if objects else "no object store is set"
         remedy = None if objects else "set ORACULO_OBJECTS_URL to a place that all engines reach if they are many"
         return Check("objects", OK, f"large results stay in the store: {why}", remedy)
-    return await _part("objects", objects.check, objects.close)
+
+    async def prove() -> str:
+        from oraculo.engine.janitor import seen_fault
+
+        told = await objects.check()
+        if store is not None and (fault := await seen_fault(objects, store)):
+            raise ObjectsError(f"{told}: {fault}")
+        return told
+
+    return await _part("objects", prove, objects.close)
 
 
 async def _nothing_to_close() -> None:

@@ -13,7 +13,7 @@ from oraculo.core.reference import CLAIM, SHARDS, run_folder
 from oraculo.core.slices import pages
 from oraculo.engine.peers import Peers
 from oraculo.engine.store_clock import surely_past
-from oraculo.errors import Fault, InvalidSettings, ObjectsError
+from oraculo.errors import Fault, InvalidSettings, ObjectLost, ObjectsError, ObjectsUnavailable
 from oraculo.ports.clock import Clock
 from oraculo.ports.objects import Objects
 from oraculo.ports.readable import readable
@@ -41,6 +41,21 @@ async def claim_fault(objects: Objects, store: Store) -> str | None:
         "another installation keeps its large results there: give each a place of its own, as one more folder in the "
         f"URL; or delete the file '{CLAIM}' there when the other is gone for good"
     )
+
+
+async def seen_fault(objects: Objects, store: Store) -> str | None:
+    """As `claim_fault`, for who only looks: a place that nobody has yet stays nobody's. Raises ObjectsUnavailable for a
+    folder that this installation had and that is not there."""
+    try:
+        is_had = bool(await objects.get(CLAIM))
+    except ObjectLost:
+        return None
+    except ObjectsUnavailable:
+        claimed = _claimed(objects)
+        if claimed is not None and await store.noted(claimed):
+            raise
+        return None
+    return await claim_fault(objects, store) if is_had else None
 
 
 def _claimed(objects: Objects) -> str | None:
