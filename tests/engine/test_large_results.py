@@ -295,7 +295,7 @@ async def test_all_who_stood_still_together_look_again_for_what_they_lack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "PATIENCE", 0.05)
-    monkeypatch.setattr(results, "SECOND_LOOK", 0.2)
+    monkeypatch.setattr(results, "TURN", 30.0)
     asked: Counter[str] = Counter()
 
     async def get(reference: Reference) -> bytes:
@@ -303,9 +303,8 @@ async def test_all_who_stood_still_together_look_again_for_what_they_lack(
         if reference.key != "at once":
             if not asked["still"]:
                 asked["still"] += 1
-                monkeypatch.setattr(results, "PATIENCE", 30.0)  # for the turns of all; not for those that have begun
                 time.sleep(0.1)  # noqa: ASYNC251 - as SIGSTOP does: nothing in the process goes on
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)  # those of all together take longer than a second look may
         return b"{}"
 
     async with Harness(settings=KEPT, objects=Faulty(tmp_path)) as oraculo:
@@ -315,6 +314,42 @@ async def test_all_who_stood_still_together_look_again_for_what_they_lack(
         await asyncio.gather(*(oraculo.engine.results.fill(one, references) for one in filled))
     assert all(one.keys() == references.keys() for one in filled)
     assert asked["at once"] == 100, "what was read is not read again"
+
+
+async def test_one_second_look_that_is_in_vain_is_enough_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that hangs keeps a hundred aggregates no longer than one."""
+    monkeypatch.setattr(results, "PATIENCE", 0.05)
+    monkeypatch.setattr(results, "SECOND_LOOK", 0.05)
+    monkeypatch.setattr(results, "TURN", 30.0)
+    asked: list[str] = []
+
+    async def hang(reference: Reference) -> bytes:
+        asked.append(reference.key)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with Harness(settings=KEPT, objects=Faulty(tmp_path)) as oraculo:
+        monkeypatch.setattr(oraculo.engine.results, "_get", hang)
+        references = {"a": Reference("a", 2, "")}
+        await asyncio.gather(*(oraculo.engine.results.fill({}, references) for _ in range(100)))
+    assert len(asked) == 16, "eight first looks, eight second ones"
+
+
+async def test_who_only_waited_for_a_second_look_blames_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PATIENCE", 0.05)
+    monkeypatch.setattr(results, "TURN", 0.05)
+    told = Told()
+    async with Harness(settings=KEPT, objects=Faulty(tmp_path), telemetry=told) as oraculo:
+        large = oraculo.engine.results
+        monkeypatch.setattr(large, "_aggregates", asyncio.Semaphore(0))
+        monkeypatch.setattr(large, "_second_looks", asyncio.Semaphore(0))
+        await large.fill({}, {"a": Reference("a", 2, "")})
+        assert not large._hangs()
+    assert told.failures == ["1 large results of an aggregate stay references: not read in 0.05 s"]
 
 
 async def test_a_process_that_stood_still_hands_out_what_it_can_read(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any
@@ -23,6 +24,7 @@ from oraculo.settings import Settings
 
 PATIENCE = 10.0  # seconds for all the large results of one aggregate, or of one command
 SECOND_LOOK = 1.0  # seconds: where this process stood still, the object store is not to blame for the time
+TURN = 3.0  # seconds that others may keep one from its second look: all in all it is less than a delivery's lease
 REST = 2.0  # seconds after a failure in which no command asks again, nor an aggregate after one that took too long
 _AGGREGATES_AT_ONCE = 8
 _COMMANDS_AT_ONCE = 4
@@ -53,6 +55,7 @@ class LargeResults:
         self._hands_on = bool(settings.objects.url)
         self._bridged = settings.bullmq.queues
         self._aggregates = asyncio.Semaphore(_AGGREGATES_AT_ONCE)
+        self._second_looks = asyncio.Semaphore(_AGGREGATES_AT_ONCE)  # who waits for the first keeps no other waiting
         self._commands = asyncio.Semaphore(_COMMANDS_AT_ONCE)
         self._hangs_until = 0.0
         self._rests_until = 0.0
@@ -76,6 +79,8 @@ class LargeResults:
         left, faults = dict(self._within_limit(references)), list[str]()
         try:
             async with asyncio.timeout(PATIENCE), self._aggregates:
+                if self._hangs():
+                    return
                 await self._fill_all(results, left, faults)
         except TimeoutError:
             await self._look_again(results, left, faults)
@@ -85,15 +90,22 @@ class LargeResults:
 
     async def _look_again(self, results: dict[str, msgspec.Raw], left: dict[str, Reference], faults: list[str]) -> None:
         """Where this process itself stood still, the object store is not to blame for the time. Others that stood still
-        with it look again, too: their turns do not count."""
-        try:
-            async with asyncio.timeout(PATIENCE), self._aggregates:
-                if not self._hangs():
-                    async with asyncio.timeout(SECOND_LOOK):
-                        await self._fill_all(results, left, faults)
-        except TimeoutError:
-            self._hangs_until = asyncio.get_running_loop().time() + REST
+        with it look again, too: it is not to blame for their turns, either."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TURN) as turn, self._second_looks:
+                turn.reschedule(None)
+                await self._try_again(results, left, faults)
         faults += [f"not read in {PATIENCE:g} s"] * len(left)
+
+    async def _try_again(self, results: dict[str, msgspec.Raw], left: dict[str, Reference], faults: list[str]) -> None:
+        if self._hangs():
+            return
+        try:
+            async with asyncio.timeout(SECOND_LOOK):
+                await self._fill_all(results, left, faults)
+        except TimeoutError:
+            if left:
+                self._hangs_until = asyncio.get_running_loop().time() + REST
 
     def _hangs(self) -> bool:
         return asyncio.get_running_loop().time() < self._hangs_until
