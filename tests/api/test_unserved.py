@@ -1,11 +1,16 @@
-"""What a request is told that a stop cuts short."""
+"""What a request is told that a stop cuts short, or that finds no thread."""
 
 import asyncio
+import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from oraculo.api.stopping import ToldOfTheStop
+from oraculo.api.unserved import ToldToAskAgain
+from oraculo.engine.operations import LARGE_REQUEST
+from oraculo.errors import NO_THREAD
+from tests.api.service import Service
 
 
 class Cut:
@@ -30,7 +35,9 @@ class Cut:
         raise AssertionError
 
     async def ends(self, *, is_stopping: bool) -> None:
-        app = ToldOfTheStop(self, is_stopping=lambda: is_stopping)
+        await self.cut(ToldToAskAgain(self, is_stopping=lambda: is_stopping))
+
+    async def cut(self, app: Any) -> None:
         task = asyncio.create_task(app(self.scope, self.receive, self.send))
         await self._waits.wait()
         task.cancel()
@@ -51,3 +58,42 @@ async def test_a_reply_that_has_begun_and_a_cancellation_without_a_stop_are_left
         with pytest.raises(asyncio.CancelledError):
             await cut.ends(is_stopping=is_stopping)
         assert [message for message in cut.sent if message.get("status") == 503] == []
+
+
+async def test_the_api_tells_so_once_its_engine_takes_no_more(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = Cut("GET")
+    cut.scope |= {"path": "/orquestracoes/x/explicacao", "query_string": b"", "root_path": ""}
+
+    async def hang(_run_id: str) -> None:
+        await cut(None, None, None)
+
+    monkeypatch.setattr(service.operations, "run", hang)
+    monkeypatch.setattr(service.engine, "accepting", False)
+    await cut.cut(service.app)
+    assert cut.sent[0]["status"] == 503
+
+
+async def test_what_found_no_thread_is_not_done_when_there_is_room_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b'{"destinos": ["fila_a"], "payload": {"a": "%s"}}' % (b"x" * LARGE_REQUEST)
+    maker = service.engine.maker
+    made = Mock(wraps=maker.submission)
+    monkeypatch.setattr(maker, "submission", made)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError(NO_THREAD)))
+        assert {(await service.client.post("/orquestracoes", content=body)).status_code for _ in range(5)} == {503}
+    assert (await service.client.post("/orquestracoes", content=body)).status_code == 202
+    assert made.call_count == 1
+
+
+async def test_an_error_behind_the_beginning_of_a_reply_keeps_its_name() -> None:
+    async def fail(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise RuntimeError(NO_THREAD)
+
+    cut = Cut("GET")
+    with pytest.raises(RuntimeError, match=NO_THREAD):
+        await ToldToAskAgain(fail, is_stopping=lambda: False)(cut.scope, cut.receive, cut.send)

@@ -13,7 +13,7 @@ from oraculo.api.context import Context
 from oraculo.api.openapi import DESCRIPTION, TITLE, document_of
 from oraculo.api.paths import ExactPaths, HeadAsGet
 from oraculo.api.problems import install_problems
-from oraculo.api.stopping import ToldOfTheStop
+from oraculo.api.unserved import ToldToAskAgain
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine
 from oraculo.settings import Settings
@@ -54,7 +54,7 @@ def create_app(
     if settings.api.keys:
         app.add_middleware(ApiKeys, keys=settings.api.keys)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(ToldOfTheStop, is_stopping=lambda: not engine.accepting)
+    app.add_middleware(ToldToAskAgain, is_stopping=lambda: not engine.accepting)
     app.openapi = document_of(app, with_keys=bool(settings.api.keys))  # type: ignore[method-assign]
     return app
 

@@ -1,6 +1,5 @@
 """The queues and messages as an AsyncAPI document, made from the pipelines that there are when it is asked for."""
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,10 +8,11 @@ from fastapi import APIRouter, Response
 from oraculo import __version__
 from oraculo.api.asyncapi_document import asyncapi_document
 from oraculo.api.context import Shared
-from oraculo.api.openapi import reply
+from oraculo.api.openapi import problems, reply
 from oraculo.api.replies import json_reply
 from oraculo.api.schemas import COMPONENTS
 from oraculo.core.pipeline import Definition
+from oraculo.ports.threads import handed_over
 from oraculo.settings import Settings
 
 router = APIRouter(tags=["filas"], default_response_class=Response)
@@ -25,12 +25,12 @@ _SCHEMAS = ("Pedido", "Agregado", "Resumo")
     "/asyncapi.json",
     summary="The queues and messages, as AsyncAPI 3",
     description="For workers and for tools: channels, operations and the schema of every message, as they are now.",
-    responses={200: reply("The document.", "AsyncApi")},
+    responses={200: reply("The document.", "AsyncApi"), **problems(503)},
 )
 async def show_asyncapi(shared: Shared) -> Response:
     definitions = [definition for definition, _ in shared.operations.pipelines()]
     # There may be 100,000 steps, and the engine has other things to do.
-    return await asyncio.to_thread(lambda: json_reply(document_of(shared.settings, definitions)))
+    return await handed_over(None, lambda: json_reply(document_of(shared.settings, definitions)))
 
 
 def document_of(settings: Settings, definitions: Iterable[Definition]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import Scope
 
 from oraculo.errors import (
-    NO_THREAD,
     BrokerError,
     BrokerUnavailable,
     Conflict,
@@ -128,7 +127,6 @@ def install_problems(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid_parameters)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(RuntimeError, _no_thread)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -208,16 +206,6 @@ def _takes(route: BaseRoute, method: str, scope: Scope) -> bool:
 
 async def _gone(_request: Request, _error: Exception) -> Response:
     return Response(status_code=400)  # nobody reads it: the client left before its body was complete
-
-
-async def _no_thread(request: Request, error: Exception) -> Response:
-    """Whoever wanted one: when others have ended there is room again. Every other RuntimeError stays unexpected."""
-    if str(error) != NO_THREAD:
-        raise error
-    _logger.error("%s %s: the system has no room for another thread", request.method, _address(request.scope))
-    detail = "The system lets the server start no more threads: its limit of processes, or of memory, is reached."
-    problem = Problem(_urn("no-thread"), "There is no thread for it now", 503, detail)
-    return problem_reply(request.scope, problem, {"Retry-After": RETRY_SECONDS})
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

@@ -1,19 +1,26 @@
-"""What a request is told that a stop of the server cuts short: it waits for a store or broker that does not answer."""
+"""What a request is told that is not served though nothing is wrong with it: a stop cuts it short while it waits for a
+store or broker that does not answer, or the system has no room for the thread that it needs."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oraculo.api.problems import RETRY_SECONDS, Problem, problem_reply
+from oraculo.errors import NO_THREAD
 
 _STOPPING = "The server is stopping, and what this needs does not answer. Ask again in a moment"
 _IN_DOUBT = f"{_STOPPING}, with the same Idempotency-Key where there was one: it is not known whether this was done."
+_CROWDED = "The system lets the server start no more threads: its limit of processes, or of memory, is reached."
+
+_logger = logging.getLogger(__name__)
 
 
-class ToldOfTheStop:
+class ToldToAskAgain:
     """uvicorn cancels what is under way a few seconds after a signal; left to it, each such request is a bare `500` to
-    its client and a traceback in the log."""
+    its client and a traceback in the log. No handler of FastAPI's: they hear of no cancellation, and one for
+    RuntimeError would hide what others say once a reply has begun."""
 
     def __init__(self, app: ASGIApp, is_stopping: Callable[[], bool]) -> None:
         self._app = app
@@ -29,9 +36,21 @@ class ToldOfTheStop:
 
         try:
             await self._app(scope, receive, note_and_send)
-        except asyncio.CancelledError:
-            if scope["type"] != "http" or has_begun or not self._is_stopping():
+        except (asyncio.CancelledError, RuntimeError) as error:
+            problem = None if scope["type"] != "http" or has_begun else self._problem(scope, error)
+            if problem is None:
                 raise
-            detail = f"{_STOPPING}." if scope["method"] in ("GET", "HEAD") else _IN_DOUBT
-            problem = Problem("urn:oraculo:problem:service-unavailable", "Service Unavailable", 503, detail)
             await problem_reply(scope, problem, {"Retry-After": RETRY_SECONDS})(scope, receive, send)
+
+    def _problem(self, scope: Scope, error: BaseException) -> Problem | None:
+        if isinstance(error, asyncio.CancelledError):
+            detail = f"{_STOPPING}." if scope["method"] in ("GET", "HEAD") else _IN_DOUBT
+            return _unavailable("service-unavailable", "Service Unavailable", detail) if self._is_stopping() else None
+        if str(error) != NO_THREAD:
+            return None
+        _logger.error("%s %s: the system has no room for another thread", scope["method"], scope["path"])
+        return _unavailable("no-thread", "There is no thread for it now", _CROWDED)
+
+
+def _unavailable(kind: str, title: str, detail: str) -> Problem:
+    return Problem(f"urn:oraculo:problem:{kind}", title, 503, detail)

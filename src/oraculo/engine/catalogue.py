@@ -20,6 +20,7 @@ from oraculo.errors import Conflict, Fault, InvalidPipeline, NotFound, StoreUnav
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
+from oraculo.ports.threads import handed_over
 
 _PATIENCE = 30.0  # seconds for those before: while the store is frozen each takes as long as it may
 _SUFFIXES = frozenset({".yaml", ".yml", ".json"})
@@ -150,7 +151,7 @@ class Catalogue:
         """The same, while the engine goes on: thousands of files take a while to be looked at, and seconds to read."""
         if self._folder is None:
             return False
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, self._read_folder)
+        found = await handed_over(self._threads, self._read_folder)
         return self._take_folder(found)
 
     def _take_folder(self, found: Mapping[str, Definition] | None) -> bool:
@@ -170,7 +171,7 @@ class Catalogue:
             default_retry=self._default_retry,
             default_timeout=self._default_timeout,
         )
-        definition = await asyncio.get_running_loop().run_in_executor(self._reader, read)
+        definition = await handed_over(self._reader, read)
         async with self._in_turn():
             await self._refresh_stored(store)  # another engine may have put or deleted it a moment ago
             is_new = name not in self._merged and name not in self._unreadable

@@ -40,6 +40,7 @@ from oraculo.errors import (
 )
 from oraculo.ports.broker import DeadLetter, Link, QueueState
 from oraculo.ports.store import Created, Outcome, Page, RunQuery
+from oraculo.ports.threads import handed_over
 
 MAX_KEY = 255
 MAX_OUTSTANDING = 20_000
@@ -114,7 +115,7 @@ class Operations:
         if len(body) <= LARGE_REQUEST:
             return make()
         self._expect_accepting()
-        return await asyncio.get_running_loop().run_in_executor(self._engine.threads, make)
+        return await handed_over(self._engine.threads, make)
 
     async def _create(self, submission: Submission) -> Created:
         self._expect_accepting()

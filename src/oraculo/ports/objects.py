@@ -4,16 +4,15 @@ Keys are those of `core.reference`. Every call may raise ObjectsUnavailable (can
 ObjectsError (refused).
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
 import msgspec
 
 from oraculo.core.reference import Reference, make_reference
 from oraculo.errors import ObjectLost, ObjectsUnavailable
+from oraculo.ports.threads import handed_over
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,10 +90,8 @@ async def get_result(objects: Objects, reference: Reference, threads: Executor |
 async def in_thread(threads: Executor | None, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """In one of `threads`, or of the event loop's own. Raises ObjectsUnavailable when the system has no room for one
     more: that says nothing of the result, which may have taken a worker hours."""
-    work = [partial(function, *args, **kwargs)]
     try:
-        done = asyncio.get_running_loop().run_in_executor(threads, lambda: work.pop()())
+        done = handed_over(threads, function, *args, **kwargs)
     except (RuntimeError, MemoryError) as error:
-        work.clear()  # it is in the line of `threads` all the same: what it holds is let go, and it is not done later
         raise ObjectsUnavailable(str(error) or type(error).__name__) from error
     return await done
