@@ -141,8 +141,10 @@ def test_where_a_bridge_hands_it_on_and_how_it_is_there_is_told() -> None:
     assert f"alta, and nobody listens on {queue});" in told_beyond(0, Beyond(queue, 2, listening=0))
     assert f"alta, and {queue} is paused);" in told_beyond(0, Beyond(queue, 2, held=0, is_paused=True))
     begun = Progressed(0, 40, None)
-    assert f"{sent}, 40 % done);" in told_beyond(10, Beyond(queue, 5, held=0), begun), "somebody has taken it"
+    assert f"{sent}, 40 % done);" in told_beyond(10, Beyond(queue, 5, held=1), begun), "somebody has taken it"
     assert f"{sent}, 40 % done);" in told_beyond(10, Beyond(queue, 5, is_paused=True), begun)
+    lost = Beyond(queue, 5, held=0, is_paused=True)
+    assert f"40 % done, and {queue} is paused);" in told_beyond(10, lost, begun), "nobody is at work on any now"
     assert f"40 % done, and nobody listens on {queue});" in told_beyond(10, Beyond(queue, 5, listening=0), begun)
 
 

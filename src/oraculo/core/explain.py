@@ -177,7 +177,8 @@ def _beyond(step: Step, task: Task, audience: Audience, waited: float) -> str:
         return ""
     if there.listening == 0:
         return f", and nobody listens on {there.place}"
-    if task.percent is not None or task.note is not None:  # somebody has taken it
+    is_in_work = there.held != 0 and (task.percent is not None or task.note is not None)
+    if is_in_work:  # as far as is known: where nobody has any, what was told of this one is over
         return ""
     if there.is_paused:
         return f", and {there.place} is paused"
