@@ -154,7 +154,7 @@ async def test_the_entry_lets_a_redis_that_takes_no_writes_rest(fleet: Fleet) ->
             return int(stats.get("cmdstat_zadd", {}).get("rejected_calls", 0))
 
         def refusals() -> list[LoopFailed]:
-            return [one for one in oraculo.aloud.failures if one.duty == "bridge bullmq entry"]
+            return [one for one in oraculo.aloud.failures if one.duty.startswith("bridge bullmq entry ")]
 
         await until(lambda: oraculo.bridge.trouble is None, saying="the bridge to be well")
         await redis.config_resetstat()

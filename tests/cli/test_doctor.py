@@ -163,6 +163,10 @@ def test_a_redis_of_bullmq_that_takes_no_writes_is_an_error() -> None:
         assert checks["bullmq"]["estado"] == "erro"
         assert "takes no writes: command not allowed when used memory" in checks["bullmq"]["detalhe"]
         client.config_set("maxmemory", 0)
+        client.config_set("min-replicas-to-write", 1)
+        told = doctor(ORACULO_BULLMQ_URL=server.url)[1]["bullmq"]["detalhe"]
+        assert "takes no writes: NOREPLICAS" in told
+        client.config_set("min-replicas-to-write", 0)
         assert doctor(ORACULO_BULLMQ_URL=server.url)[1]["bullmq"]["estado"] == "ok"
         assert client.dbsize() == 0
 

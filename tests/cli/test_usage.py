@@ -300,6 +300,8 @@ def test_bad_settings_are_one_line(command: list[str]) -> None:
         ("amqp://localhost", "pika", "rabbitmq", ["serve", "--port", "0"]),
         ("rediss://localhost", "hiredis", "redis", ["serve", "--port", "0"]),
         ("nats://localhost", "nats", "nats", ["serve", "--port", "0"]),
+        ("amqp://localhost", "pika", "rabbitmq", ["worker", "a:b"]),
+        ("rediss://localhost", "hiredis", "redis", ["worker", "a:b"]),
         ("nats://localhost", "nats", "nats", ["worker", "a:b"]),
     ],
 )

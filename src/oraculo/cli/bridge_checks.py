@@ -39,7 +39,7 @@ def _reach_celery(settings: "CelerySettings") -> str:
 
 
 async def reach_bullmq(settings: "BullmqSettings") -> str:
-    from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, RedisError
+    from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
     from oraculo.bridges.bullmq.server import BullmqRedis
     from oraculo.clients.redis import version_of
@@ -50,10 +50,12 @@ async def reach_bullmq(settings: "BullmqSettings") -> str:
             await server.client.ping()
             with suppress(NoPermissionError):  # the bridge does not ask for it
                 about = await server.client.info("server")
-            with suppress(NoPermissionError):  # where only the names with the bridge's prefix are allowed
+            try:
                 await server.try_to_write()
-    except (OutOfMemoryError, ReadOnlyError) as error:
-        raise BrokerError(f"{server.place} takes no writes: {error}") from error
+            except NoPermissionError:  # where only the names with the bridge's prefix are allowed
+                pass
+            except ResponseError as error:
+                raise BrokerError(f"{server.place} takes no writes: {error}") from error
     except (RedisError, OSError, TimeoutError) as error:
         told = str(error) or "no answer in time"
         raise BrokerUnavailable(f"cannot reach {server.place}: {told}") from error

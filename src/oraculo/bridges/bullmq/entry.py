@@ -65,7 +65,8 @@ class _BullmqWorker(Worker):  # type: ignore[misc]
         except ResponseError as error:
             if self.isConnectionError(error):
                 raise
-            self.emit("error", error)
+            if not (self.paused or self.closing):
+                self.emit("error", error)
             await self._refusal_passed()
             return None
 
@@ -181,7 +182,8 @@ class Entry:
         return worker
 
     def _tell(self, error: Exception, *_: object) -> None:
-        self._telemetry.emit(LoopFailed("bridge bullmq entry", f"{type(error).__name__}: {error}"))
+        duty = f"bridge bullmq entry {self._settings.entry}"
+        self._telemetry.emit(LoopFailed(duty, f"{type(error).__name__}: {error}"))
 
     async def close(self) -> None:
         """Gives back the jobs that it holds, for another bridge to follow their runs."""
