@@ -106,10 +106,7 @@ async def test_what_another_engine_delivered_is_not_delivered_again_though_it_wa
     receivers = Receivers()
     async with engine(receivers, timeout=5) as oraculo:
         courier = oraculo.engine._courier
-        first = await ended_run(oraculo, MUTE)
-        await until(lambda: receivers.called == [first])
-        second = await ended_run(oraculo, MUTE)
-        await until(lambda: (second, 0) in courier._errands, saying="one to wait for its turn")
+        first, second = await one_waits_for_another(oraculo, receivers)
         courier._move(courier._errands[second, 0], 100.0)
         courier._errands[second, 0].is_put_off = True
 
@@ -143,10 +140,7 @@ async def test_what_waited_when_an_engine_stops_is_not_left_waiting() -> None:
 async def test_a_new_edition_takes_the_place_of_the_one_that_waits() -> None:
     receivers = Receivers()
     async with engine(receivers, timeout=60) as oraculo:
-        first = await ended_run(oraculo, MUTE)
-        await until(lambda: receivers.called == [first])
-        second = await ended_run(oraculo, MUTE)
-        await until(lambda: len(oraculo.engine._courier._errands) == 2, saying="one to wait for its turn")
+        first, second = await one_waits_for_another(oraculo, receivers)
         await oraculo.operations.repeat(second)
         await until(lambda: oraculo.engine._courier._errands[second, 0].edition == 2, saying="the new edition")
         receivers.speaks.set()
@@ -159,16 +153,22 @@ async def test_what_waits_counts_as_much_as_its_last_edition_is_large() -> None:
     receivers = Receivers()
     async with engine(receivers, timeout=60) as oraculo:
         courier = oraculo.engine._courier
-        first = await ended_run(oraculo, MUTE)
-        await until(lambda: receivers.called == [first])
-        second = await ended_run(oraculo, MUTE)
-        await until(lambda: len(courier._errands) == 2, saying="one to wait for its turn")
+        first, second = await one_waits_for_another(oraculo, receivers)
         courier.deliver((await oraculo.store.heads([second]))[second], bytes(5000), [0])
         turns_of_webhooks = courier._turns[Channel.WEBHOOK]
         assert turns_of_webhooks._bytes == 5000 + len(courier._errands[first, 0].aggregate)
         receivers.speaks.set()
         await courier.finished()
         assert not turns_of_webhooks._bytes
+
+
+async def one_waits_for_another(oraculo: Harness, receivers: Receivers) -> tuple[str, str]:
+    """The run whose webhook is being posted to the receiver that does not speak, and one that waits for its turn."""
+    first = await ended_run(oraculo, MUTE)
+    await until(lambda: receivers.called == [first])
+    second = await ended_run(oraculo, MUTE)
+    await until(lambda: (second, 0) in oraculo.engine._courier._errands, saying="one to wait for its turn")
+    return first, second
 
 
 async def delivered_by_another(store: Store, run_id: str) -> None:

@@ -14,7 +14,7 @@ _STOPPING = "The server is stopping, and what this needs does not answer. Ask ag
 _IN_DOUBT = f"{_STOPPING}, with the same Idempotency-Key where there was one: it is not known whether this was done."
 _CROWDED = "The system lets the server start no more threads: its limit of processes, or of memory, is reached."
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("oraculo.api")
 
 
 class ToldToAskAgain:

@@ -395,7 +395,7 @@ def queue_counts(address: Address, name: str) -> tuple[int, int | None]:
                 found = kombu.Queue(name, channel=channel).queue_declare(passive=True)
         return int(found.message_count), int(found.consumer_count) if is_amqp else None
     except QueueAway:
-        return 0, 0
+        return 0, 0 if is_amqp else None
     finally:
         _close(connection)
 
