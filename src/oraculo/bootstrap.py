@@ -5,7 +5,7 @@ import gc
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.brokers.vigil import VigilantBroker
 from oraculo.core.naming import QueueNames, told_apart
 from oraculo.errors import Fault, InvalidSettings, how_to_add
-from oraculo.ports.bridge import RunningBridge
+from oraculo.ports.bridge import Outlook, RunningBridge
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
@@ -231,6 +231,23 @@ def make_bridges(
     return made
 
 
+def make_outlooks(settings: Settings) -> list[Outlook]:
+    """For a process without bridges, as far as it has what they need: it goes without rather than not start. Raises
+    InvalidSettings."""
+    made: list[Outlook] = []
+    if settings.celery.broker_url:
+        with suppress(ModuleNotFoundError):
+            from oraculo.bridges.celery import CeleryOutlook
+
+            made.append(CeleryOutlook(settings.celery))
+    if settings.bullmq.url:
+        with suppress(ModuleNotFoundError):
+            from oraculo.bridges.bullmq import BullmqOutlook
+
+            made.append(BullmqOutlook(settings.bullmq))
+    return made
+
+
 def build(settings: Settings, role: "Role | None" = None) -> System:
     """`role`: all of it, unless another is named. Raises InvalidSettings."""
     # Here, so that a worker process starts without them: they would be a third of what it loads.
@@ -258,6 +275,7 @@ def build(settings: Settings, role: "Role | None" = None) -> System:
         name=f"{socket.gethostname()}:{os.getpid()}:{entropy.new_id()[-8:]}",
         role=role,
         bridges=make_bridges(settings, broker, store, clock, entropy, telemetry) if role is Role.WHOLE else (),
+        outlooks=make_outlooks(settings) if role is Role.FRONT else (),
         must_be_alone=not broker.capabilities.shared and not isinstance(store, SqliteStore),  # whose file has a lock
     )
     return System(settings, engine, Operations(engine), broker, store, objects, metrics, clock, entropy)

@@ -2,20 +2,24 @@
 
 import asyncio
 import contextlib
+import sys
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import pytest
 from bullmq import Queue
 from kombu import Connection
 from redis.asyncio import Redis
 
+from oraculo.bootstrap import make_outlooks
 from oraculo.bridges.bullmq import BullmqBridge
 from oraculo.bridges.bullmq.looking import look_at
 from oraculo.bridges.celery import CeleryBridge, looking
 from oraculo.bridges.celery.connections import Address
 from oraculo.core.bridge import Beyond, Bridge, read_bridge
+from oraculo.settings import BullmqSettings, CelerySettings, Settings
 from oraculo.testing.harness import Harness
 from tests.bridges.celery_stage import Bridged
 from tests.bridges.node.stage import BullStage, bull_settings
@@ -93,6 +97,37 @@ async def test_nobody_listens_on_a_queue_of_celery(fleet: Fleet) -> None:
         assert missing == Beyond(f"Celery's queue {queue}-ausente", 0, listening=0)
     with Connection(url) as connection:
         connection.channel().queue_delete(queue)
+
+
+async def test_a_process_that_runs_no_bridge_sees_the_same(fleet: Fleet) -> None:
+    queue = f"fila-{uuid.uuid4().hex[:8]}"
+    async with BullStage(bull_settings("memory://", fleet.url("redis"))) as oraculo:
+        settings = msgspec.structs.replace(
+            oraculo.settings, celery=CelerySettings(broker_url=fleet.url("redis"), queue=queue)
+        )
+        await oraculo.redis.rpush(oraculo.key("videos", "wait"), "7")
+        await oraculo.redis.rpush(queue, "{}")
+        await oraculo.redis.rpush(f"{queue}-b", "{}", "{}")
+        celery, bullmq = make_outlooks(settings)
+        assert await celery.beyond(Bridge("celery", "loja.cobrar")) == Beyond(f"Celery's queue {queue}", 1)
+        other = Bridge("celery", "loja.cobrar", queue=f"{queue}-b")
+        assert await celery.beyond(other) == Beyond(f"Celery's queue {queue}-b", 2)
+        assert await bullmq.beyond(Bridge("bullmq", "videos")) == Beyond("BullMQ's queue videos", 1, held=0)
+        for outlook in (celery, bullmq):
+            await outlook.stop()
+        await oraculo.redis.delete(queue, f"{queue}-b")
+
+
+@pytest.mark.parametrize(("missing", "left"), [("celery", ["bullmq"]), ("bullmq", ["celery"])])
+def test_an_api_without_what_a_bridge_needs_goes_without_its_outlook(
+    missing: str, left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [name for name in sys.modules if name.startswith(f"oraculo.bridges.{missing}")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, missing, None)
+    celery, bullmq = CelerySettings(broker_url="redis://x"), BullmqSettings(url="redis://x")
+    assert [outlook.name for outlook in make_outlooks(Settings(celery=celery, bullmq=bullmq))] == left
+    assert make_outlooks(Settings()) == []
 
 
 async def test_tasks_that_wait_in_a_redis_of_celery_are_counted_and_no_connection_is_left(

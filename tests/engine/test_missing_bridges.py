@@ -126,6 +126,40 @@ async def test_how_it_is_where_a_bridge_hands_on_is_told(destination: str) -> No
         assert not await explained(), "another bridge does not know"
 
 
+class Watching:
+    """What stands for the bridge in a process that does not run it."""
+
+    name = bridges.BULLMQ
+
+    def __init__(self) -> None:
+        self.is_open = True
+
+    async def beyond(self, destination: Bridge) -> Beyond | None:
+        return Beyond(f"the queue of {destination.url}", 3, listening=0)
+
+    async def stop(self) -> None:
+        self.is_open = False
+
+
+@pytest.mark.parametrize("destination", BEHIND_BULLMQ)
+async def test_an_api_beside_engines_tells_how_it_is_beyond_their_bridges(destination: str) -> None:
+    broker, outlook = Counting(SystemClock()), Watching()
+    oraculo = Harness(broker=broker, settings=MAPPED, role=Role.FRONT)
+    oraculo.engine.outlooks = [outlook]
+    async with oraculo:
+        for queue in (bridges.QUEUES[bridges.BULLMQ], "images-queue"):
+            await broker.consume(queue, prefetch=1)  # as the engine's bridge does
+        run_id = await oraculo.submit({"destinos": [destination], "payload": {}})
+
+        async def explained() -> bool:
+            told = await oraculo.operations.explain(run_id)
+            return ", and nobody listens on the queue of bullmq://images-queue)" in told
+
+        await until(explained, saying="how it is beyond the bridge")
+        assert outlook.is_open
+    assert not outlook.is_open
+
+
 @pytest.mark.parametrize("destination", BEHIND_BULLMQ)
 async def test_what_a_bridge_handed_on_is_not_missed_in_its_queue(
     destination: str, monkeypatch: pytest.MonkeyPatch

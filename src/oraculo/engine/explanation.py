@@ -143,11 +143,12 @@ class Explanation:
         return found | {queue: found[queue]._replace(is_bridged=True) for queue in bridged}
 
     async def _beyond(self, queue: str, destinations: Mapping[str, Bridge]) -> dict[str, Beyond]:
-        """As far as a bridge that reads this queue runs here, and can tell."""
-        bridge = next((one for one in self._engine.bridges if queue in self._bridged[one.name]), None)
-        if bridge is None or bridge.trouble is not None:
+        """As far as it can be seen from here."""
+        seers = (*self._engine.bridges, *self._engine.outlooks)
+        outlook = next((one for one in seers if queue in self._bridged[one.name]), None)
+        if outlook is None or self._bridge_troubles([queue]):
             return {}
-        told = await asyncio.gather(*map(bridge.beyond, destinations.values()))
+        told = await asyncio.gather(*map(outlook.beyond, destinations.values()))
         return {url: beyond for url, beyond in zip(destinations, told, strict=True) if beyond is not None}
 
     async def _searched(self, run: Run, queue: str, audience: Audience) -> Audience:

@@ -39,7 +39,7 @@ from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Lookout, Watchers
 from oraculo.engine.webhooks import HttpPost, Post
 from oraculo.errors import BrokerUnavailable, InvalidPipeline, StoreError, StoreUnavailable
-from oraculo.ports.bridge import RunningBridge
+from oraculo.ports.bridge import Outlook, RunningBridge
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.objects import Objects
@@ -62,7 +62,8 @@ class Role(Enum):
 
 class Engine:
     """Start it, use it through `Operations`, stop it. Both are idempotent. `must_be_alone`: nobody else may use its
-    store, because its queues live inside this process. `earlier_objects`: where large results rested before."""
+    store, because its queues live inside this process. `earlier_objects`: where large results rested before.
+    `outlooks`: for bridges that others run."""
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class Engine:
         name: str = "",
         role: Role = Role.WHOLE,
         bridges: Sequence[RunningBridge] = (),
+        outlooks: Sequence[Outlook] = (),
         must_be_alone: bool = False,
     ) -> None:
         runs, engine = settings.runs, settings.engine
@@ -91,6 +93,7 @@ class Engine:
         self.telemetry = telemetry
         self.role = role
         self.bridges = bridges
+        self.outlooks = outlooks
         self._must_be_alone = must_be_alone
 
         # What many parts share.
@@ -356,7 +359,8 @@ class Engine:
 
     async def stop(self) -> None:
         self.quiesce()
-        for fault in await asyncio.gather(*(bridge.stop() for bridge in self.bridges), return_exceptions=True):
+        to_stop = (*self.bridges, *self.outlooks)
+        for fault in await asyncio.gather(*(one.stop() for one in to_stop), return_exceptions=True):
             if isinstance(fault, Exception):  # it must not keep the rest from being stopped
                 self.telemetry.emit(LoopFailed("bridges", f"{type(fault).__name__}: {fault}"))
         await self._end_tasks(self._pumps)

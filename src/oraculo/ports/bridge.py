@@ -5,12 +5,25 @@ from typing import Protocol
 from oraculo.core.bridge import Beyond, Bridge
 
 
-class RunningBridge(Protocol):
+class Outlook(Protocol):
+    """Sees how it is beyond a bridge: the bridge itself, or what stands for it where others run it."""
+
     @property
     def name(self) -> str:
         """For people: `celery`, `bullmq`."""
         ...
 
+    async def beyond(self, destination: Bridge) -> Beyond | None:
+        """How the place is where commands for this destination go on; None: the other system does not tell, or not in
+        a moment: a person waits for it."""
+        ...
+
+    async def stop(self) -> None:
+        """Closes. Idempotent."""
+        ...
+
+
+class RunningBridge(Outlook, Protocol):
     @property
     def trouble(self) -> str | None:
         """Why it cannot do its work now; commands wait meanwhile, and their deadlines hold. None: it can."""
@@ -18,11 +31,6 @@ class RunningBridge(Protocol):
 
     async def start(self) -> None:
         """Begins, and goes on trying while the other system is away. Returns at once."""
-        ...
-
-    async def beyond(self, destination: Bridge) -> Beyond | None:
-        """How the place is where commands for this destination go on; None: the other system does not tell, or not in
-        a moment: a person waits for it."""
         ...
 
     async def stop(self) -> None:

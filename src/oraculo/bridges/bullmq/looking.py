@@ -4,11 +4,28 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from oraculo.bridges.bullmq.server import within
-from oraculo.core.bridge import Beyond
+from oraculo.bridges.bullmq.server import BullmqRedis, within
+from oraculo.core.bridge import BULLMQ, Beyond, Bridge
+from oraculo.settings import BullmqSettings
 
 _PATIENCE = 1.0  # seconds
 _MARKER = "0:"  # what BullMQ 4 puts at the end of `wait` to wake a worker is no job
+
+
+class BullmqOutlook:
+    """For a process that does not run the bridge. Connected by the first look."""
+
+    name = BULLMQ
+
+    def __init__(self, settings: BullmqSettings) -> None:
+        self._prefix = settings.prefix
+        self._server = BullmqRedis(settings.url)
+
+    async def beyond(self, destination: Bridge) -> Beyond | None:
+        return await look_at(self._server.client, self._prefix, destination.target)
+
+    async def stop(self) -> None:
+        await self._server.close()
 
 
 async def look_at(client: Any, prefix: str, queue: str) -> Beyond | None:

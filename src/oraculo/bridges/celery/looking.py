@@ -5,12 +5,30 @@ import contextlib
 import threading
 
 from oraculo.bridges.celery.connections import Address, queue_counts
-from oraculo.core.bridge import Beyond
+from oraculo.core.bridge import CELERY, Beyond, Bridge
+from oraculo.settings import CelerySettings
 
 _PATIENCE = 2.0  # seconds
 _AT_ONCE = 4  # queues
+_NO_REPLIES = ""  # the name of a queue that is never used: a look is not answered by workers
 
 _Asked = asyncio.Future[Beyond | None]
+
+
+class CeleryOutlook:
+    """For a process that does not run the bridge. Raises InvalidSettings."""
+
+    name = CELERY
+
+    def __init__(self, settings: CelerySettings) -> None:
+        self._default_queue = settings.queue
+        self._look = QueueLook(Address(settings.broker_url, settings.key_prefix, _NO_REPLIES))
+
+    async def beyond(self, destination: Bridge) -> Beyond | None:
+        return await self._look.at(destination.queue or self._default_queue)
+
+    async def stop(self) -> None:
+        """Each look closes what it opened."""
 
 
 class QueueLook:
