@@ -1,6 +1,7 @@
 """Brokers under a name with several addresses, of which the first says nothing; on both event loops."""
 
 import asyncio
+import gc
 import socket
 import threading
 from typing import Any
@@ -53,7 +54,10 @@ def test_an_attempt_leaves_nothing_behind(
                 await dialed(NAME, 0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
+    gc.collect()
+    recwarn.clear()  # of what earlier tests left
     run(check())
+    gc.collect()
     assert not [str(warning.message) for warning in recwarn]
 
 

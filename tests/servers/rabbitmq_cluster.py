@@ -13,6 +13,8 @@ NODES = 3
 class Node(RabbitMQ):
     """One of a cluster, whose nodes share a port mapper and a secret."""
 
+    ticks = ""
+
     def __init__(self, mapper_port: int, nodes: "list[Node]") -> None:
         super().__init__()
         self._mapper_port = mapper_port
