@@ -23,7 +23,7 @@ def _logging_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oraculo.cli.serving.configure_logging", lambda _settings: None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # no longer: it looks ten times a second for what is due
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """`oraculo dev` with its sample workers, which do not dawdle."""
     process = Process("dev", "--pace", "0.02", cwd=tmp_path_factory.mktemp("dev"), env=QUICK)
