@@ -16,7 +16,7 @@ from celery.utils.imports import symbol_by_name
 from oraculo.celery_app.command_line import name_worker
 from oraculo.celery_app.commands import register_handlers
 from oraculo.celery_app.entry import MAX_RETRIES, DeadLetters, Entry, register_entry
-from oraculo.celery_app.own_broker import BackToFirst, OwnBrokerCelery
+from oraculo.celery_app.own_broker import BackToFirst, OwnAMQP, OwnBrokerCelery, TheirAMQP
 from oraculo.celery_app.performing import Performer
 from oraculo.celery_app.publishing import Publisher
 from oraculo.core.answer_writer import describe
@@ -36,7 +36,8 @@ _CELERY_KNOWS = (*_AMQP, "redis", "rediss")
 def make_celery_app(settings: Settings, apps: Sequence[App] = ()) -> Celery:
     """Raises InvalidSettings. `apps`: those whose commands its workers answer."""
     url = _commands_url(settings) if apps else _entry_url(settings)
-    made = OwnBrokerCelery(NAME, broker=url, set_as_current=False)
+    amqp = TheirAMQP if url == settings.celery.broker_url else OwnAMQP
+    made = OwnBrokerCelery(NAME, broker=url, amqp=amqp, set_as_current=False)
     made.steps["consumer"].add(BackToFirst)
     made.conf.update(
         task_default_queue=settings.broker.prefix + NAME,

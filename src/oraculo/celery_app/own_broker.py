@@ -8,12 +8,26 @@ from typing import Any
 import kombu
 import structlog
 from celery import Celery, bootsteps
+from celery.app.amqp import AMQP
 
 from oraculo.bridges.celery.connections import CONNECT_TIMEOUT, cut
+from oraculo.bridges.celery.secured import SecuredConnection, VerifiedConnection
 
 LOOK_EVERY = 5.0  # seconds between two looks whether the first broker is back
 
 _log = structlog.get_logger("oraculo.celery")
+
+
+class OwnAMQP(AMQP):  # type: ignore[misc, unused-ignore]
+    """For the broker of ORACULO_BROKER_URL."""
+
+    Connection = VerifiedConnection
+
+
+class TheirAMQP(AMQP):  # type: ignore[misc, unused-ignore]
+    """For the broker of ORACULO_CELERY_BROKER_URL."""
+
+    Connection = SecuredConnection
 
 
 class OwnBrokerCelery(Celery):  # type: ignore[misc, unused-ignore]
@@ -59,7 +73,7 @@ def first_of(connection: kombu.Connection) -> kombu.Connection | None:
     """The broker that comes before the one that this connection is to; None: it is the first itself."""
     if not connection.alt or connection.transport.driver_type != "amqp":
         return None
-    first = kombu.Connection(connection.alt[0], connect_timeout=CONNECT_TIMEOUT)
+    first = type(connection)(connection.alt[0], connect_timeout=CONNECT_TIMEOUT)
     return None if _place(first) == _place(connection) else first
 
 

@@ -18,6 +18,7 @@ from amqp.exceptions import AccessRefused, ContentTooLarge, MessageNacked, Preco
 from amqp.exceptions import NotFound as QueueMissing
 from kombu.exceptions import OperationalError
 
+from oraculo.bridges.celery.secured import SecuredConnection
 from oraculo.bridges.celery.tasks import Task
 from oraculo.core.answer_writer import describe
 from oraculo.errors import Fault, InvalidSettings
@@ -119,7 +120,7 @@ class Address:
         return None
 
     def connection(self, *, heartbeat: float = 0) -> kombu.Connection:
-        return kombu.Connection(
+        return SecuredConnection(
             self._url,
             connect_timeout=CONNECT_TIMEOUT,
             heartbeat=heartbeat if self.is_amqp else 0,

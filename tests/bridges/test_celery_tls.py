@@ -1,0 +1,92 @@
+"""TLS to a RabbitMQ, spoken by kombu: a certificate authority of one's own, and the name in the certificate."""
+
+import ssl
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from oraculo.bridges.celery.connections import Address
+from oraculo.bridges.celery.secured import SecuredConnection, VerifiedConnection
+from oraculo.celery_app import make_celery_app
+from oraculo.errors import InvalidSettings
+from oraculo.settings import BrokerSettings, CelerySettings, Settings
+from tests.bridges.celery_handlers import app as handlers
+from tests.bridges.test_celery_engine import Engine
+from tests.cli.test_doctor import doctor
+from tests.end_to_end.stage import Stage, settings_for
+from tests.servers.fleet import Fleet
+from tests.servers.rabbitmq import RabbitMQ
+
+pytestmark = pytest.mark.timeout(120)
+THEIRS = CelerySettings(broker_url="amqps://b.example")
+
+
+@pytest.fixture
+def server(fleet: Fleet) -> RabbitMQ:
+    return cast("RabbitMQ", fleet.breakable("rabbitmq"))
+
+
+async def test_a_worker_trusts_the_authority_that_the_url_names(server: RabbitMQ, tmp_path: Path) -> None:
+    settings = settings_for(server.tls_url)
+    engine = Engine(settings, tmp_path / "worker.log", "-c", "1")
+    try:
+        await engine.is_ready()
+        async with Stage(settings) as oraculo:
+            aggregate = await oraculo.run({"destinos": ["executador_relatorio"], "payload": {}})
+            assert aggregate["status"] == "concluida"
+    finally:
+        engine.kill()
+
+
+@pytest.mark.parametrize(
+    ("host", "more", "told"),
+    [
+        ("localhost", "", None),
+        ("127.1", "", "CERTIFICATE_VERIFY_FAILED"),  # the same machine, by a name that is not in the certificate
+        ("127.1", "&ssl_check_hostname=false", None),
+    ],
+)
+def test_the_bridge_looks_at_the_name_in_the_certificate(
+    host: str, more: str, told: str | None, server: RabbitMQ
+) -> None:
+    _, checks = doctor(ORACULO_CELERY_BROKER_URL=server.tls_url.replace("localhost", host) + more)
+    assert checks["celery"]["estado"] == ("erro" if told else "ok"), checks["celery"]
+    assert told is None or told in checks["celery"]["detalhe"]
+
+
+@pytest.mark.parametrize(
+    ("made_by", "url", "made"),
+    [
+        (SecuredConnection, "amqps://a?ssl_ca_certs=/ca&ssl_cert_reqs=none", {"ca_certs": "/ca", "cert_reqs": 0}),
+        (VerifiedConnection, "amqps://a", {"server_hostname": "a"}),
+        (VerifiedConnection, "amqps://a?ssl_check_hostname=false", True),
+        (VerifiedConnection, "amqp://a", False),
+        (VerifiedConnection, "rediss://a", {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),
+        (VerifiedConnection, "rediss://a?ssl_ca_certs=/ca", {"ssl_ca_certs": "/ca"}),
+    ],
+)
+def test_what_a_url_says_of_tls(made_by: type[SecuredConnection], url: str, made: Any) -> None:
+    connection = made_by(url)
+    assert connection.ssl == made
+    assert connection.clone().ssl == made
+
+
+def test_each_of_a_list_has_its_own() -> None:
+    connection = VerifiedConnection("amqps://a?ssl_ca_certs=/ca;amqp://b;amqps://c")
+    assert connection.ssl == {"ca_certs": "/ca", "server_hostname": "a"}
+    connection.maybe_switch_next()
+    assert connection.ssl is False
+    connection.maybe_switch_next()
+    assert connection.ssl == {"server_hostname": "c"}
+
+
+def test_our_own_broker_is_verified_and_celerys_is_as_its_url_says() -> None:
+    own = make_celery_app(Settings(broker=BrokerSettings(url="amqps://a.example")), [handlers])
+    assert own.connection().ssl == {"server_hostname": "a.example"}
+    assert make_celery_app(Settings(celery=THEIRS)).connection().ssl is False
+
+
+def test_a_parameter_that_nobody_knows_is_a_bad_setting() -> None:
+    with pytest.raises(InvalidSettings, match="unknown parameter 'ssl_authority'; known: ssl_ca_certs"):
+        Address("amqps://a?ssl_authority=/ca.pem", "", "respostas")
