@@ -43,6 +43,7 @@ class Idle:
     def __init__(self, name: str = bridges.CELERY, trouble: str | None = None) -> None:
         self.name = name
         self.trouble = trouble
+        self.shortfall: str | None = None
 
     async def start(self) -> None: ...
 

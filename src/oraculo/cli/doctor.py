@@ -309,15 +309,15 @@ async def _bridges(settings: "Settings") -> list[Check]:
 
     clock = SystemClock()
     make_bridges(settings, MemoryBroker(clock), make_store(settings), clock, SystemEntropy(), Hub())
-    checks = []
+    checks, prefix = [], settings.broker.prefix
     if settings.celery.broker_url:
         from oraculo.cli.bridge_checks import reach_celery
 
-        checks.append(await _part("celery", lambda: reach_celery(settings.celery), _nothing_to_close))
+        checks.append(await _part("celery", lambda: reach_celery(settings.celery, prefix), _nothing_to_close))
     if settings.bullmq.url:
         from oraculo.cli.bridge_checks import reach_bullmq
 
-        checks.append(await _part("bullmq", lambda: reach_bullmq(settings.bullmq), _nothing_to_close))
+        checks.append(await _part("bullmq", lambda: reach_bullmq(settings.bullmq, prefix), _nothing_to_close))
     return checks
 
 

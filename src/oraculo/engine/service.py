@@ -430,7 +430,8 @@ class Engine:
     async def _health_behind(self) -> dict[str, str | None]:
         """Of what an engine can do without: runs are accepted, and go on or wait."""
         objects, engines = await asyncio.gather(self._objects_trouble(), self._engines_trouble())
-        bridges = {f"ponte {bridge.name}": bridge.trouble for bridge in self.bridges}  # steps of others go on
+        # Steps of others go on.
+        bridges = {f"ponte {bridge.name}": bridge.trouble or bridge.shortfall for bridge in self.bridges}
         clock = {"clock": self.peers.clock_fault} if self.peers.clock_fault else {}
         return objects | bridges | engines | clock
 

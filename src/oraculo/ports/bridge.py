@@ -29,6 +29,11 @@ class RunningBridge(Outlook, Protocol):
         """Why it cannot do its work now; commands wait meanwhile, and their deadlines hold. None: it can."""
         ...
 
+    @property
+    def shortfall(self) -> str | None:
+        """What it cannot do besides, while steps go on. None: it can do all."""
+        ...
+
     async def start(self) -> None:
         """Begins, and goes on trying while the other system is away. Returns at once."""
         ...

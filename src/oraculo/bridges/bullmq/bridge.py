@@ -12,6 +12,7 @@ from oraculo.bridges.bullmq.handover import Handover
 from oraculo.bridges.bullmq.layout import BullmqLayout, Layout
 from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.looking import look_at
+from oraculo.bridges.bullmq.refusals import Refusals
 from oraculo.bridges.bullmq.reports import Reporter
 from oraculo.bridges.bullmq.runs import Runs
 from oraculo.bridges.bullmq.server import BullmqRedis
@@ -92,11 +93,16 @@ class BullmqBridge:
             telemetry=telemetry,
         )
         self._entry: Entry | None = None
+        self._refusals = Refusals()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def trouble(self) -> str | None:
         return self._server.trouble
+
+    @property
+    def shortfall(self) -> str | None:
+        return self._refusals.told
 
     async def beyond(self, destination: Bridge) -> Beyond | None:
         return await look_at(self._server.client, self._settings.prefix, destination.target)
@@ -118,7 +124,9 @@ class BullmqBridge:
         for queue in dict.fromkeys((QUEUES[BULLMQ], *self._settings.queues)):
             duties[queue] = self._intake(self._names.physical(queue), self._handover.take)
         if self._settings.entry:
-            self._entry = Entry(self._server, self._settings, self._runs, self._entropy, self._telemetry)
+            self._entry = Entry(
+                self._server, self._settings, self._runs, self._refusals, self._entropy, self._telemetry
+            )
             duties["entry"] = self._entry.run
             duties["runs"] = self._runs.watch
             duties["aggregates"] = self._intake(self._runs.replies, self._runs.take)
@@ -146,6 +154,7 @@ class BullmqBridge:
             try:
                 await duty()
             except Exception as error:  # noqa: BLE001
+                self._refusals.note(f"the bridge's part '{name}'", error)
                 self._telemetry.emit(LoopFailed(f"bridge bullmq {name}", describe(error)))
             if asyncio.get_running_loop().time() - began > 10:
                 backoff.reset()

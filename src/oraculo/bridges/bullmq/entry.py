@@ -20,6 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from oraculo.bridges.bullmq.bull_v4_worker import BullWorker
 from oraculo.bridges.bullmq.pausing import mind_pauses_of
+from oraculo.bridges.bullmq.refusals import Refusals
 from oraculo.bridges.bullmq.runs import Followed, Lost, Overtaken, RequestRefused, Runs
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, WATCH_PAUSE, BullmqRedis, close_client, within
 from oraculo.core import naming
@@ -132,11 +133,18 @@ def _readable(fields: dict[str, Any]) -> dict[str, Any]:
 
 class Entry:
     def __init__(
-        self, server: BullmqRedis, settings: BullmqSettings, runs: Runs, entropy: Entropy, telemetry: Telemetry
+        self,
+        server: BullmqRedis,
+        settings: BullmqSettings,
+        runs: Runs,
+        refusals: Refusals,
+        entropy: Entropy,
+        telemetry: Telemetry,
     ) -> None:
         self._server = server
         self._settings = settings
         self._runs = runs
+        self._refusals = refusals
         self._entropy = entropy
         self._telemetry = telemetry
         self._stopping = asyncio.Event()
@@ -183,6 +191,7 @@ class Entry:
 
     def _tell(self, error: Exception, *_: object) -> None:
         duty = f"bridge bullmq entry {self._settings.entry}"
+        self._refusals.note(f"the queue {self._settings.entry}", error)
         self._telemetry.emit(LoopFailed(duty, f"{type(error).__name__}: {error}"))
 
     async def close(self) -> None:

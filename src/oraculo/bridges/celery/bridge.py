@@ -13,7 +13,7 @@ from typing import Any
 from celery import Celery
 
 from oraculo.bridges.celery.answers import DUTY, TaskAnswers
-from oraculo.bridges.celery.connections import Address, Listener
+from oraculo.bridges.celery.connections import NOT_YET, Address, Listener
 from oraculo.bridges.celery.events import SentTasks, TaskEvents
 from oraculo.bridges.celery.handover import QUEUE, STOP_GRACE, TaskHandover
 from oraculo.bridges.celery.looking import QueueLook
@@ -82,6 +82,13 @@ class CeleryBridge:
     @property
     def trouble(self) -> str | None:
         return self._handover.trouble or (self._threads[0].trouble if self._threads else None)
+
+    @property
+    def shortfall(self) -> str | None:
+        why = self._threads[1].trouble if len(self._threads) > 1 else None
+        if why is None or why == NOT_YET:
+            return None
+        return f"{why}; so the events of Celery's workers are not heard, which ORACULO_CELERY_EVENTS=false does without"
 
     async def beyond(self, destination: Bridge) -> Beyond | None:
         return await self._look.at(destination.queue or self._default_queue)

@@ -8,6 +8,7 @@ import contextlib
 import re
 import socket
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -26,6 +27,7 @@ from oraculo.errors import Fault, InvalidSettings
 CONNECT_TIMEOUT = 3.0
 SEND_TIMEOUT = 5.0  # until a broker that does not confirm counts as lost
 SETUP_TIMEOUT = 10.0  # for what is asked of the broker once for each connection
+NOT_YET = "Celery's broker has not been reached yet"
 HEARTBEAT = 10  # seconds, where the broker knows such a thing
 _LEASE = 30  # seconds after which a report that a dead bridge held is read by another; RabbitMQ needs none
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
@@ -313,7 +315,7 @@ class Listener(threading.Thread):
         self._tell = tell
         self._stopping = threading.Event()
         self._told: deque[str] = deque(maxlen=_MOST_TROUBLES)
-        self.trouble: str | None = "Celery's broker has not been reached yet"
+        self.trouble: str | None = NOT_YET
 
     def run(self) -> None:
         pause = _FIRST_PAUSE
@@ -367,6 +369,20 @@ class Listener(threading.Thread):
         self._stopping.set()
 
 
+def try_rights(address: Address, connection: kombu.Connection) -> None:
+    """What the bridge does, but for the queues of tasks: it makes the place of the replies, reads there, and sends, to
+    a queue that nobody has. Raises TaskRefused, and whatever kombu does."""
+    with _refusals("what the bridge does"):
+        address.declare_replies(connection)
+        if not address.is_amqp:  # on a Redis whoever reads takes it out
+            return
+        with _channel(connection) as channel:
+            channel.basic_qos(0, 1, False)
+            channel.basic_consume(address.replies.name)  # what it is given is given back with its channel
+            nowhere = f"oraculo-doctor-{uuid.uuid4().hex}"
+            kombu.Producer(channel).publish({}, exchange="", routing_key=nowhere, confirm_timeout=SEND_TIMEOUT)
+
+
 def ensure_queue(connection: kombu.Connection, name: str) -> None:
     """Left as it is when it is there, whatever its arguments; else made as Celery's own clients make it."""
     queue = kombu.Queue(name, kombu.Exchange(name, "direct", durable=True), routing_key=name, durable=True)
@@ -413,13 +429,13 @@ def _channel(connection: kombu.Connection) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _refusals() -> Iterator[None]:
+def _refusals(what: str = "the task") -> Iterator[None]:
     try:
         yield
     except Exception as error:
         if not _is_refusal(error):
             raise
-        raise TaskRefused(f"Celery's broker refused the task: {_told(error)}") from error
+        raise TaskRefused(f"Celery's broker refused {what}: {_told(error)}") from error
 
 
 def _is_refusal(error: Exception) -> bool:
