@@ -59,11 +59,16 @@ class Watchers:
             watch.let_go()
 
     def due_for_a_look(self, now: float, shortest: float, longest: float) -> list[str]:
-        """The runs whose watchers have waited long enough to look again: a twentieth of the time since they began."""
+        """The runs whose watchers have waited long enough to look again: a twentieth of the time since they began.
+        Where that is less than `shortest`, the time between two rounds, it is every round, also for one that began in
+        the middle of it, which would else wait for nearly two."""
         return [
             run_id
             for run_id, watches in self._watches.items()
-            if any(now - one.looked_at >= min(longest, max(shortest, (now - one.since) / 20)) for one in watches)
+            if any(
+                (pause := min(longest, (now - one.since) / 20)) <= shortest or now - one.looked_at >= pause
+                for one in watches
+            )
         ]
 
     def __len__(self) -> int:
