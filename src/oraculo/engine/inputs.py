@@ -145,6 +145,7 @@ class Inbox:
     def __init__(self, linger: float, most_held: float = inf) -> None:
         self._inputs: deque[Input] = deque()
         self._notes: deque[Note] = deque()
+        self._notes_are_urgent = False
         self._held: dict[str, _Held] = {}  # by the runs that rest
         self._lets_rest = True
         self._most_held = most_held
@@ -166,10 +167,14 @@ class Inbox:
         self._inputs.extend(inputs)
         self.wake()
 
-    def note(self, notes: Iterable[Note]) -> None:
-        """Notes wait a moment for other work to be committed with, because alone they are not worth a commit."""
+    def note(self, notes: Iterable[Note], *, at_once: bool = False) -> None:
+        """Notes wait a moment for other work to be committed with, because alone they are not worth a commit.
+        `at_once`: somebody else is about to change these runs, and whoever is late decides them twice."""
         self._notes.extend(notes)
-        if self._waiter is not None and self._lingering is None:
+        if at_once:
+            self._notes_are_urgent = True
+            self.wake()
+        elif self._waiter is not None and self._lingering is None:
             self._lingering = asyncio.get_running_loop().call_later(self._linger, self.wake)
 
     def forget_withdrawn(self) -> None:
@@ -237,10 +242,11 @@ class Inbox:
 
     async def take(self, limit: int) -> tuple[Sequence[Input], Sequence[Note]]:
         """All that is there, up to `limit` of each; waits when there is nothing. May return nothing when woken."""
-        if not self._inputs:
+        if not self._inputs and not self._notes_are_urgent:
             await self._wait()
         inputs = [self._inputs.popleft() for _ in range(min(limit, len(self._inputs)))]
         notes = [self._notes.popleft() for _ in range(min(limit, len(self._notes)))]
+        self._notes_are_urgent &= bool(self._notes)
         return inputs, notes
 
     async def _wait(self) -> None:

@@ -55,6 +55,8 @@ class _Shared(NamedTuple):
 
 
 class Outbox:
+    """`others_answer`: answers come to other processes, which would commit them before a note that lingers here."""
+
     def __init__(
         self,
         broker: Broker,
@@ -65,10 +67,13 @@ class Outbox:
         names: QueueNames,
         clock: Clock,
         telemetry: Telemetry,
+        *,
+        others_answer: bool = False,
     ) -> None:
         self._broker = broker
         self._store = store
         self._inbox = inbox
+        self._others_answer = others_answer
         self._peers = peers
         self._results = results
         self._names = names
@@ -260,9 +265,13 @@ class Outbox:
         for key in keys:
             if (dead := self._dying.pop(key, None)) is not None:
                 self._telemetry.emit(dead)
-        self._inbox.note(
-            Note(key[0], Sent(key[1], key[2], key[3], via, started)) for key, via in zip(keys, vias, strict=True)
-        )
+        notes = [Note(key[0], Sent(key[1], key[2], key[3], via, started)) for key, via in zip(keys, vias, strict=True)]
+        self._inbox.note(notes, at_once=self._others_answer and not self._has_more)
+
+    @property
+    def _has_more(self) -> bool:
+        """To send: what a wide run is noted with, a little at a time, would be in the way of its answers."""
+        return bool(self._later.qsize()) or any(line.has_more for line in self._lines)
 
     def _refused(self, entries: Sequence[Entry], error: BrokerError) -> None:
         """Left unsent: the sweep tries again, until the task's deadline says that it was never taken. A command that is

@@ -49,6 +49,7 @@ class Line:
         self._refusing = refusing
         self._waiting: deque[Entry] = deque()
         self._bytes = 0
+        self._under_way = 0  # of those that wait, how many the broker is asked to take now
         self._waited = 0  # of those that wait, how many already did when the broker was last away
         self.trouble: str | None = None  # why the broker did not take the last batch
         self._wake = asyncio.Event()
@@ -59,6 +60,11 @@ class Line:
     def load(self) -> float:
         """How full it is, from 0 to 1."""
         return max(len(self._waiting) / MAX_WAITING, self._bytes / MAX_WAITING_BYTES)
+
+    @property
+    def has_more(self) -> bool:
+        """Than what the broker is asked to take now."""
+        return len(self._waiting) > self._under_way
 
     def add(self, key: Key, message: Outgoing) -> None:
         self._waiting.append((key, message))
@@ -78,6 +84,7 @@ class Line:
                 await self._wake.wait()
                 continue
             batch = self._next_batch()
+            self._under_way = len(batch)
             await self._publish(batch)
             self._waited = max(0, self._waited - len(batch))
             for _, message in batch:

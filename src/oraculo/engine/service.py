@@ -120,7 +120,17 @@ class Engine:
         self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._untaken)
 
         # What goes out.
-        self._outbox = Outbox(broker, store, self.inbox, self.peers, self.results, self.names, clock, telemetry)
+        self._outbox = Outbox(
+            broker,
+            store,
+            self.inbox,
+            self.peers,
+            self.results,
+            self.names,
+            clock,
+            telemetry,
+            others_answer=role is Role.FRONT,
+        )
         self._http = HttpPost(settings.webhook)
         post = post or self._http
         self._courier = Courier(
