@@ -247,6 +247,35 @@ async def test_a_dead_letter_that_one_cannot_put_away_is_told_comes_again_and_ta
     await both.close()
 
 
+@pytest.mark.parametrize(
+    ("steady", "pauses"), [(5.0, [0.011, 0.022, 0.044, 0.05, 0.05]), (0.0, [0.011, 0.011, 0.011, 0.011, 0.011])]
+)
+async def test_a_dead_letter_that_can_be_put_nowhere_is_tried_again_at_longer_and_longer_pauses(
+    monkeypatch: pytest.MonkeyPatch, steady: float, pauses: list[float]
+) -> None:
+    for name, value in (("RESUBSCRIBE_PAUSE", 0.011), ("FAILED_PAUSE", 0.05), ("STEADY", steady)):
+        monkeypatch.setattr(f"oraculo.brokers.failover.consumer.{name}", value)
+    sleep, slept = asyncio.sleep, list[float]()
+
+    async def note_and_sleep(delay: float) -> None:
+        slept.append(delay)
+        await sleep(delay)
+
+    first = Crammed("first")
+    both = FailoverBroker([first, Named("second")])
+    await both.start()
+    monkeypatch.setattr(asyncio, "sleep", note_and_sleep)
+    consumer = await both.consume("q", prefetch=3)
+    await first.publish([Outgoing("q", b"bad")])
+    for _ in range(6):
+        async with asyncio.timeout(5):
+            [again] = await consumer.take(1)
+        with pytest.raises(NotMoved):
+            await consumer.dead_letter(again, "bad")
+    assert [delay for delay in slept if delay != 0.02][:5] == pauses  # the brokers' own pulse
+    await both.close()
+
+
 async def test_whoever_cannot_put_a_dead_letter_away_goes_on_with_what_else_it_holds() -> None:
     first, second, told = Crammed("first"), Named("second"), list[str]()
     both = FailoverBroker([first, second])

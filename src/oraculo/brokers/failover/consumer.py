@@ -9,7 +9,8 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Consumer, Delivery, NotMoved
 
 FAILED_PAUSE = 1.0  # seconds until a broker is asked again that did not let us subscribe, or read
-RESUBSCRIBE_PAUSE = 0.2
+RESUBSCRIBE_PAUSE = 0.2  # after a consumer was lost; doubled, up to FAILED_PAUSE, for one that was lost soon again
+STEADY = 5.0  # seconds after which a consumer is not lost for the reason that ended the one before it
 
 
 class FailoverConsumer:
@@ -60,6 +61,7 @@ class FailoverConsumer:
 
     async def _feed(self, branch: Branch) -> None:
         """Brings what arrives on one broker, and subscribes again whenever it was lost and is back."""
+        pause = RESUBSCRIBE_PAUSE
         while not self.is_closed:
             consumer = self._inner.get(branch)
             if consumer is None:
@@ -67,14 +69,18 @@ class FailoverConsumer:
                 if not await self._subscribe(branch):
                     await asyncio.sleep(FAILED_PAUSE)
                 continue
+            began = _now()
             try:
                 await self._bring(branch, consumer)
             except Exception as error:  # noqa: BLE001 - whatever an adapter raises, a feed that ends would end in silence
                 branch.note_unread(self.queue, error)
             # No reason to give up the whole broker: it may be this consumer alone. A publish or a probe will tell. The
-            # pause is also for what could not be settled, so that it was closed here: that comes again at once.
+            # pause is also for what could not be settled, so that it was closed here: that comes again at once, a dead
+            # letter that can be put nowhere for ever.
             await self._drop(branch, consumer)
-            await asyncio.sleep(FAILED_PAUSE if branch.why_unread(self.queue) else RESUBSCRIBE_PAUSE)
+            pause = RESUBSCRIBE_PAUSE if _now() - began > STEADY else pause
+            await asyncio.sleep(FAILED_PAUSE if branch.why_unread(self.queue) else pause)
+            pause = min(2 * pause, FAILED_PAUSE)
 
     async def _bring(self, branch: Branch, consumer: Consumer) -> None:
         while not self.is_closed:
@@ -225,3 +231,7 @@ def _by_owner(
         if one is not None:
             groups.setdefault(id(one[0]), (one[0], []))[1].append(one[1])
     return groups.values()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
