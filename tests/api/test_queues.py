@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from oraculo.errors import BrokerError
-from oraculo.ports.broker import NotTaken, QueueState
+from oraculo.ports.broker import DeadLetter, NotTaken, QueueState
 from oraculo.ports.telemetry import CommandsPublished, DeadLettered
 from oraculo.settings import BrokerSettings
 
@@ -81,6 +81,24 @@ async def test_a_dead_letter_tells_why_and_what(service: Service) -> None:
     assert letter["corpo_texto"] is None
     assert letter["entregas"] == 1
     assert letter["timestamp"].endswith("Z")
+
+
+@pytest.mark.parametrize("at", [0.0, -1.0, 1.8e12, 1e300])
+async def test_a_dead_letter_whose_moment_is_not_known_has_none(
+    service: Service, monkeypatch: pytest.MonkeyPatch, at: float
+) -> None:
+    """As on RabbitMQ that of a plain client, which put it there itself: without a time, or with it in milliseconds."""
+    await service.bury("fila_x", b"{}")
+
+    async def dead_letters(queue: str, *, limit: int, after: str | None = None) -> list[DeadLetter]:
+        return [DeadLetter("1", queue, b"{}", "", at)]
+
+    monkeypatch.setattr(service.engine.broker, "dead_letters", dead_letters)
+    (letter,) = (await letters(service))["mensagens"]
+    assert letter["timestamp"] is None
+    document = (await service.client.get("/openapi.json")).json()
+    told = document["components"]["schemas"]["CartasMortas"]["properties"]["mensagens"]["items"]["properties"]
+    assert {"type": "null"} in told["timestamp"]["anyOf"]
 
 
 @pytest.mark.parametrize(

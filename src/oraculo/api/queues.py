@@ -98,13 +98,21 @@ def _letter_view(letter: DeadLetter) -> dict[str, Any]:
     return {
         "id": letter.id,
         "motivo": letter.reason,
-        "timestamp": to_iso(letter.at),
+        "timestamp": _moment(letter.at),
         "entregas": letter.redeliveries + 1,
         "correlation_id": envelope.correlation_id if isinstance(envelope.correlation_id, str) else None,
         "tarefa": envelope.tarefa if isinstance(envelope.tarefa, str) else None,
         "corpo": msgspec.Raw(letter.body) if is_json else None,
         "corpo_texto": None if is_json else _text(letter.body),
     }
+
+
+def _moment(at: float) -> str | None:
+    """None: nobody told it, or it is no time, as of a plain client that gives milliseconds where AMQP has seconds."""
+    try:
+        return to_iso(at) if at > 0 else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _is_json(body: bytes) -> bool:

@@ -299,7 +299,7 @@ _LETTER = record(
     {
         "id": TEXT,
         "motivo": TEXT,
-        "timestamp": MOMENT,
+        "timestamp": nullable(MOMENT),
         "entregas": COUNT,
         "correlation_id": nullable(TEXT),
         "tarefa": nullable(TEXT),

@@ -109,7 +109,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     queue: str  # the queue it came from, not the dead-letter queue
     body: bytes
     reason: str
-    at: float  # seconds since the epoch
+    at: float  # seconds since the epoch; 0: nobody told, as a plain client that put it there itself
     redeliveries: int = 0
 
 
