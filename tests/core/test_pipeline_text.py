@@ -85,7 +85,8 @@ def test_a_key_given_twice_in_json() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "a pipeline is an object with `steps`; got None"),
+        ("", "a pipeline is an object with `steps`; got nothing: it is empty"),
+        ("# steps: none yet\n", "a pipeline is an object with `steps`; got nothing: it is empty"),
         ("just text", "a pipeline is an object with `steps`; got 'just text'"),
         ("a: 1\n---\nb: 2", "line 2, column 1"),
         (

@@ -157,7 +157,8 @@ class _PipelineReader:
 
     def read(self, source: object, name: str | None) -> Definition:
         if not isinstance(source, dict):
-            raise InvalidPipeline(Fault("", f"a pipeline is an object with `steps`; got {naming.shown(source)}"))
+            given = "nothing: it is empty" if source is None else naming.shown(source)
+            raise InvalidPipeline(Fault("", f"a pipeline is an object with `steps`; got {given}"))
         self._known_keys(source, "", _PIPELINE_KEYS, ignored=TOLD_KEYS)
         name = self._name(source, name)
         description = self._typed(source, "", "description", str, "a string", "")
