@@ -78,6 +78,10 @@ class Process:
         lines.extend(iter(stream.readline, ""))
 
     @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
     def url(self) -> str:
         return until(self._found_url, saying=f"the address of the server; it wrote {self.errors}")
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import resource
 import signal
 import socket
 import subprocess
@@ -279,6 +280,18 @@ def test_serve_with_an_app_does_its_work_and_does_not_warn(start: Start, tmp_pat
     done = Cli(serve.url).json("submit", "--destino", "executador_meu", "--wait", "20")
     assert done["resultados"]["executador_meu"] == {"status": "ok", "resultado": "feito"}
     assert "warning: with memory://" not in "".join(serve.errors)
+
+
+def test_a_server_that_may_open_no_more_files_says_so(start: Start) -> None:
+    """uvloop closes each connection that comes then, in silence."""
+    process = start("serve")
+    assert httpx2.get(process.url + "/health").status_code == 200
+    _, most = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (1, most))  # what is open stays so
+    process.says("connections are refused: this process may open no more files")
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
+    assert process.stop() == 0
+    assert "".join(process.errors).count("connections are refused") == 1
 
 
 def test_serve_on_every_address_without_keys_warns(start: Start) -> None:

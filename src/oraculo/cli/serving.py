@@ -31,6 +31,7 @@ from oraculo.bootstrap import (
 )
 from oraculo.cli import output
 from oraculo.cli.forking import children_spared
+from oraculo.cli.open_files import OpenFiles
 from oraculo.errors import BrokerUnavailable, Fault, InvalidSettings, how_to_add
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 _CONNECTION_GRACE = 5
 # Seconds after the orderly stop in which the event loop must have closed.
 _CLOSE_GRACE = 5.0
+_TICKS = 10  # of uvicorn's own clock, between two looks whether files can be opened: a second
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -141,11 +143,17 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._ready = ready
         self._quiesce = quiesce
+        self._open_files = OpenFiles()
         self.wake: Callable[[], object] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         await self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS == 0:
+            self._open_files.look()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Waiting requests are answered and live streams end by themselves, so that none has to be cancelled."""
