@@ -361,7 +361,7 @@ async def test_many_thousands(url: str, queue: str) -> None:
 
 async def test_large_messages_come_a_few_at_a_time(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server cuts off a client for which too much waits to be read. One message may be over what is asked for."""
-    monkeypatch.setattr("oraculo.brokers.nats.consumer.PULL_BYTES", 1_000_000)
+    monkeypatch.setattr("oraculo.brokers.nats.appetite.PULL_BYTES", 1_000_000)
     sizes = [*[800_000] * 40, 3_000_000, 2_000_000, *[400_000] * 5]
     with BareNats("max_pending: 8MB") as server:
         async with running(server.url) as broker:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from oraculo.brokers.nats import NatsBroker
+from oraculo.brokers.nats import NatsBroker, appetite
 from oraculo.brokers.nats.connection import Connection
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import Link, Outgoing
@@ -101,6 +101,40 @@ async def test_a_black_hole_is_noticed_by_its_silence(url: str, queue: str) -> N
             proxy.swallows = True
             assert "heartbeats" in await assert_fails_soon(taking, 2.0)
             proxy.swallows = False
+
+
+async def test_a_server_that_cuts_off_whoever_leaves_much_unread_is_asked_for_less(queue: str) -> None:
+    """It does not say why. Who asked for as much again would be cut off again, and each time counts as a delivery."""
+    seen: dict[bytes, int] = {}
+    with BareNats("max_payload: 512KB", "max_pending: 1MB") as server:
+        async with running(server.url, lease=1.0) as broker:  # what was cut off comes when it ends
+            for number in range(60):
+                await broker.publish([Outgoing(queue, b"%02d" % number + bytes(400_000))])
+            async with asyncio.timeout(PATIENCE):
+                while len(seen) < 60:
+                    with suppress(BrokerUnavailable):
+                        consumer = await broker.consume(queue, prefetch=1000)
+                        while len(seen) < 60:
+                            batch = await consumer.take(1000)
+                            seen |= {each.body[:2]: each.redeliveries for each in batch}
+                            await consumer.ack(batch)
+            await eventually(lambda: is_empty(broker, queue))
+    assert max(seen.values()) < 10
+
+
+async def test_who_was_cut_off_asks_for_more_again_as_the_connection_holds(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(url) as broker:
+        assert broker.pull_bytes == appetite.PULL_BYTES
+    with Proxy(url) as proxy:
+        async with running(proxy.url) as broker:
+            proxy.cut()
+            await eventually(lambda: asyncio.sleep(0, broker.links()[0].trouble))
+            await broker.check()
+            assert broker.pull_bytes == appetite.PULL_BYTES // 2
+            monkeypatch.setattr(appetite, "GROWS_AFTER", 1e-6)
+            assert broker.pull_bytes == appetite.PULL_BYTES
 
 
 async def test_a_subscription_that_waits_long_stays_alive(

@@ -20,6 +20,7 @@ from typing import Any
 
 from oraculo.brokers.address import Address, no_node, read_address
 from oraculo.brokers.age import warning_of_age
+from oraculo.brokers.nats.appetite import Appetite
 from oraculo.brokers.nats.births import Births
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.consumer import FAREWELL, Letter, NatsConsumer, Terms, give_back
@@ -96,6 +97,7 @@ class NatsBroker:
         self._retiring: set[asyncio.Task[None]] = set()
         self._orphans: dict[str, float] = {}  # what was held when a connection broke, and when each lease ends
         self._given_back = GivenBack(clock)
+        self._appetite = Appetite()
         self._births = Births(lambda: {stream_of(consumer.queue) for consumer in self._consumers})
         replicas = _replicas(self._address.parameters.get("replicas", "1"))
         self._maker = Maker(self._births, replicas=replicas, lease=lease, leases=leases, patience=publish_timeout)
@@ -259,18 +261,25 @@ class NatsBroker:
         orphans, self._orphans = self._orphans, {}
         give_back(connection, orphans)
         self._connection = connection
+        self._appetite.note_connected()
         self._was_connected = True
         return connection
 
     def _connection_lost(self, connection: Connection) -> None:
         if self._connection is connection:
             self._connection = None
+            if connection.lost:
+                self._appetite.note_lost()
         if connection.lost:
             self._trouble = connection.lost
             for consumer in [each for each in self._consumers if each.connection is connection]:
                 consumer.lose(connection.lost)
 
-    # -- what consumers tell --------------------------------------------------------------------------------------
+    # -- what consumers ask and tell ------------------------------------------------------------------------------
+
+    @property
+    def pull_bytes(self) -> int:
+        return self._appetite.bytes
 
     def note_trouble(self, trouble: str | None) -> None:
         self._trouble = trouble

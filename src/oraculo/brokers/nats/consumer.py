@@ -22,7 +22,6 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Delivery, NotTaken
 
 PULL_EXPIRES = 10.0  # seconds that a pull waits at the server; then it is made again
-PULL_BYTES = 8 * 1024 * 1024  # that come for one pull; a server cuts off whoever leaves 64 MB unread
 MISSED_HEARTBEATS = 3
 REFUSED_PAUSE = 5.0  # seconds until a message is moved again that the quarantine did not take
 FAREWELL = 1.0  # seconds in which the server should have read what is given back
@@ -61,6 +60,11 @@ class Terms(NamedTuple):
 
 class Home(Protocol):
     """What a consumer needs of its broker."""
+
+    @property
+    def pull_bytes(self) -> int:
+        """The most that may come for one pull."""
+        ...
 
     async def bury(self, letters: Sequence[Letter]) -> None:
         """Returns once they are confirmed in the quarantine."""
@@ -104,6 +108,7 @@ class NatsConsumer:
         self._requested = 0  # asked for and not yet come
         self._most_pulled = terms.pull_batch or terms.prefetch
         self._last_pull = 0  # how many it asked for
+        self._last_bytes = 0  # and how much
         self._pulled_at = 0.0
         self._is_next_large = False  # the next message is over what a pull allows, so it is asked for alone
         self._heard = True
@@ -146,7 +151,8 @@ class NatsConsumer:
             self._is_next_large = False
             self._pull(1, "")
         else:
-            self._pull(min(free, self._most_pulled), f',"max_bytes":{PULL_BYTES}')
+            self._last_bytes = self._home.pull_bytes
+            self._pull(min(free, self._most_pulled), f',"max_bytes":{self._last_bytes}')
 
     def _pull(self, count: int, limit: str) -> None:
         expires, heartbeat = int(self._pull_expires * NANOSECONDS), int(self._heartbeat * NANOSECONDS)
@@ -317,7 +323,7 @@ class NatsConsumer:
         ended = told.get(_PENDING_HEADER, "")
         if status in (_NO_MESSAGES, _PULL_ENDED) or (status == _CONFLICT and ended and said in _ENDS_OF_PULLS):
             self._requested = max(0, self._requested - int(ended or 0))
-            self._is_next_large |= status == _CONFLICT and told.get(_PENDING_BYTES_HEADER) == str(PULL_BYTES)
+            self._is_next_large |= status == _CONFLICT and told.get(_PENDING_BYTES_HEADER) == str(self._last_bytes)
             self._stirred.set()
         elif over := _OVER_BATCH.fullmatch(said):
             self._most_pulled = min(self._most_pulled, int(over[1]))
