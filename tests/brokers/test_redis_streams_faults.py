@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
@@ -317,6 +318,28 @@ class TestServerFailures:
             finally:
                 plain.config_set("maxmemory", 0)
                 await broker.close()
+
+    @pytest.mark.parametrize(
+        ("limit", "policy", "is_told"),
+        [("1gb", "allkeys-lru", True), (0, "allkeys-lru", False), ("1gb", "volatile-lru", False)],
+    )
+    async def test_a_server_that_evicts_queues_is_used_and_told_once(
+        self, server: Server, limit: str | int, policy: str, is_told: bool
+    ) -> None:
+        with redis.Redis.from_url(server.url) as plain:
+            plain.config_set("maxmemory", limit)
+            plain.config_set("maxmemory-policy", policy)
+            try:
+                with capture_logs() as logs:
+                    async with started(server.url) as broker:
+                        assert ("set it to noeviction" in await broker.check()) is is_told
+                        plain.client_kill_filter(_type="normal", skipme=True)
+                        await broker.check()
+                told = [log["reason"] for log in logs if log["event"] == "the broker may lose messages"]
+                assert [policy in each for each in told] == [True] * is_told
+            finally:
+                plain.config_set("maxmemory", 0)
+                plain.config_set("maxmemory-policy", "noeviction")
 
     async def test_a_server_with_too_many_clients_is_unavailable(self) -> None:
         with Valkey() as server, redis.Redis.from_url(server.url) as plain:

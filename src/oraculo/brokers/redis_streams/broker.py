@@ -36,7 +36,7 @@ from oraculo.brokers.redis_streams.layout import (
     table,
     text,
 )
-from oraculo.brokers.redis_streams.room import LOOKS, Room, evicts, room_of, size_of
+from oraculo.brokers.redis_streams.room import LOOKS, Room, eviction_of, evicts, room_of, size_of
 from oraculo.brokers.redis_streams.scripts import LAST_ID, PAGE, REDRIVE, TIDY, UPKEEP
 from oraculo.brokers.redis_streams.server import (
     ERRORS,
@@ -528,9 +528,8 @@ def _warnings(about: dict[bytes, bytes]) -> str:
         )
     if about.get(b"aof_enabled") == b"0":
         told.append("it keeps no append-only file: a restart may lose messages")
-    policy = about.get(b"maxmemory_policy", b"").decode()
-    if about.get(b"maxmemory", b"0") != b"0" and policy.startswith("allkeys"):
-        told.append(f"its maxmemory-policy is {policy}: it may evict queues")
+    if eviction := eviction_of(about):
+        told.append(eviction)
     age = warning_of_age(about.get(b"redis_version", b"").decode(), OLDEST)
     return age + "".join(f"; {each}" for each in told)
 

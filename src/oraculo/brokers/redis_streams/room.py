@@ -125,3 +125,11 @@ def evicts(about: dict[bytes, bytes]) -> bool:
     if not policy.startswith(b"volatile-"):
         return policy != b"noeviction"
     return any(_DATABASE.match(name) and b"expires=0" not in held.split(b",") for name, held in about.items())
+
+
+def eviction_of(about: dict[bytes, bytes]) -> str | None:
+    """The volatile policies evict only keys that expire, and none of a queue does."""
+    policy = about.get(b"maxmemory_policy", b"").decode()
+    if about.get(b"maxmemory", b"0") == b"0" or not policy.startswith("allkeys"):
+        return None
+    return f"its maxmemory-policy is {policy}: it may evict queues, with all that is in them; set it to noeviction"

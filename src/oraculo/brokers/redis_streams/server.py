@@ -4,8 +4,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import structlog
+
 from oraculo.brokers.address import Address
 from oraculo.brokers.redis_streams.layout import order, table
+from oraculo.brokers.redis_streams.room import eviction_of
 from oraculo.clients.redis import (
     Command,
     Connection,
@@ -26,6 +29,8 @@ _REFUSES_WRITES = frozenset({"MISCONF", "NOREPLICAS", "OOM", "READONLY"})  # and
 _NOBODY = "oraculo-check"  # a key, and a group and a consumer of any key, that nobody has
 _NOT_THAT_KEY = re.compile(r"NOPERM .*access (a key|one of the keys)")  # since Redis 7, and before
 _CLOSED = "the Redis broker is closed: call start() first"
+
+_log = structlog.get_logger("oraculo.brokers.redis")
 
 
 class GroupGone(BrokerUnavailable):
@@ -65,6 +70,7 @@ class Server:
         self._master: bytes | None = None  # the run_id of the last that was no replica
         self._last_added: tuple[str, bytes] | None = None  # the queue and the id of what it confirmed last
         self.known: set[str] = set()  # streams whose groups were there when last seen
+        self._eviction: str | None = None  # how it was last told to lose queues
         self._consumed: dict[str, int] = {}  # for each queue that was consumed, the losses when its group was last seen
 
     # -- the connection -------------------------------------------------------------------------------------------
@@ -195,16 +201,23 @@ class Server:
             self._refusal = None
 
     async def _prepare(self, connection: Connection) -> None:
-        sections = ("server", "persistence", "replication")
+        sections = ("server", "persistence", "replication", "memory")
         replies = await connection.call([("INFO", section) for section in sections])
         about: dict[bytes, bytes] = {}
         for reply in replies:
             about |= read_info(reply)
         self._refuse_mode(about)
+        self._tell_eviction(about)
         if about:
             self._compare(about)
         else:
             await self._compare_last_added(connection)
+
+    def _tell_eviction(self, about: dict[bytes, bytes]) -> None:
+        """Once, however often it connects. It is used all the same: its memory may be far larger than all queues."""
+        before, self._eviction = self._eviction, eviction_of(about)
+        if self._eviction and self._eviction != before:
+            _log.warning("the broker may lose messages", broker=self.place, reason=self._eviction)
 
     def _refuse_mode(self, about: dict[bytes, bytes]) -> None:
         """What is done to a queue in one step needs all its keys on one node, and a cluster spreads them; a Sentinel
