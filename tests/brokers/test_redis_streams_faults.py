@@ -196,6 +196,25 @@ class TestServerFailures:
             assert broker.links()[0].losses == 0
             assert broker.capabilities.durable
 
+    async def test_whoever_has_the_id_of_a_lost_consumer_after_a_restart_is_left_alone(self, server: Server) -> None:
+        """A server numbers its clients anew when it starts."""
+        queue, plain = fresh_name(), redis.Redis.from_url(server.url)
+        while numbered(stranger := redis.Connection(port=server.port)) < 50:
+            stranger.disconnect()
+        async with started(server.url) as broker:
+            await broker.publish(messages(queue, 1))
+            await take(consumer := await broker.consume(queue, prefetch=1), 1)
+            (lost,) = [each for each in plain.client_list() if each["name"] in own_consumers(plain, queue)]
+            server.kill()
+            with pytest.raises(BrokerUnavailable):
+                await consumer.take(1)
+            server.start()
+            while numbered(stranger := redis.Connection(port=server.port)) < int(lost["id"]):
+                stranger.disconnect()
+            assert numbered(stranger) == int(lost["id"])
+            assert bodies(await take(await broker.consume(queue, prefetch=1), 1)) == [0]
+            assert numbered(stranger) == int(lost["id"])
+
     async def test_a_frozen_server_holds_nobody_up(self, server: Server) -> None:
         queue = fresh_name()
         async with started(server.url, publish_timeout=0.5, connect_timeout=0.5) as broker:
@@ -579,6 +598,12 @@ class TestDeafConsumers:
             _, error = await seconds_of(taking)
             assert isinstance(error, BrokerError)
             assert "not a stream" in str(error)
+
+
+def numbered(client: Any) -> int:
+    """By the server, for as long as it is connected."""
+    client.send_command("CLIENT", "ID")
+    return int(client.read_response())
 
 
 def own_consumers(plain: Any, queue: str) -> list[str]:

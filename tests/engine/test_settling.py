@@ -1,7 +1,7 @@
 """Messages that the engine took stay its own until they are settled, and are settled whatever fails."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import msgspec
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
 from oraculo.core import machine
+from oraculo.engine import intake
 from oraculo.errors import BrokerUnavailable, NotFound
 from oraculo.ports.broker import Consumer, DeadLetter, Delivery, Outgoing
 from oraculo.ports.clock import SystemClock
@@ -149,6 +150,39 @@ async def test_a_dead_letter_that_one_of_several_brokers_cannot_put_away_is_told
         await until(lambda: oraculo.operations.dead_letters("resultados"), saying="the letter to be put away")
         assert list(readers) == before
     assert [record.queue for record in told.of(DeadLettered)] == ["resultados"]  # type: ignore[attr-defined]
+
+
+async def test_a_refused_answer_that_comes_again_because_it_cannot_be_buried_is_told_once_in_its_run() -> None:
+    broker, told = Crammed("first"), Told()
+    async with Harness(settings=QUICK, broker=FailoverBroker([broker]), telemetry=told) as oraculo:
+        run_id = await oraculo.submit({"destinos": ["escavador_a", "escavador_b"]})
+        await until(lambda: broker.queues(["escavador_b"]), saying="the commands to be sent")
+        for message in (answer(run_id, tarefa="escavador_a", tentativa="1"), answer(run_id)):
+            await oraculo.publish("resultados", message)
+        await until(lambda: len(told.of(LoopFailed)) > 1, saying="that to fail, and to fail again")
+        broker.is_crammed = False
+        letters = oraculo.operations.dead_letters
+        found = await until(lambda: _two_of(letters("resultados")), saying="both to be put away")
+        assert all(letter.redeliveries for letter in found)
+        history = await oraculo.operations.history(run_id)
+        assert [entry.what for entry in history].count("resposta_recusada") == 2
+
+
+async def _two_of(asked: Awaitable[Sequence[DeadLetter]]) -> Sequence[DeadLetter]:
+    found = await asked
+    return found if len(found) == 2 else ()
+
+
+async def test_the_batches_that_wait_to_be_settled_are_bounded() -> None:
+    broker, most = Burying(), intake._MOST_SETTLING + 1
+    settings = msgspec.structs.replace(QUICK, engine=msgspec.structs.replace(QUICK.engine, batch=1))
+    async with Harness(settings=settings, broker=broker):
+        broker.gate.clear()
+        await broker.publish([Outgoing("resultados", b"{bad") for _ in range(most * 3)])
+        await until(lambda: len(broker.buried) >= most, saying="as many as may be to wait")
+        assert len(broker.buried) == most
+        broker.gate.set()
+        await until(lambda: len(broker.buried) == most * 3, saying="all to be settled")
 
 
 class Reading(MemoryBroker):
