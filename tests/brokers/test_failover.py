@@ -10,7 +10,7 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, Consumer, NotTaken, Outgoing, QueueState
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import failover_stage as stage
-from tests.brokers.failover_stage import Named, Two, troubles
+from tests.brokers.failover_stage import Named, Two, Unreadable, troubles
 from tests.waiting import until
 
 impatient, two = stage.impatient, stage.two  # fixtures
@@ -66,6 +66,31 @@ async def test_a_consumer_outlives_its_broker_and_hears_it_again_when_it_is_back
     async with asyncio.timeout(10):
         [again] = await consumer.take(10)
     assert (again.body, again.redeliveries) == (b"before", 1)
+
+
+async def test_no_more_is_handed_out_than_the_prefetch_however_many_brokers_have_more(two: Two) -> None:
+    both, first, second = two
+    consumer = await both.consume("q", prefetch=4)
+    some = [Outgoing("q", b"%d" % number) for number in range(4)]
+    await asyncio.gather(first.publish(some), second.publish(some))
+    await until(lambda: len(consumer._waiting) == 8, saying="both to have brought theirs")
+    assert [len(await consumer.take(3)), len(await consumer.take(9))] == [3, 1]
+
+
+async def test_a_consumer_that_fails_is_closed_so_that_what_it_held_comes_again() -> None:
+    first = Unreadable("first")
+    one, first.forbidden = FailoverBroker([first]), None
+    await one.start()
+    consumer = await one.consume("q", prefetch=3)
+    await one.publish([Outgoing("q", b"held")])
+    await consumer.take(1)
+    first.forbidden = "not permitted any more"
+    await one.publish([Outgoing("q", b"brought by the take that waits")])
+    await until(lambda: first.refusals, saying="the next take to be refused")
+    first.forbidden = None
+    async with asyncio.timeout(5):
+        assert [each.redeliveries for each in [*await consumer.take(1), *await consumer.take(1)]] == [1, 1]
+    await one.close()
 
 
 async def test_settling_what_a_lost_broker_had_delivered_touches_nothing_of_another(two: Two) -> None:

@@ -77,6 +77,18 @@ def test_who_never_looks_remembers_nothing() -> None:
     assert granted(made, waiting) == waiting
 
 
+def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rations, "_MOST", 2 * RATION)
+    made, refusing = rations.Rations(), TroubledQueues(60.0)
+    refusing.note(["executador_x"], "no room", 0.0)
+    waiting = [Unsent(f"r{number}", 0, 1) for number in range(3 * RATION)]
+    made.begin(0.0, lambda one: True)
+    for one in waiting:
+        made.note(one, "executador_x", refusing)
+    made.begin(1.0, lambda one: True)
+    assert granted(made, waiting) == waiting[:RATION] + waiting[2 * RATION :]  # the last like those never tried
+
+
 def test_what_was_refused_during_a_look_is_not_forgotten_by_it(turned_away: TurnedAway) -> None:
     made, waiting = turned_away
     made.keep_only(())
