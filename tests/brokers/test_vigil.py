@@ -103,6 +103,26 @@ async def test_a_deaf_consumer_is_made_again_and_the_queue_is_told_until_it_hear
         await asyncio.gather(taking, return_exceptions=True)
 
 
+@pytest.mark.parametrize("how", ["ack", "retry", "dead_letter", "dead_letter_all"])
+async def test_however_its_last_message_was_settled_a_deaf_consumer_is_found_out(how: str) -> None:
+    async with watched() as (broker, memory, _):
+        memory.is_deaf = True
+        consumer = await broker.consume("q", prefetch=1)
+        memory.is_deaf = False
+        await broker.publish([Outgoing("q", b"heard")])
+        [heard] = await consumer.take(1)
+        memory.is_deaf = True
+        await {
+            "ack": lambda: consumer.ack([heard]),
+            "retry": lambda: consumer.retry(heard, 0.0, "again"),
+            "dead_letter": lambda: consumer.dead_letter(heard, "bad"),
+            "dead_letter_all": lambda: consumer.dead_letter_all([(heard, "bad")]),
+        }[how]()
+        await broker.publish([Outgoing("q", b"unheard")])
+        with pytest.raises(BrokerUnavailable):
+            await asyncio.wait_for(consumer.take(1), 5)
+
+
 async def test_a_queue_is_told_no_more_when_another_took_what_was_not_heard() -> None:
     """It may be idle from then on, and the process would never be ready again."""
     async with watched() as (broker, memory, _):
