@@ -134,3 +134,7 @@ def idle_times(plain: Any, queue: str) -> list[int]:
         return [each["idle"] for each in plain.xinfo_consumers(queue, queue)] or [0]
     except redis.ResponseError:
         return [0]
+
+
+def own_consumers(plain: Any, queue: str) -> list[str]:
+    return [each["name"].decode() for each in plain.xinfo_consumers(queue, queue)]
