@@ -53,6 +53,15 @@ def test_a_broken_store_is_an_error_and_1(tmp_path: Path) -> None:
     assert "ORACULO_STORE_URL" in checks["store"]["o_que_fazer"]
 
 
+def test_what_a_broker_has_for_the_log_is_told_of_it_alone() -> None:
+    with Valkey() as server, redis.Redis.from_url(server.url) as plain:
+        plain.config_set("maxmemory", "100mb")
+        plain.config_set("maxmemory-policy", "allkeys-lru")
+        _, checks = doctor(ORACULO_BROKER_URL=server.url)
+    assert checks["broker"]["estado"] == "aviso"
+    assert "it may evict queues, with all that is in them; set it to noeviction" in checks["broker"]["detalhe"]
+
+
 def test_an_empty_store_is_left_empty(fleet: Fleet) -> None:
     namespace = f"doctor-{uuid4().hex[:8]}"
     _, checks = doctor(ORACULO_STORE_URL=f"{fleet.url('redis')}?namespace={namespace}")

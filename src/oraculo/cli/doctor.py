@@ -78,6 +78,8 @@ def doctor(url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False
 
     Exit status 1 when something is wrong, 2 when a setting or a pipeline file is.
     """
+    from structlog.testing import capture_logs
+
     from oraculo.settings import load_settings
 
     server = Server(url or DEFAULT_URL, api_key)  # what cannot be a URL or a key is bad usage, and told alone
@@ -87,8 +89,9 @@ def doctor(url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False
         settings = load_settings()
         shown = _shown(settings)
         checks += _settings_checks(settings)
-        checks += asyncio.run(_parts(settings))
-        checks += asyncio.run(_bridges(settings))
+        with capture_logs():  # what servers have for a log is in what is told of them, and `--json` is JSON alone
+            checks += asyncio.run(_parts(settings))
+            checks += asyncio.run(_bridges(settings))
     except InvalidSettings as error:
         checks += [
             Check("settings", ERROR, str(fault), "mend it in the environment or in oraculo.toml")
