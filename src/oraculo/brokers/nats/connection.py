@@ -117,7 +117,8 @@ class Connection:
         (answer,) = await self.ask_many([("INFO", None)])
         if isinstance(answer, ApiError):
             if answer is NOBODY or answer.err_code in _NO_JETSTREAM:
-                raise BrokerError(f"{self.place} has no JetStream for this account: start nats-server with -js")
+                remedy = "start nats-server with -js, and where accounts are set up, enable jetstream for this one"
+                raise BrokerError(f"{self.place} has no JetStream for this account: {remedy}")
             raise self.refusal(answer, "INFO")
 
     @property
