@@ -4,13 +4,16 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import structlog
+
+from oraculo.bridges.outlook import SparingOutlook
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.brokers.vigil import VigilantBroker
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from oraculo.engine.operations import Operations
     from oraculo.engine.service import Engine, Role
     from oraculo.telemetry.metrics import Metrics
+
+_log = structlog.get_logger("oraculo")
 
 _SQLITE = "sqlite:///"
 
@@ -232,20 +237,27 @@ def make_bridges(
 
 
 def make_outlooks(settings: Settings) -> list[Outlook]:
-    """For a process without bridges, as far as it has what they need: it goes without rather than not start. Raises
-    InvalidSettings."""
+    """For a process without bridges, as far as it has what they need: it goes without rather than not start."""
     made: list[Outlook] = []
     if settings.celery.broker_url:
-        with suppress(ModuleNotFoundError):
+        with _gone_without("celery"):
             from oraculo.bridges.celery import CeleryOutlook
 
-            made.append(CeleryOutlook(settings.celery))
+            made.append(SparingOutlook(CeleryOutlook(settings.celery)))
     if settings.bullmq.url:
-        with suppress(ModuleNotFoundError):
+        with _gone_without("bullmq"):
             from oraculo.bridges.bullmq import BullmqOutlook
 
-            made.append(BullmqOutlook(settings.bullmq))
+            made.append(SparingOutlook(BullmqOutlook(settings.bullmq)))
     return made
+
+
+@contextmanager
+def _gone_without(bridge: str) -> Iterator[None]:
+    try:
+        yield
+    except (ModuleNotFoundError, InvalidSettings) as error:
+        _log.warning("explanations will not tell how it is beyond a bridge", bridge=bridge, reason=str(error))
 
 
 def build(settings: Settings, role: "Role | None" = None) -> System:

@@ -17,7 +17,7 @@ class Cut:
     """A request that waits for what does not answer, and is cancelled. `begun`: some of its reply is out."""
 
     def __init__(self, method: str, *, begun: bool = False) -> None:
-        self.scope = {"type": "http", "method": method, "path": "/", "headers": []}
+        self.scope: dict[str, Any] = {"type": "http", "method": method, "path": "/", "headers": []}
         self.sent: list[Any] = []
         self._begun = begun
         self._waits = asyncio.Event()
@@ -65,6 +65,13 @@ async def test_a_reply_that_has_begun_as_a_live_stream_is_cut_without_a_tracebac
     cut = Cut("GET", begun=True)
     await cut.ends(is_stopping=True)  # whatever it raises uvicorn logs as a fault of the application
     assert [message["type"] for message in cut.sent] == ["http.response.start"]
+
+
+async def test_what_is_no_request_is_cut_as_ever() -> None:
+    cut = Cut("GET", begun=True)
+    cut.scope = {"type": "lifespan"}
+    with pytest.raises(asyncio.CancelledError):
+        await cut.ends(is_stopping=True)
 
 
 async def test_the_api_tells_so_once_its_engine_takes_no_more(

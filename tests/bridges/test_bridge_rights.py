@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from kombu import Connection
 from redis.asyncio import Redis
 
 from tests.bridges.celery_stage import ROOT, Bridged, CeleryWorker
@@ -79,6 +80,20 @@ def test_doctor_finds_that_a_bridge_to_celery_may_not_send(fleet: Fleet) -> None
     url = rabbit_user(fleet, configure, write.replace(r"|amq\.default", ""), read)
     _, checks = doctor(ORACULO_CELERY_BROKER_URL=url, ORACULO_PREFIX=prefix)
     assert "access to exchange 'amq.default'" in checks["celery"]["detalhe"]
+
+
+def test_doctor_leaves_a_report_that_waits_where_it_is(fleet: Fleet) -> None:
+    prefix, url = f"t{uuid.uuid4().hex[:10]}.", fleet.url("rabbitmq")
+    settings = {"ORACULO_CELERY_BROKER_URL": url, "ORACULO_PREFIX": prefix}
+    doctor(**settings)
+    with Connection(url) as connection:
+        connection.Producer().publish({"um": "relato"}, routing_key=f"{prefix}oraculo-respostas")
+        _, checks = doctor(**settings)
+        assert checks["celery"]["estado"] == "ok", checks["celery"]
+        channel = connection.channel()
+        assert channel.queue_declare(f"{prefix}oraculo-respostas", passive=True).message_count == 1
+        channel.queue_delete(f"{prefix}oraculo-respostas")
+        channel.exchange_delete(f"{prefix}oraculo-respostas")
 
 
 async def test_events_that_may_not_be_read_are_told_and_steps_go_on(fleet: Fleet) -> None:

@@ -85,6 +85,15 @@ def test_our_own_broker_is_verified_and_celerys_is_as_its_url_says() -> None:
     own = make_celery_app(Settings(broker=BrokerSettings(url="amqps://a.example")), [handlers])
     assert own.connection().ssl == {"server_hostname": "a.example"}
     assert make_celery_app(Settings(celery=THEIRS)).connection().ssl is False
+    url = "amqps://c.example:5671/%2F"
+    both = Settings(broker=BrokerSettings(url=url), celery=CelerySettings(broker_url=url))
+    assert make_celery_app(both, [handlers]).connection().ssl == {"server_hostname": "c.example"}
+
+
+@pytest.mark.parametrize("no", ["false", "0", "no", "No"])
+def test_no_is_no_in_every_word_that_other_urls_have_for_it(no: str) -> None:
+    settings = Settings(broker=BrokerSettings(url=f"amqps://a.example?ssl_ca_certs=/ca&ssl_check_hostname={no}"))
+    assert make_celery_app(settings, [handlers]).connection().ssl == {"ca_certs": "/ca"}
 
 
 def test_a_parameter_that_nobody_knows_is_a_bad_setting() -> None:

@@ -12,8 +12,10 @@ import pytest
 from bullmq import Queue
 from kombu import Connection
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
 from oraculo.bootstrap import make_outlooks
+from oraculo.bridges import outlook
 from oraculo.bridges.bullmq import BullmqBridge
 from oraculo.bridges.bullmq.looking import look_at
 from oraculo.bridges.celery import CeleryBridge, looking
@@ -128,6 +130,45 @@ def test_an_api_without_what_a_bridge_needs_goes_without_its_outlook(
     celery, bullmq = CelerySettings(broker_url="redis://x"), BullmqSettings(url="redis://x")
     assert [outlook.name for outlook in make_outlooks(Settings(celery=celery, bullmq=bullmq))] == left
     assert make_outlooks(Settings()) == []
+
+
+def test_an_api_goes_without_an_outlook_that_cannot_be() -> None:
+    bullmq = BullmqSettings(url="redis://x")
+    settings = Settings(celery=CelerySettings(broker_url="nonsense://x"), bullmq=bullmq)
+    with capture_logs() as logged:
+        assert [outlook.name for outlook in make_outlooks(settings)] == ["bullmq"]
+    assert [line["bridge"] for line in logged] == ["celery"]
+
+
+class Mute:
+    """Who says nothing, or nothing in time."""
+
+    name = "bullmq"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def beyond(self, destination: Bridge) -> Beyond | None:
+        self.asked += 1
+        await asyncio.sleep(0.001)
+        return None
+
+    async def stop(self) -> None: ...
+
+
+async def test_an_outlook_that_was_silent_is_not_waited_for_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    mute = Mute()
+    sparing = outlook.SparingOutlook(mute)
+    for _ in range(2):
+        await sparing.beyond(Bridge("bullmq", "videos"))
+    assert mute.asked == 2, "it answered quickly that it cannot tell"
+    monkeypatch.setattr(outlook, "SILENT", 0.0)
+    for _ in range(3):
+        await sparing.beyond(Bridge("bullmq", "videos"))
+    assert mute.asked == 3
+    sparing._spared_until -= outlook.SPARED
+    await sparing.beyond(Bridge("bullmq", "videos"))
+    assert mute.asked == 4
 
 
 async def test_tasks_that_wait_in_a_redis_of_celery_are_counted_and_no_connection_is_left(

@@ -137,6 +137,22 @@ async def test_who_was_cut_off_asks_for_more_again_as_the_connection_holds(
             assert broker.pull_bytes == appetite.PULL_BYTES
 
 
+async def test_who_is_cut_off_whenever_it_asks_for_more_waits_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, wants, cuts = 0.0, appetite.Appetite(), list[float]()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    wants.note_connected()
+    while now < 3600:
+        now += 1
+        if wants.bytes == appetite.PULL_BYTES:
+            wants.note_lost()
+            cuts.append(now)
+    assert [round(cut / 60) for cut in cuts] == [0, 1, 3, 7, 15, 31]
+    now += 100 * 3600
+    wants.note_lost()
+    now += 61
+    assert wants.bytes == appetite.PULL_BYTES, "it held for long before that"
+
+
 async def test_a_subscription_that_waits_long_stays_alive(
     url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,9 +37,11 @@ class ToldToAskAgain:
         try:
             await self._app(scope, receive, note_and_send)
         except (asyncio.CancelledError, RuntimeError) as error:
+            if scope["type"] != "http":
+                raise
             if has_begun and isinstance(error, asyncio.CancelledError) and self._is_stopping():
                 return  # its reader is slow, or what it waits for does not answer; uvicorn closes the connection
-            problem = None if scope["type"] != "http" or has_begun else self._problem(scope, error)
+            problem = None if has_begun else self._problem(scope, error)
             if problem is None:
                 raise
             await problem_reply(scope, problem, {"Retry-After": RETRY_SECONDS})(scope, receive, send)

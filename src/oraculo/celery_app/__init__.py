@@ -4,6 +4,7 @@ Its tasks start runs for any Celery client. With `ORACULO_CELERY_APPS=module:app
 of these worker apps; `oraculo worker module:app --engine celery` is the same for one app.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,13 +31,14 @@ NAME = "orquestrador_core"
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _AMQP = tuple(_PORTS)
+_NO = re.compile(r"(?<=ssl_check_hostname=)(?:0|no)(?=&|$)", re.IGNORECASE)
 _CELERY_KNOWS = (*_AMQP, "redis", "rediss")
 
 
 def make_celery_app(settings: Settings, apps: Sequence[App] = ()) -> Celery:
     """Raises InvalidSettings. `apps`: those whose commands its workers answer."""
     url = _commands_url(settings) if apps else _entry_url(settings)
-    amqp = TheirAMQP if url == settings.celery.broker_url else OwnAMQP
+    amqp = TheirAMQP if settings.celery.broker_url and not apps else OwnAMQP
     made = OwnBrokerCelery(NAME, broker=url, amqp=amqp, set_as_current=False)
     made.steps["consumer"].add(BackToFirst)
     made.conf.update(
@@ -90,11 +92,13 @@ def _amqp_urls(settings: Settings) -> str:
 
 
 def _in_full(url: str) -> str:
-    """With its port and virtual host: where one of a list says nothing, kombu takes what the one before it said."""
+    """With its port and virtual host: where one of a list says nothing, kombu takes what the one before it said. And
+    with the one word for no that kombu knows."""
     parts = urlsplit(url)
     port = "" if parts.port else f":{_PORTS[parts.scheme]}"
     path = parts.path if parts.path.strip("/") else "/%2F"
-    return urlunsplit(parts._replace(netloc=parts.netloc + port, path=path))
+    query = _NO.sub("false", parts.query)
+    return urlunsplit(parts._replace(netloc=parts.netloc + port, path=path, query=query))
 
 
 def _scheme(url: str) -> str:

@@ -5,6 +5,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from oraculo.core.answer_writer import describe
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def _reach_celery(settings: "CelerySettings", prefix: str) -> str:
         raise BrokerError(f"{connection.as_uri()}: {error}") from error
     except CeleryAway as error:
         raise BrokerUnavailable(str(error)) from error
+    except Exception as error:  # each of kombu's transports has its own; the other checks are worth having
+        raise BrokerError(f"{connection.as_uri()}: {describe(error)}") from error
     finally:
         fuse.cancel()
         with suppress(Exception):  # whatever state kombu left it in

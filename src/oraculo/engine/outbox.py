@@ -271,7 +271,7 @@ class Outbox:
     @property
     def _has_more(self) -> bool:
         """To send: what a wide run is noted with, a little at a time, would be in the way of its answers."""
-        return bool(self._later.qsize()) or any(line.has_more for line in self._lines)
+        return bool(self._later.qsize()) or self._commands.has_more
 
     def _refused(self, entries: Sequence[Entry], error: BrokerError) -> None:
         """Left unsent: the sweep tries again, until the task's deadline says that it was never taken. A command that is

@@ -378,7 +378,7 @@ def try_rights(address: Address, connection: kombu.Connection) -> None:
             return
         with _channel(connection) as channel:
             channel.basic_qos(0, 1, False)
-            channel.basic_consume(address.replies.name)  # what it is given is given back with its channel
+            channel.basic_consume(address.replies.name, callback=lambda _: None)  # given back with its channel
             nowhere = f"oraculo-doctor-{uuid.uuid4().hex}"
             kombu.Producer(channel).publish({}, exchange="", routing_key=nowhere, confirm_timeout=SEND_TIMEOUT)
 
