@@ -31,7 +31,7 @@ async def test_a_command_that_is_sent_again_comes_once_where_the_broker_can_tell
 ) -> None:
     settings, path = settings_for(fleet.url(name)), str(tmp_path / "oraculo.db")
     with monkeypatch.context() as dying:
-        dying.setattr(Inbox, "note", lambda self, notes: None)
+        dying.setattr(Inbox, "note", lambda self, notes, **how: None)
         async with Stage(settings, store=SqliteStore(path)) as before:
             request = {"correlation_id": "ação 1%", "destinos": [QUEUE], "timeout": 60}
             await before.submit(request)
