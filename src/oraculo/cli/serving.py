@@ -30,8 +30,8 @@ from oraculo.bootstrap import (
     make_worker,
 )
 from oraculo.cli import output
+from oraculo.cli.file_limit import FileLimit
 from oraculo.cli.forking import children_spared
-from oraculo.cli.open_files import OpenFiles
 from oraculo.errors import BrokerUnavailable, Fault, InvalidSettings, how_to_add
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
@@ -143,7 +143,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._ready = ready
         self._quiesce = quiesce
-        self._open_files = OpenFiles()
+        self._file_limit = FileLimit()
         self.wake: Callable[[], object] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -152,7 +152,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _TICKS == 0:
-            self._open_files.look()
+            self._file_limit.look()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

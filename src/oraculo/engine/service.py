@@ -120,16 +120,9 @@ class Engine:
         self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._untaken)
 
         # What goes out.
+        is_front = role is Role.FRONT
         self._outbox = Outbox(
-            broker,
-            store,
-            self.inbox,
-            self.peers,
-            self.results,
-            self.names,
-            clock,
-            telemetry,
-            others_answer=role is Role.FRONT,
+            broker, store, self.inbox, self.peers, self.results, self.names, clock, telemetry, others_answer=is_front
         )
         self._http = HttpPost(settings.webhook)
         post = post or self._http

@@ -16,7 +16,7 @@ _FULL = {
 _logger = logging.getLogger("oraculo.api")
 
 
-class OpenFiles:
+class FileLimit:
     def __init__(self) -> None:
         self._repeats = Repeats()
 
