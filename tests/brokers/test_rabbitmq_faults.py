@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import pytest
+from pika.exceptions import ConnectionWrongStateError
 
 from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.rabbitmq import RabbitMQBroker
@@ -72,6 +73,20 @@ class TestBreaking:
                 assert (await state(broker, queue)).dead_letters == 0
                 await published(broker, messages(queue, 1))
                 assert trouble(broker) == ""
+
+    async def test_what_pika_raises_is_told_as_ours(
+        self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def fail(_: object) -> None:
+            raise ConnectionWrongStateError("it is closing")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(broker._sender, "send", fail)
+            with pytest.raises(BrokerUnavailable, match=r"RabbitMQ at .*it is closing"):
+                await broker.publish(messages(queue, 1))
+        assert "it is closing" in trouble(broker)
+        await published(broker, messages(queue, 1))
+        assert trouble(broker) == ""
 
     async def test_many_who_call_at_once_share_one_attempt_to_connect(self, url: str, queue: str) -> None:
         with Proxy(url) as proxy:

@@ -430,7 +430,7 @@ async def test_a_new_file_that_another_is_making_is_waited_for(
     path: str, new_file_held: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = threading.Event()
-    transaction = connections.transaction
+    transaction = connections.Transaction
 
     @contextmanager
     def noticed(connection: sqlite3.Connection) -> Iterator[None]:
@@ -438,7 +438,7 @@ async def test_a_new_file_that_another_is_making_is_waited_for(
         with transaction(connection):
             yield
 
-    monkeypatch.setattr(connections, "transaction", noticed)
+    monkeypatch.setattr(connections, "Transaction", noticed)
     store = SqliteStore(path)
     start = asyncio.ensure_future(store.start())
     await until(lambda: start.done() or waited.is_set())

@@ -16,8 +16,7 @@ set): the consumer is lost, and what it held comes again. There is no lease to e
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from pika import BasicProperties
 from pika.exceptions import AMQPError
@@ -100,11 +99,11 @@ class RabbitMQBroker:
     async def start(self) -> None:
         """Connects. If it cannot, it raises, and every later call tries again."""
         self._is_started = True
-        async with self._watched():
+        with self._watched():
             await _all(self._working.start(), self._publishing.start())
 
     async def declare(self, queues: Sequence[str]) -> None:
-        async with self._watched():
+        with self._watched():
             await self._queues.declare(queues)
 
     def links(self) -> Sequence[Link]:
@@ -121,7 +120,7 @@ class RabbitMQBroker:
         parcels = [self._parcel(message) for message in messages]
         self._queues.note_replies(message.queue for message in messages if message.is_reply)
         try:
-            async with self._watched():
+            with self._watched():
                 await self._sender.send(parcels)
         except NotConfirmed as error:
             refused = set(map(id, error.parcels))
@@ -135,7 +134,7 @@ class RabbitMQBroker:
             raise BrokerError(f"prefetch: must be at least 1, got {prefetch}")
         before = self._working.raw
         try:
-            async with self._watched():
+            with self._watched():
                 await self._queues.declare([queue])
                 self._queues.refuse_stream(queue)
                 consumer = await self._subscribed(queue, prefetch)
@@ -150,7 +149,7 @@ class RabbitMQBroker:
         """All: the last that this object declared, published to or consumed, for AMQP cannot list the others. What
         consumers hold AMQP does not tell: unacked is known only where all of them are its own, or there are none. Of
         messages that wait for a delay it knows those that it delayed."""
-        async with self._watched():
+        with self._watched():
             wanted = self._queues.names if names is None else [name for name in names if not is_dlq(name)]
             states: dict[str, QueueState | None] = {}
             left = iter(wanted)
@@ -167,33 +166,33 @@ class RabbitMQBroker:
         return [state for name in wanted if (state := states.get(name)) is not None]
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
-        async with self._watched():
+        with self._watched():
             return await self._quarantine.peek(queue, limit, after)
 
     async def look_through(
         self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
     ) -> None:
-        async with self._watched():
+        with self._watched():
             await self._quarantine.look_through(queue, see, ids)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         try:
-            async with self._watched():
+            with self._watched():
                 return await self._quarantine.redrive(queue, ids)
         except NotConfirmed as error:
             raise NotTaken(str(error)) from error
 
     async def discard(self, queue: str, ids: Sequence[str]) -> int:
-        async with self._watched():
+        with self._watched():
             return await self._quarantine.discard(queue, ids)
 
     async def remove(self, queues: Sequence[str]) -> None:
-        async with self._watched():
+        with self._watched():
             await self._queues.remove(queues)
 
     async def check(self) -> str:
         """Asks the server something on both connections: without its majority a node answers, and does no work."""
-        async with self._watched():
+        with self._watched():
             await _all(self._queues.ping(), self._publisher.ping())
             if why := self._stuck.all_of_them():
                 raise BrokerUnavailable(why)
@@ -209,32 +208,30 @@ class RabbitMQBroker:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def _watched(self) -> AsyncIterator[None]:
-        """Notes how a call went, for `links`, and lets no error of pika's through."""
+    def _watched(self) -> "_Watched":
         if not self._is_started:
             raise BrokerUnavailable(CLOSED)
-        try:
-            yield
-        except NotConfirmed:  # by a server that works, unless it was lost meanwhile
+        return _Watched(self._went)
+
+    def _went(self, error: BaseException | None) -> None:
+        """Notes how a call went, for `links`, and lets no error of pika's through."""
+        if error is None:
+            self._trouble = None
+        elif isinstance(error, NotConfirmed):  # by a server that works, unless it was lost meanwhile
             if (raw := self._publishing.raw) is not None and raw.is_open:
                 self._trouble = None
-            raise
-        except BrokerUnavailable as error:
+        elif isinstance(error, BrokerUnavailable):
             self._note(str(error))
-            raise
-        except (AMQPError, OSError) as error:
+        elif isinstance(error, AMQPError | OSError):
             self._note(f"RabbitMQ at {self._working.place}: {error}")
             raise BrokerUnavailable(self._trouble) from error
-        else:
-            self._trouble = None
 
     def _note(self, trouble: str) -> None:
         if self._is_started and trouble != BLOCKED:  # the server itself says when that is over
             self._trouble = trouble
 
     async def _send_watched(self, parcels: Sequence[Parcel]) -> None:
-        async with self._watched():
+        with self._watched():
             await self._sender.send(parcels)
 
     def _parcel(self, message: Outgoing) -> Parcel:
@@ -283,6 +280,22 @@ class RabbitMQBroker:
 
     def _held(self, queue: str) -> int:
         return sum(consumer.unsettled for consumer in self._consumers if consumer.queue == queue)
+
+
+class _Watched:
+    """Tells how what is done within it went. A class, for each publish enters one, and what contextlib makes of a
+    generator takes several times as long."""
+
+    __slots__ = ("_went",)
+
+    def __init__(self, went: Callable[[BaseException | None], None]) -> None:
+        self._went = went
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._went(error)
 
 
 async def _all(*calls: Awaitable[object]) -> None:

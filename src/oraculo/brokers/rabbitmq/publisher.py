@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
@@ -172,15 +171,16 @@ class _Session:
     def _on_confirm(self, tag: int, is_multiple: bool, is_taken: bool) -> None:
         waiting = self._unconfirmed
         now = self.channel.raw.connection.confirmed_at = self._now()
-        tags = list(takewhile(tag.__ge__, waiting)) if is_multiple else [tag]
-        for each in () if is_taken else tags:
-            if each in waiting:
-                waiting[each].refuse(each)
-        for batch, count in Counter([waiting.pop(each, None) for each in tags]).items():
-            if batch is not None:
-                batch.confirm(count, now)
-                if batch.missing == 0:
-                    self._batches.pop(batch, None)
+        told: dict[_Batch, int] = {}
+        for each in list(takewhile(tag.__ge__, waiting)) if is_multiple else (tag,):
+            if (batch := waiting.pop(each, None)) is not None:
+                told[batch] = told.get(batch, 0) + 1
+                if not is_taken:
+                    batch.refuse(each)
+        for batch, count in told.items():
+            batch.confirm(count, now)
+            if batch.missing == 0:
+                self._batches.pop(batch, None)
         if self._is_retired and not self._batches:
             self.channel.abandon()
 
@@ -312,10 +312,14 @@ class Publisher:
         loop's time: Overdue when that has passed and confirms no longer come in, or TimeoutError when they could not be
         sent so soon; Refused when the server sends back all of them, though it lets their queues be made. `alone`: on a
         channel of its own."""
-        count, refused, remade = len(parcels), list[Parcel](), Counter[str]()
+        refused: list[Parcel] = []
+        remade: dict[str, int] = {}  # how often each queue was made again
+        count = len(parcels)
         while parcels:
-            async with asyncio.timeout_at(until):
-                session = await self._ready(alone=alone)
+            session = None if alone else self._at_hand
+            if session is None:
+                async with asyncio.timeout_at(until):
+                    session = await self._ready(alone=alone)
             batch = session.send(parcels)
             try:
                 until = await self._confirmed(session, batch, refused, count, until, alone=alone)
@@ -329,12 +333,12 @@ class Publisher:
             parcels = batch.returned
             if missing := {parcel.queue for parcel in parcels}:
                 async with asyncio.timeout_at(until):
-                    made = await self._make_again({queue for queue in missing if remade[queue] < _MOST_REMADE})
-                remade.update(made)
+                    made = await self._make_again({queue for queue in missing if remade.get(queue, 0) < _MOST_REMADE})
+                remade |= {queue: remade.get(queue, 0) + 1 for queue in made}
                 refused += [parcel for parcel in parcels if parcel.queue not in made]
                 parcels = [parcel for parcel in parcels if parcel.queue in made]
             self._remember({parcel.queue for parcel in batch.parcels})
-        if refused and len(refused) == count and all(remade[parcel.queue] == _MOST_REMADE for parcel in refused):
+        if refused and len(refused) == count and all(remade.get(parcel.queue) == _MOST_REMADE for parcel in refused):
             raise Refused(NOT_FOUND, _UNROUTED % refused[0].queue)
         if refused:
             raise NotConfirmed(refused, count)
@@ -389,6 +393,12 @@ class Publisher:
         while len(self._routed) > _MOST_QUEUES:
             del self._routed[next(iter(self._routed))]
             self._has_forgotten = True
+
+    @property
+    def _at_hand(self) -> _Session | None:
+        """The session that is there, as it nearly always is: then no time has to be set in which to have one."""
+        session = self._session
+        return session if session is not None and session.channel.is_open and not self._connection.blocked else None
 
     async def _ready(self, *, alone: bool = False) -> _Session:
         if self._connection.blocked:

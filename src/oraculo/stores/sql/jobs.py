@@ -32,7 +32,7 @@ class Job(Generic[Birth, Update]):
     def __init__(self, births: list[Birth], updates: list[Update]) -> None:
         self.births = births
         self.updates = updates
-        self.size = sum(write.size for write in chain[Written](births, updates))
+        self.size = sum(birth.size for birth in births) + sum(update.size for update in updates)
         self.done: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
 
     def settle(self, outcome: Committed | StoreError) -> None:

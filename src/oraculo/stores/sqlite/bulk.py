@@ -35,12 +35,18 @@ class Bulk:
         self._sized: dict[int, str] = {}
 
     def run(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        for part in pages(rows, MOST):
-            size, width = _size_for(len(part)), len(part[0])
-            parameters = part[0] if size == 1 else list(chain.from_iterable(part))
-            if size > len(part):
-                parameters += [NULL] * (size * width - len(parameters))
-            connection.execute(self._sized.get(size) or self._of_size(size, width), parameters)
+        if len(rows) > MOST:
+            for part in pages(rows, MOST):
+                self._write(connection, part)
+        elif rows:
+            self._write(connection, rows)
+
+    def _write(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
+        size, width = _size_for(len(rows)), len(rows[0])
+        parameters = rows[0] if size == 1 else list(chain.from_iterable(rows))
+        if size > len(rows):
+            parameters += [NULL] * (size * width - len(parameters))
+        connection.execute(self._sized.get(size) or self._of_size(size, width), parameters)
 
     def _of_size(self, size: int, width: int) -> str:
         row = f"({', '.join('?' * width)})"

@@ -4,7 +4,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -58,7 +58,7 @@ def _keep_a_log(connection: sqlite3.Connection) -> None:
         except sqlite3.OperationalError as error:
             if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
-        with transaction(connection):
+        with Transaction(connection):
             pass
 
 
@@ -149,7 +149,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 def _migrate(connection: sqlite3.Connection, path: str, *, alone: bool) -> list[str]:
     known = migrations("sqlite")
-    with transaction(connection):
+    with Transaction(connection):
         version = _version(connection)
         if version > len(known):
             raise StoreError(
@@ -209,12 +209,21 @@ _WORTH_A_RETRY = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM})
 FOREIGN = (sqlite3.Error, OverflowError, UnicodeError, msgspec.EncodeError)
 
 
-@contextmanager
-def translated(path: str) -> Iterator[None]:
-    try:
-        yield
-    except FOREIGN as error:
-        raise ours(error, path) from error
+class Translated:
+    """SQLite's errors leave it as ours. A class, as `Transaction` is: every commit enters both, and what contextlib
+    makes of a generator takes several times as long."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None and isinstance(error, FOREIGN):
+            raise ours(error, self._path) from error
 
 
 def ours(error: Exception, path: str) -> StoreError:
@@ -244,13 +253,25 @@ def primary_code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:  # SQLite ends it by itself when the disk is full
-            connection.execute("ROLLBACK")
-        raise
+class Transaction:
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._roll_back()
+            return
+        try:
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:  # SQLite ends it by itself when the disk is full
+            self._connection.execute("ROLLBACK")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from oraculo.errors import StoreError
 from oraculo.ports.store import Committed
 from oraculo.stores.sql.jobs import CommitQueue
-from oraculo.stores.sqlite.connections import be_patient, open_reader, open_up_to_date, translated
+from oraculo.stores.sqlite.connections import Translated, be_patient, open_reader, open_up_to_date
 from oraculo.stores.sqlite.ledger import SqliteJob, is_busy, write_group
 from oraculo.stores.sqlite.open_files import OpenFiles
 
@@ -66,7 +66,7 @@ class Lane:
             done.exception()  # it was told to whoever waited, if anybody still did
 
     def _translated_call(self, work: Callable[[Any], Result], subject: object) -> Result:
-        with translated(self._path):
+        with Translated(self._path):
             return work(subject)
 
     async def close(self) -> None:
@@ -117,7 +117,7 @@ class Writer(Lane):
             self._by_thread = max(0, self._by_thread - 1)
             return None
         started = time.perf_counter()
-        with translated(self._path):
+        with Translated(self._path):
             if self._is_patient:
                 be_patient(self._opened, patient=False)
                 self._is_patient = False

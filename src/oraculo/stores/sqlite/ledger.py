@@ -12,7 +12,7 @@ from oraculo.ports.store import Committed, Created, Outcome
 from oraculo.stores.sql import named_queries
 from oraculo.stores.sql.jobs import Job
 from oraculo.stores.sqlite.bulk import Bulk, Lookup
-from oraculo.stores.sqlite.connections import FOREIGN, ours, primary_code, transaction
+from oraculo.stores.sqlite.connections import FOREIGN, Transaction, ours, primary_code
 from oraculo.stores.sqlite.rows import Birth, Update
 
 QUERIES = named_queries("sqlite")
@@ -21,7 +21,7 @@ _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 def write_all(connection: sqlite3.Connection, statements: Sequence[tuple[str, dict[str, Any]]]) -> list[int]:
     """In one transaction. Returns how many rows each changed."""
-    with transaction(connection):
+    with Transaction(connection):
         return [connection.execute(QUERIES[query], parameters).rowcount for query, parameters in statements]
 
 
@@ -53,7 +53,7 @@ def write_group(group: Sequence[SqliteJob], path: str, connection: sqlite3.Conne
 
 
 def _write_together(connection: sqlite3.Connection, group: Sequence[SqliteJob]) -> list[Committed]:
-    with transaction(connection):
+    with Transaction(connection):
         ledger = _Ledger(connection, group)
         outcomes = [ledger.enter(job) for job in group]
         ledger.write()
@@ -162,7 +162,7 @@ _INSERT_HISTORY = Bulk(QUERIES["insert_history"])
 
 
 def prune(numbers: list[int], ended_before: float, connection: sqlite3.Connection) -> int:
-    with transaction(connection):
+    with Transaction(connection):
         parameters = {"numbers": as_json(numbers), "ended_before": ended_before}
         still = connection.execute(QUERIES["still_prunable"], parameters).fetchall()
         gone = {"numbers": as_json(n for (n,) in still)}

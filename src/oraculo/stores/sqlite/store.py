@@ -21,7 +21,7 @@ from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
-from oraculo.stores.sqlite.connections import MEMORY, make_parent, translated
+from oraculo.stores.sqlite.connections import MEMORY, Translated, make_parent
 from oraculo.stores.sqlite.file_lock import FileLock
 from oraculo.stores.sqlite.lanes import Lane, Writer
 from oraculo.stores.sqlite.ledger import QUERIES, SqliteJob, as_json, prune, write_all
@@ -142,7 +142,7 @@ class SqliteStore:
 
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         writer = self._writer
-        with translated(self._path):  # rows are built before the first await: the run may change after it
+        with Translated(self._path):  # rows are built before the first await: the run may change after it
             job = SqliteJob([Birth(creation) for creation in creations], [Update(change) for change in changes])
         return await writer.commit(job)
 
