@@ -482,6 +482,23 @@ async def test_beside_one_that_the_next_broker_will_never_take_the_others_are_kn
     await both.close()
 
 
+async def test_what_one_refuses_and_what_is_left_when_it_goes_away_meanwhile_is_taken_by_the_next() -> None:
+    class LeavesAfterOne(Picky):
+        async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+            vias = await super().publish(messages)
+            await self.leave()
+            return vias
+
+    both = FailoverBroker([first := Full("first"), LeavesAfterOne("second"), third := Named("third")])
+    await both.start()
+    too_large = Outgoing("down", bytes(10))
+    assert await both.publish([too_large, *DOWN]) == ["third", "first", "second", "first", "third"]
+    assert await depths(first, "q", "down") == {"q": 2}
+    assert await depths(third, "q", "down") == {"down": 2}
+    assert troubles(both) == {"first": None, "second": "pulled out", "third": None}
+    await both.close()
+
+
 @pytest.mark.parametrize("next_one", [Full, Never, None], ids=["is down there too", "is refused there", "none works"])
 async def test_what_is_known_to_be_taken_is_told_though_no_broker_takes_the_rest(next_one: type[Named] | None) -> None:
     """Or it would be sent again."""

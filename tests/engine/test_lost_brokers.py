@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,75 @@ async def test_engines_that_miss_different_brokers_do_not_send_the_same_again_an
     monkeypatch.setattr(loop, "time", lambda: begin + 3630)
     await watch.look()
     assert split.taken == ["run"]
+
+
+class Stuck(Split):
+    """With two pages of runs, of which the first cannot be decided for a while: to send its commands again, or its dead
+    letters."""
+
+    def __init__(self, *, letters: bool, well: int, undecided: int) -> None:
+        super().__init__()
+        self._letters = letters
+        self._fails = chain(repeat(False, well), repeat(True, undecided))
+        self.asks_for_letters = False
+
+    async def held_by(self, via: str, limit: int, after: str, *, dead_letters: bool) -> Sequence[str]:
+        return {"": ["a"], "a": ["b"]}.get(after, [])
+
+    def put(self, wishes: Sequence[Wish]) -> None:
+        for wish in wishes:
+            assert isinstance(wish.event, BrokerLost)
+            self.asks_for_letters |= wish.event.dead_letters
+            if wish.run_id == "a" and wish.event.dead_letters is self._letters and next(self._fails, False):
+                wish.done.set_exception(StoreUnavailable("it refuses whatever it is given"))
+            else:
+                super().put([wish])
+
+
+@pytest.mark.parametrize(
+    ("letters", "well", "asked_for_letters"),
+    [
+        (False, 0, [False] * 7 + [True]),
+        (False, 2, [False] * 2 + [True] * 6),
+        (True, 0, [False] * 2 + [True] * 6),
+    ],
+    ids=["the first looks", "the last look", "its dead letters"],
+)
+async def test_a_loss_is_looked_after_until_its_runs_could_be_decided(
+    letters: bool, well: int, asked_for_letters: Sequence[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three looks are to be decided, and only the last of them is for dead letters too."""
+    monkeypatch.setattr(links, "GRACE", 0.0)
+    stuck: Any = Stuck(letters=letters, well=well, undecided=5)
+    watch = links.LinkWatch(stuck, stuck, stuck, stuck, SystemClock(), Told(), poll=0.5)
+    watch.note_loss("second")
+    asked = []
+    while not watch.has_taken_back("second"):
+        stuck.asks_for_letters = False
+        await watch._look_after_loss("second")
+        asked.append(stuck.asks_for_letters)
+    assert asked == asked_for_letters
+
+
+class BothAway(Split):
+    second: str | None = "away"
+
+    def links(self) -> Sequence[Link]:
+        return [Link("first", "away", 0), Link("second", self.second, 0)]
+
+
+async def test_what_a_broker_took_is_not_taken_back_while_no_other_could_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "GRACE", 0.0)
+    world: Any = BothAway()
+    watch = links.LinkWatch(world, world, world, world, SystemClock(), Told(), poll=0.5)
+    for _ in range(5):
+        await watch.look()
+    assert world.taken == []
+    world.second = None
+    await watch.look()
+    assert world.taken == ["run"]
 
 
 async def test_a_broker_that_came_back_without_its_memory_gets_everything_again() -> None:
