@@ -56,13 +56,13 @@ async def test_an_unsettled_delivery_comes_again_after_its_lease_and_is_no_longe
 
 
 async def test_an_extended_delivery_does_not_come_again(url: str, queue: str) -> None:
-    async with running(url, lease=0.6) as broker, running(url, lease=0.6) as other:
+    async with running(url, lease=1.5) as broker, running(url, lease=1.5) as other:
         await broker.publish([Outgoing(queue, b"long work")])
         consumer = await broker.consume(queue, prefetch=1)
         held = await take(consumer, 1)
         waiting = asyncio.create_task(take(await other.consume(queue, prefetch=1), 1))
-        for _ in range(8):
-            await asyncio.wait({waiting}, timeout=0.2)
+        for _ in range(10):
+            await asyncio.wait({waiting}, timeout=0.3)
             await consumer.extend(held)
         assert not waiting.done()
         await consumer.ack(held)
@@ -73,13 +73,13 @@ async def test_an_extended_delivery_does_not_come_again(url: str, queue: str) ->
 
 async def test_what_waits_behind_a_busy_caller_is_not_given_to_others(url: str, queue: str) -> None:
     """The prefetch is fetched, and the caller handles one message for longer than the lease."""
-    async with running(url, lease=0.6, heartbeat=0.1) as broker, running(url, lease=0.6) as other:
+    async with running(url, lease=1.5, heartbeat=0.1) as broker, running(url, lease=1.5) as other:
         await broker.publish(numbered(queue, 3))
         consumer = await broker.consume(queue, prefetch=3)
         busy = await take(consumer, 1)
         waiting = asyncio.create_task(take(await other.consume(queue, prefetch=1), 1))
-        for _ in range(8):
-            await asyncio.wait({waiting}, timeout=0.2)
+        for _ in range(10):
+            await asyncio.wait({waiting}, timeout=0.3)
             await consumer.extend(busy)
         assert not waiting.done()
         rest = await take(consumer, 2)

@@ -320,8 +320,8 @@ async def test_one_second_look_that_is_in_vain_is_enough_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that hangs keeps a hundred aggregates no longer than one."""
-    monkeypatch.setattr(results, "PATIENCE", 0.05)
-    monkeypatch.setattr(results, "SECOND_LOOK", 0.05)
+    monkeypatch.setattr(results, "PATIENCE", 0.5)
+    monkeypatch.setattr(results, "SECOND_LOOK", 0.5)
     monkeypatch.setattr(results, "TURN", 30.0)
     asked: list[str] = []
 
