@@ -1,7 +1,7 @@
-"""`make bench`: prints a table of the four workloads, beside what the disk itself allows. With `--broker` the workers
-are a process of their own behind a real broker, and a bare echo shows what that broker and its client allow. With
-`--store` the runs are kept by a real server, and with `--engines` others share it: the process that measures is the
-first of them.
+"""`make bench`: prints a table of the four workloads, beside what the machine and the disk themselves allow. With
+`--broker` the workers are a process of their own behind a real broker, and a bare echo shows what that broker and its
+client allow. With `--store` the runs are kept by a real server, and with `--engines` others share it: the process that
+measures is the first of them.
 
 Every workload runs in a process of its own, so that one's memory and caches do not colour the next. Numbers from
 different machines do not compare; the ratio to the disk's own commits, and W3's growth, do.
@@ -20,11 +20,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 
 from tests.servers.fleet import Fleet
 
-from benchmarks import echo, workloads
+from benchmarks import echo, machine, workloads
 from oraculo.bootstrap import collect_garbage_less_often, make_broker, make_store
 from oraculo.core.naming import QueueNames
 from oraculo.ports.broker import Broker
@@ -97,8 +98,7 @@ async def _measured(name: str, oraculo: Harness) -> Measures:
     await workloads.one_at_a_time(oraculo, 50)  # warm up
     before = _resident_mb()
     if name == "W1":
-        latency = await workloads.one_at_a_time(oraculo, 1000)
-        return {"p50 ms": latency.p50_ms, "p99 ms": latency.p99_ms}
+        return await _latency(oraculo)
     if name == "W2":
         before_conflicts = _conflicts.count
         rate = statistics.median([await workloads.many_at_once(oraculo, 1000) for _ in range(3)])
@@ -115,6 +115,23 @@ async def _measured(name: str, oraculo: Harness) -> Measures:
             "added MB": added,
         }
     return {"runs/s": statistics.median([await workloads.many_graphs(oraculo, 500) for _ in range(3)])}
+
+
+async def _latency(oraculo: Harness) -> Measures:
+    """Also of the best hundred in a row: what is left when the machine gives all it has."""
+    hundreds = [await workloads.one_at_a_time(oraculo, 100) for _ in range(10)]
+    spans = list(chain.from_iterable(hundreds))
+    return {
+        "p50 ms": statistics.median(spans),
+        "p99 ms": statistics.quantiles(spans, n=100)[98],
+        "best p50 ms": min(map(statistics.median, hundreds)),
+    }
+
+
+def _machine() -> Measures:
+    """What it is worth for a second: see `machine`."""
+    spans = [machine.work_ms() for _ in range(300)]
+    return {"p50 ms": statistics.median(spans), "best ms": min(spans)}
 
 
 def _resident_mb() -> float:
@@ -198,10 +215,12 @@ def main() -> None:
             return
         if plain:
             os.environ["ORACULO_BENCH_PLAIN"] = "1"
+        _print_row("work", _machine(), "the machine itself: a piece of work that is always the same")
         _print_row("disk", _disk(folder), "one durable commit")
         with _started(arguments.broker, arguments.store):
             for name, target in TARGETS[arguments.broker].items():
                 _print_row(name, _in_own_process(name, folder, arguments.engines), target)
+        _print_row("work", _machine(), "")
 
 
 @contextmanager

@@ -8,9 +8,7 @@ W4  500 runs of `A ; B→C→D ; (A,D)→E` at once
 
 import asyncio
 import json
-import statistics
 import time
-from dataclasses import dataclass
 
 from oraculo.testing.harness import Harness
 from oraculo.worker import App
@@ -39,19 +37,14 @@ def no_op_workers() -> App:
     return app
 
 
-@dataclass(frozen=True)
-class Latency:
-    p50_ms: float
-    p99_ms: float
-
-
-async def one_at_a_time(oraculo: Harness, runs: int) -> Latency:
+async def one_at_a_time(oraculo: Harness, runs: int) -> list[float]:
+    """Milliseconds of each."""
     spans = []
     for _ in range(runs):
         started = time.perf_counter()
         await _concluded(oraculo, THREE)
         spans.append((time.perf_counter() - started) * 1000)
-    return Latency(statistics.median(spans), statistics.quantiles(spans, n=100)[98])
+    return spans
 
 
 async def many_at_once(oraculo: Harness, runs: int) -> float:
