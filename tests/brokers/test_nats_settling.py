@@ -45,8 +45,10 @@ async def test_an_unsettled_delivery_comes_again_after_its_lease_and_is_no_longe
         await broker.publish([Outgoing(queue, b"slow")])
         consumer = await broker.consume(queue, prefetch=1)
         (stale,) = await take(consumer, 1)
+        lapsed_at = asyncio.get_running_loop().time() + 0.5  # JetStream's lease began before it was read here
         (again,) = await take(await other.consume(queue, prefetch=1), 1)
         assert (again.body, again.redeliveries) == (b"slow", 1)
+        await until(lambda: asyncio.get_running_loop().time() > lapsed_at)
         await consumer.ack([stale])
         await consumer.retry(stale, 0.0, "too late")
         await consumer.dead_letter(stale, "too late")
