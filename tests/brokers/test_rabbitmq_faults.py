@@ -88,6 +88,19 @@ class TestBreaking:
         await published(broker, messages(queue, 1))
         assert trouble(broker) == ""
 
+    async def test_what_pika_raises_while_we_close_is_told_too(
+        self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with running(url) as broker:
+
+            async def fail(_: object) -> None:
+                await broker.close()
+                raise ConnectionWrongStateError("it is closing")
+
+            monkeypatch.setattr(broker._sender, "send", fail)
+            with pytest.raises(BrokerUnavailable, match=r"RabbitMQ at .*it is closing"):
+                await broker.publish(messages(queue, 1))
+
     async def test_many_who_call_at_once_share_one_attempt_to_connect(self, url: str, queue: str) -> None:
         with Proxy(url) as proxy:
             async with running(proxy.url) as broker:

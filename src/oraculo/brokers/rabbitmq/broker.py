@@ -223,8 +223,9 @@ class RabbitMQBroker:
         elif isinstance(error, BrokerUnavailable):
             self._note(str(error))
         elif isinstance(error, AMQPError | OSError):
-            self._note(f"RabbitMQ at {self._working.place}: {error}")
-            raise BrokerUnavailable(self._trouble) from error
+            trouble = f"RabbitMQ at {self._working.place}: {error}"
+            self._note(trouble)
+            raise BrokerUnavailable(trouble) from error
 
     def _note(self, trouble: str) -> None:
         if self._is_started and trouble != BLOCKED:  # the server itself says when that is over
