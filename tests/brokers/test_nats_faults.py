@@ -121,14 +121,11 @@ async def test_a_server_that_cuts_off_whoever_leaves_much_unread_is_asked_for_le
         async with running(server.url, lease=1.0) as broker:  # what was cut off comes when it ends
             for number in range(60):
                 await broker.publish([Outgoing(queue, b"%02d" % number + bytes(400_000))])
-            reading = asyncio.create_task(read(broker))
-            try:
-                await eventually(lambda: asyncio.sleep(0, len(seen) == 60 or reading.done()))
+            async with asyncio.TaskGroup() as both:
+                reading = both.create_task(read(broker))
+                await until(lambda: len(seen) == 60, within=PATIENCE)
                 await eventually(lambda: is_empty(broker, queue))
-                assert not reading.done()
-            finally:
                 reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
     assert max(seen.values()) < 10
 
 

@@ -242,8 +242,8 @@ async def test_a_loss_is_looked_after_until_its_runs_could_be_decided(
     stuck: Any = Stuck(letters=letters, well=well, undecided=5)
     watch = links.LinkWatch(stuck, stuck, stuck, stuck, SystemClock(), Told(), poll=0.5)
     watch.note_loss("second")
-    asked = []
-    while not watch.has_taken_back("second"):
+    asked: list[bool] = []
+    while not watch.has_taken_back("second") and len(asked) < 20:
         stuck.asks_for_letters = False
         await watch._look_after_loss("second")
         asked.append(stuck.asks_for_letters)

@@ -254,6 +254,8 @@ def primary_code(error: Exception) -> int:
 
 
 class Transaction:
+    """Keeps all that was done within it, or nothing. Why it is a class: see `Translated`."""
+
     __slots__ = ("_connection",)
 
     def __init__(self, connection: sqlite3.Connection) -> None:
