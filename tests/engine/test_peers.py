@@ -24,7 +24,7 @@ from oraculo.ports.broker import Capabilities, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation, Due, Unsent
 from oraculo.ports.telemetry import BatchCommitted, EnginesChanged, Record, Silent
-from oraculo.settings import EngineSettings, Settings, StoreSettings
+from oraculo.settings import BrokerSettings, EngineSettings, Settings, StoreSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
 from tests.engine.workers import Journal, answer, failing_app, recording_app
@@ -83,13 +83,21 @@ class Group:
         self.told: list[Told] = []
 
     def member(
-        self, *apps: object, role: Role = Role.WHOLE, broker: OneServer | None = None, poll: float = 0.05
+        self,
+        *apps: object,
+        role: Role = Role.WHOLE,
+        broker: OneServer | None = None,
+        poll: float = 0.05,
+        prefix: str = "",
     ) -> Harness:
         self.told.append(Told())
         store = SqliteStore(self._file)
         return Harness(
             *apps,  # type: ignore[arg-type]
-            settings=Settings(engine=EngineSettings(poll=poll, note_linger=0.005, stop_grace=0.5)),
+            settings=Settings(
+                broker=BrokerSettings(prefix=prefix),
+                engine=EngineSettings(poll=poll, note_linger=0.005, stop_grace=0.5),
+            ),
             broker=broker or self.server,
             store=store,
             telemetry=self.told[-1],
@@ -243,6 +251,7 @@ async def test_health_asks_all_at_once(group: Group, monkeypatch: pytest.MonkeyP
     asked, all_are_asked = list[str](), asyncio.Event()
     front = group.member(role=Role.FRONT)
     async with acquainted(front):
+        await group.server.consume("resultados", prefetch=1)
         parts = [(front.broker, "check"), (front.store, "check"), (front.store, "engines")]
 
         async def answer_together(*_: object) -> list[str]:
@@ -276,6 +285,27 @@ async def test_a_front_says_that_no_engine_is_alive(group: Group) -> None:
             assert "nothing is decided" not in await front.operations.explain(run_id)
             assert len(await front.operations.engines()) == 1
         assert (await front.operations.health()).parts["engines"] is not None, "it departed"
+
+
+async def test_a_front_says_that_engines_with_another_prefix_do_not_hear_its_answers(group: Group) -> None:
+    """They give their signs of life in the store all the same, and the workers have done their part."""
+    front, stranger = group.member(role=Role.FRONT), group.member(prefix="outra.")
+    see = "see whether the engines have the same ORACULO_BROKER_URL and ORACULO_BROKER_PREFIX"
+    async with acquainted(front, stranger):
+        run_id = await front.submit({"destinos": ["executador_x"]})
+        assert (await front.operations.health()).parts["engines"] == (
+            f"nobody listens on queue resultados, where answers come: {see}"
+        )
+        await front.publish("resultados", answer(run_id, tarefa="executador_x"))
+        why = f"nobody listens on queue resultados, where answers come, and 1 message waits there: {see}"
+        health = await front.operations.health()
+        assert (health.parts["engines"], health.is_ready) == (why, True)
+        assert f"; {why};" in await front.operations.explain(run_id)
+        assert "nobody listens on queue resultados" not in await stranger.operations.explain(run_id)
+        async with group.member():
+            await front.ended(run_id)
+            assert (await front.operations.health()).parts["engines"] is None
+        assert "nobody listens" not in await front.operations.explain(run_id), "it needs no more answers"
 
 
 async def test_a_front_shows_events_as_they_happen_elsewhere(group: Group) -> None:

@@ -20,7 +20,7 @@ from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.delivery import Courier
 from oraculo.engine.destinations import Destinations
 from oraculo.engine.earlier import EarlierResults
-from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble
+from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble, unheard_answers
 from oraculo.engine.inputs import Inbox
 from oraculo.engine.intake import Intake
 from oraculo.engine.janitor import Janitor, claim, claim_fault
@@ -236,6 +236,10 @@ class Engine:
             return self._intake.trouble
         return await fault_of(self._expect_engines)
 
+    async def unheard_answers(self) -> str | None:
+        """An engine listens itself, and tells otherwise why it does not."""
+        return None if self.role is Role.WHOLE else await unheard_answers(self.broker, self.names.answers)
+
     async def living_engines(self) -> Sequence[str]:
         return await self.peers.living()
 
@@ -445,4 +449,7 @@ class Engine:
         return {} if self.results.trouble is None else {"objects": self.results.trouble}
 
     async def _engines_trouble(self) -> dict[str, str | None]:
-        return {"engines": await fault_of(self._expect_engines)} if self.role is Role.FRONT else {}
+        if self.role is Role.WHOLE:
+            return {}
+        standstill, unheard = await asyncio.gather(fault_of(self._expect_engines), self.unheard_answers())
+        return {"engines": standstill or unheard}
