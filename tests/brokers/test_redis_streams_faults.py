@@ -128,12 +128,13 @@ class TestLostConnections:
                 assert took < 1.0 + 0.5 + PROMPTLY
 
     async def test_a_long_answer_over_a_slow_line_is_waited_for(self, url: str, queue: str) -> None:
-        body, dead = bytes(1_000_000), bytes(600_000)
+        """For longer than the server may be silent, of which a piece of it takes a thirtieth."""
+        body, dead = bytes(3_000_000), b"dead" * 750_000
         with Proxy(url) as proxy:
-            async with started(url) as near, started(proxy.url, publish_timeout=0.5, lease=3 * LEASE) as broker:
+            async with started(url) as near, started(proxy.url, publish_timeout=1.5, lease=3 * LEASE) as broker:
                 await near.publish([Outgoing(queue, body), Outgoing(queue, dead, reason="bad")])
                 consumer = await broker.consume(queue, prefetch=1)
-                proxy.delay = 0.1  # for each 64 kB, at most
+                proxy.delay = 0.05  # for each 64 kB, at most
                 (delivery,) = await take(consumer, 1)
                 assert (delivery.body, delivery.redeliveries) == (body, 0)
                 (letter,) = await broker.dead_letters(queue, limit=1)
