@@ -18,9 +18,10 @@ from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.given_back import GivenBack
 from oraculo.brokers.nats.layout import header_block, letter_headers, reason_in
 from oraculo.brokers.nats.outgoing import WINDOW
+from oraculo.brokers.nats.replies import UNANSWERED, ApiError
 from oraculo.core.naming import LONGEST_REASON, dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings, MessageTooLarge
-from oraculo.ports.broker import NO_REASON, Broker, Capabilities, Outgoing
+from oraculo.ports.broker import NO_REASON, Broker, Capabilities, Outgoing, QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.testing.broker_suite import BrokerSuite
 from tests.brokers import nats_stage as stage
@@ -455,3 +456,18 @@ def test_of_what_is_given_back_only_so_much_is_remembered(monkeypatch: pytest.Mo
         given_back.forget(f"q{number}", range(1, 21))
     assert given_back._due == {}
     assert given_back._together == 0
+
+
+def test_what_is_acked_between_two_looks_does_not_count_as_ready() -> None:
+    """The stream is asked first: it held three messages then, and its consumer has none to give."""
+    broker = NatsBroker("nats://127.0.0.1:1")
+    consumer = {"num_pending": 0, "num_ack_pending": 0, "ack_floor": {"stream_seq": 3}}
+    assert broker._state("q", {"q": 3, "q.dlq": 1}, consumer) == QueueState("q", 0, 0, 1)
+    assert broker._state("q", {"q": 3}, consumer | {"num_pending": 2, "num_ack_pending": 1}) == QueueState("q", 2, 1, 0)
+
+
+def test_a_consumer_of_which_nothing_is_told_may_hold_messages() -> None:
+    broker = NatsBroker("nats://127.0.0.1:1")
+    assert broker._state("q", {"q": 3}, ApiError(404)) == QueueState("q", 3, 0, 0), "there is none"
+    for untold in (UNANSWERED, ApiError(403, description="no right"), ApiError(503)):
+        assert broker._state("q", {"q": 3}, untold) == QueueState("q", 3, None, 0)

@@ -366,14 +366,15 @@ class NatsBroker:
         return counts, unknown
 
     def _state(self, queue: str, counts: dict[str, int], consumer: dict[str, Any] | ApiError) -> QueueState:
-        """A message is in its stream until it is acked, so whatever nobody holds is ready."""
-        unacked = delayed = 0
-        if not isinstance(consumer, ApiError):
-            given_back = self._given_back.count(queue, consumer)
-            unacked = consumer["num_ack_pending"] - given_back
-            delayed = min(self._given_back.delayed(queue), given_back)
-        ready = max(counts.get(queue, 0) - unacked, 0)
-        return QueueState(queue, ready, unacked, counts.get(dlq_name(queue), 0), delayed=min(delayed, ready))
+        """By the consumer alone: the stream was asked before it, and what was acked since would count as ready. Where
+        there is no consumer, nobody holds anything; where nothing is told of it, nobody knows."""
+        stored, letters = counts.get(queue, 0), counts.get(dlq_name(queue), 0)
+        if isinstance(consumer, ApiError):
+            return QueueState(queue, stored, 0 if consumer.is_missing else None, letters)
+        given_back = self._given_back.count(queue, consumer)
+        ready = consumer["num_pending"] + given_back
+        delayed = min(self._given_back.delayed(queue), given_back)
+        return QueueState(queue, ready, consumer["num_ack_pending"] - given_back, letters, delayed=delayed)
 
     # -- publishing -----------------------------------------------------------------------------------------------
 
