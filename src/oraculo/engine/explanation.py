@@ -61,7 +61,7 @@ class Explanation:
         troubles, missing = self._troubles(queues, stuck), self._missing_bridges(audiences)
         refused = await self._refused_answers(run)
         standstill = await self._engine.standstill() if run.is_open else None
-        if queues.active and standstill is None and (unheard := await self._engine.unheard_answers()) is not None:
+        if standstill is None and (unheard := self._engine.unheard_answers.trouble) is not None:
             missing.append(unheard)
         now = self._engine.clock.now()
         told = partial(explain, run, now, audiences, troubles, refusals, refused, missing, standstill)

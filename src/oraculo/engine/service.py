@@ -20,7 +20,7 @@ from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.delivery import Courier
 from oraculo.engine.destinations import Destinations
 from oraculo.engine.earlier import EarlierResults
-from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble, unheard_answers
+from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble
 from oraculo.engine.inputs import Inbox
 from oraculo.engine.intake import Intake
 from oraculo.engine.janitor import Janitor, claim, claim_fault
@@ -36,6 +36,7 @@ from oraculo.engine.requests import RunMaker
 from oraculo.engine.results import LargeResults
 from oraculo.engine.retention import Retention
 from oraculo.engine.timers import Timers
+from oraculo.engine.unheard_answers import UnheardAnswers
 from oraculo.engine.watchers import Lookout, Watchers
 from oraculo.engine.webhooks import HttpPost, Post
 from oraculo.errors import BrokerUnavailable, InvalidPipeline, StoreError, StoreUnavailable
@@ -160,6 +161,7 @@ class Engine:
         )
         self._memories = Memories(broker, self._links, self.names, telemetry, engine.poll)
         self.remembered = RememberedQueues(broker, store)
+        self.unheard_answers = UnheardAnswers(broker, self.names.answers)
 
         # What is there once it is started.
         self._connected = False
@@ -199,7 +201,7 @@ class Engine:
         if not self.broker.capabilities.lists_queues:
             of_all["remembered queues"] = self.remembered.run
         if self.role is Role.FRONT:
-            return of_all
+            return of_all | {"answers": self.unheard_answers.run}
         for duty, place in (("janitor", self.objects), ("janitor of earlier results", self._earlier_objects)):
             if place is not None:
                 of_all[duty] = Janitor(place, self.store, self.peers, self.clock).run
@@ -235,10 +237,6 @@ class Engine:
         if self.role is Role.WHOLE or not self._decides():
             return self._intake.trouble
         return await fault_of(self._expect_engines)
-
-    async def unheard_answers(self) -> str | None:
-        """An engine listens itself, and tells otherwise why it does not."""
-        return None if self.role is Role.WHOLE else await unheard_answers(self.broker, self.names.answers)
 
     async def living_engines(self) -> Sequence[str]:
         return await self.peers.living()
@@ -451,5 +449,4 @@ class Engine:
     async def _engines_trouble(self) -> dict[str, str | None]:
         if self.role is Role.WHOLE:
             return {}
-        standstill, unheard = await asyncio.gather(fault_of(self._expect_engines), self.unheard_answers())
-        return {"engines": standstill or unheard}
+        return {"engines": await fault_of(self._expect_engines) or self.unheard_answers.trouble}
