@@ -13,7 +13,7 @@ from oraculo.ports.telemetry import BatchCommitted
 from oraculo.settings import EngineSettings, Settings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
-from tests.engine.test_peers import OneServer, Told
+from tests.engine.peers_stage import OneServer, Told
 from tests.waiting import until
 
 FOR_EVER = Settings(engine=EngineSettings(poll=1000.0, note_linger=1000.0, stop_grace=0.5))

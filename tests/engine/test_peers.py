@@ -3,8 +3,7 @@
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,128 +14,25 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.events import RunDue
 from oraculo.core.pipeline import Definition, decode_definition
 from oraculo.core.run import Changes
-from oraculo.engine import cache, catalogue, intake, outbox, publishing, unheard_answers
+from oraculo.engine import catalogue, intake, outbox, publishing
 from oraculo.engine.inputs import Inbox, Wish
 from oraculo.engine.peers import Peers
 from oraculo.engine.service import Role
-from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
-from oraculo.ports.broker import Capabilities, Outgoing
+from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation, Due, Unsent
-from oraculo.ports.telemetry import BatchCommitted, EnginesChanged, Record, Silent
-from oraculo.settings import BrokerSettings, EngineSettings, Settings, StoreSettings
+from oraculo.ports.telemetry import BatchCommitted, EnginesChanged, Silent
+from oraculo.settings import EngineSettings, Settings, StoreSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
+from tests.engine import peers_stage as stage
+from tests.engine.peers_stage import Group, OneServer, Slow, Unreachable, acquainted, die
 from tests.engine.workers import Journal, answer, failing_app, recording_app
 from tests.servers.fleet import Fleet
 from tests.waiting import until
 
-
-class OneServer(MemoryBroker):
-    """As a server is to several processes: it outlives each of them, with its messages."""
-
-    capabilities = Capabilities(durable=True, shared=True, priorities=True, counts_consumers=True)
-
-    async def close(self) -> None:
-        pass
-
-
-class Unreachable(OneServer):
-    """The same server for an engine that cannot publish to it."""
-
-    def __init__(self, server: OneServer) -> None:
-        self.__dict__ = server.__dict__
-
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        raise BrokerUnavailable("cut off")
-
-
-class Slow(Unreachable):
-    """The same server for an engine whose publishes take until the gate opens."""
-
-    def __init__(self, server: OneServer) -> None:
-        super().__init__(server)
-        self._server = server
-        self.gate = asyncio.Event()
-
-    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        await self.gate.wait()
-        return await self._server.publish(messages)
-
-
-class Told:
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-
-    def emit(self, record: Record) -> None:
-        self.records.append(record)
-
-    @property
-    def conflicts(self) -> int:
-        return sum(record.conflicts for record in self.records if isinstance(record, BatchCommitted))
-
-
-class Group:
-    def __init__(self, folder: Path) -> None:
-        self._file = str(folder / "oraculo.db")
-        self.server = OneServer(SystemClock())
-        self.told: list[Told] = []
-
-    def member(
-        self,
-        *apps: object,
-        role: Role = Role.WHOLE,
-        broker: OneServer | None = None,
-        poll: float = 0.05,
-        prefix: str = "",
-    ) -> Harness:
-        self.told.append(Told())
-        store = SqliteStore(self._file)
-        return Harness(
-            *apps,  # type: ignore[arg-type]
-            settings=Settings(
-                broker=BrokerSettings(prefix=prefix),
-                engine=EngineSettings(poll=poll, note_linger=0.005, stop_grace=0.5),
-            ),
-            broker=broker or self.server,
-            store=store,
-            telemetry=self.told[-1],
-            role=role,
-        )
-
-    @property
-    def conflicts(self) -> int:
-        return sum(told.conflicts for told in self.told)
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Group:
-    return Group(tmp_path)
-
-
-@asynccontextmanager
-async def acquainted(*members: Harness) -> AsyncIterator[None]:
-    """All are running, and know of each other."""
-    for member in members:
-        await member.__aenter__()
-    whole = [member for member in members if member.engine.role is Role.WHOLE]
-    await until(lambda: all(len(member.engine.peers.engines) == len(whole) for member in whole))
-    try:
-        yield
-    finally:
-        for member in members:
-            await member.stop()
-
-
-async def die(member: Harness) -> None:
-    """As a kill does: nothing is finished, nobody is told."""
-    engine = member.engine
-    for task in [*engine._pumps, *engine._duties, engine._deciding]:
-        assert task is not None
-        task.cancel()
-        await asyncio.wait([task])
-    for consumer in engine.own_queues._consumers.values():
-        await consumer.close()
+group = stage.group  # a fixture
 
 
 # -- whose care a run is ---------------------------------------------------------------------------------------------
@@ -229,123 +125,6 @@ async def test_an_engine_that_starts_leaves_what_others_are_sending_now(group: G
     await other.stop()
     await one.stop()
     assert len(journal.seen) == 10
-
-
-# -- an API without an engine ----------------------------------------------------------------------------------------
-
-
-async def test_a_front_creates_runs_and_hears_of_their_end(group: Group) -> None:
-    journal = Journal()
-    engine, front = group.member(recording_app(journal, ("executador_x",))), group.member(role=Role.FRONT)
-    async with acquainted(engine, front):
-        aggregate = await front.run({"destinos": ["executador_x"]})
-        assert aggregate["status"] == "concluida"
-        health = await front.operations.health()
-        assert health.is_ready
-        assert "consumers" not in health.parts
-        assert engine.engine.peers.is_alone
-
-
-async def test_health_asks_all_at_once(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each that says nothing takes its time, and whoever asks has little."""
-    asked, all_are_asked = list[str](), asyncio.Event()
-    front = group.member(role=Role.FRONT)
-    async with acquainted(front):
-        parts = [(front.broker, "check"), (front.store, "check"), (front.store, "engines")]
-
-        async def answer_together(*_: object) -> list[str]:
-            asked.append("")
-            if len(asked) == len(parts):
-                all_are_asked.set()
-            await all_are_asked.wait()
-            return ["an engine"]
-
-        for part, call in parts:
-            monkeypatch.setattr(part, call, answer_together)
-        assert set((await front.operations.health()).parts.values()) == {None}
-        monkeypatch.undo()
-
-
-async def test_a_front_says_that_no_engine_is_alive(group: Group) -> None:
-    front = group.member(role=Role.FRONT)
-    async with acquainted(front):
-        health = await front.operations.health()
-        assert health.is_ready, "runs are accepted all the same"
-        why = (
-            "no engine gives a sign of life: runs are accepted, and wait; start one, or see by its own /health/ready "
-            "whether the store takes its writes"
-        )
-        assert health.parts["engines"] == why, "one that cannot write is alive all the same"
-        run_id = await front.submit({"destinos": ["executador_x"]})
-        assert f"nothing is decided now ({why})" in await front.operations.explain(run_id)
-        assert await front.operations.engines() == []
-        async with group.member():
-            assert (await front.operations.health()).parts["engines"] is None
-            assert "nothing is decided" not in await front.operations.explain(run_id)
-            assert len(await front.operations.engines()) == 1
-        assert (await front.operations.health()).parts["engines"] is not None, "it departed"
-
-
-async def test_a_front_says_that_engines_with_another_prefix_do_not_hear_its_answers(
-    group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They give their signs of life in the store all the same, and the workers have done their part."""
-    monkeypatch.setattr(unheard_answers, "_EVERY", 0.01)
-    front, stranger = group.member(role=Role.FRONT, prefix="uma."), group.member(prefix="outra.")
-
-    async def told() -> str | None:
-        return (await front.operations.health()).parts["engines"]
-
-    async with acquainted(front, stranger):
-        run_id = await front.submit({"destinos": ["executador_x"]})
-        await front.publish("resultados", answer(run_id, tarefa="executador_x"))
-        why = await until(told, saying="that nobody hears")
-        assert why.startswith("1 message waits in queue uma.resultados, where answers come, and nobody listens: see ")
-        assert (await front.operations.health()).is_ready, "runs are accepted all the same"
-        assert f"; {why};" in await front.operations.explain(run_id)
-        assert "nobody listens: see" not in await stranger.operations.explain(run_id)
-        await stranger.stop()
-        assert "no engine gives a sign of life" in str(await told())
-        explanation = await front.operations.explain(run_id)
-        assert "no engine gives a sign of life" in explanation
-        assert "nobody listens: see" not in explanation, "of which that is no more than a consequence"
-        async with group.member(prefix="uma."):
-            await front.ended(run_id)
-            await until(lambda: front.engine.unheard_answers.trouble is None, saying="that it is over")
-            assert await told() is None
-
-
-async def test_a_front_shows_events_as_they_happen_elsewhere(group: Group) -> None:
-    journal = Journal()
-    engine, front = group.member(recording_app(journal, ("executador_x",))), group.member(role=Role.FRONT)
-    async with acquainted(engine, front):
-        run_id = await engine.submit({"destinos": ["executador_x", "nobody"], "timeout": 0.5})
-        run = await front.operations.run(run_id)
-        told = [entry.what.value async for entry in front.operations.follow(run.id)]
-        assert told[0] == "orquestracao_iniciada"
-        assert told[-1] == "orquestracao_encerrada"
-        assert "tarefa_timeout" in told
-
-
-async def test_a_front_rings_no_timers_and_takes_no_messages(group: Group) -> None:
-    front = group.member(role=Role.FRONT)
-    async with acquainted(front):
-        run_id = await front.submit({"destinos": ["nobody"], "timeout": 0.05})
-        await front.publish("resultados", b"garbage")
-        assert await front.operations.wait(run_id, 0.5) is None
-        (state,) = await group.server.queues(["resultados"])
-        assert (state.ready, state.consumers) == (1, 0)
-        async with group.member() as engine:
-            assert (await engine.ended(run_id))["status"] == "timeout"
-
-
-async def test_a_front_does_not_keep_the_runs_that_engines_end(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "IDLE", -1.0)
-    front = group.member(role=Role.FRONT, broker=Unreachable(group.server))  # nothing is sent, so nothing is noted
-    async with acquainted(front):
-        for _ in range(3):
-            await front.submit({"destinos": ["nobody"]})
-        assert len(front.engine._intake._hot) == 1
 
 
 # -- pipelines -------------------------------------------------------------------------------------------------------
