@@ -464,6 +464,9 @@ def test_what_is_acked_between_two_looks_does_not_count_as_ready() -> None:
     consumer = {"num_pending": 0, "num_ack_pending": 0, "ack_floor": {"stream_seq": 3}}
     assert broker._state("q", {"q": 3, "q.dlq": 1}, consumer) == QueueState("q", 0, 0, 1)
     assert broker._state("q", {"q": 3}, consumer | {"num_pending": 2, "num_ack_pending": 1}) == QueueState("q", 2, 1, 0)
+    assert broker._state("q", {"q": 3}, consumer | {"num_pending": 9}) == QueueState("q", 3, 0, 0), (
+        "no more than it held"
+    )
 
 
 def test_a_consumer_of_which_nothing_is_told_may_hold_messages() -> None:

@@ -113,6 +113,7 @@ def test_where_it_is_not_known_who_listens_nobody_seems_to_take_what_only_waits(
         driver, a=Audience(None, 0, ready=27)
     )
     assert "1 message waits in queue a, and nobody seems to take it);" in told(driver, a=Audience(None, 0, ready=1))
+    assert "27 messages wait in queue a);" in told(driver, a=Audience(None, None, ready=27)), "somebody may hold some"
     assert "27 messages wait in queue a);" in told(driver, a=Audience(None, 1, ready=27)), "somebody is at work"
     assert "2 messages wait in queue a);" in told(driver, a=Audience(None, 0, ready=2, delayed=2)), "nobody may yet"
 

@@ -83,7 +83,7 @@ async def test_a_front_says_that_engines_with_another_prefix_do_not_hear_its_ans
         assert why.startswith("1 message waits in queue uma.resultados, where answers come, and nobody listens: see ")
         assert (await front.operations.health()).is_ready, "runs are accepted all the same"
         assert f"; {why};" in await front.operations.explain(run_id)
-        assert "nobody listens: see" not in await stranger.operations.explain(run_id)
+        assert "answers" not in stranger.engine._works(), "it listens itself"
         await stranger.stop()
         assert "no engine gives a sign of life" in str(await told())
         explanation = await front.operations.explain(run_id)

@@ -67,6 +67,11 @@ UNSURE = state(2, 0, None)
             state(1, 0, None),
             f"1 message waits in queue {QUEUE}, where answers come, and nobody seems to take it: {SEE}",
         ),
+        (
+            QueueState(QUEUE, 3, 0, 0, 0, delayed=2),
+            f"1 message waits in queue {QUEUE}, where answers come, and nobody listens: {SEE}",
+        ),
+        (QueueState(QUEUE, 3, 0, 0, 0, delayed=3), None),
         (HEARD, None),
         (state(0, 0, 0), None),  # as RabbitMQ tells of a queue without a leader
         (state(2, 1, None), None),  # somebody took one
@@ -105,6 +110,15 @@ async def test_a_broker_that_says_nothing_is_not_waited_for(monkeypatch: pytest.
     unheard = UnheardAnswers(broker, QUEUE)
     async with asyncio.timeout(5):
         await unheard.look()
+    assert unheard.trouble is None
+
+
+async def test_what_is_no_longer_looked_at_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unheard_answers, "_EVERY", 0.0)
+    broker: Any = Seen(UNHEARD, UNHEARD, UNHEARD, KeyError("a fault of the adapter"))
+    unheard = UnheardAnswers(broker, QUEUE)
+    with pytest.raises(KeyError):
+        await unheard.run()
     assert unheard.trouble is None
 
 

@@ -150,7 +150,7 @@ def _backlog(queue: str, audience: Audience, via: str | None) -> str:
     listening = ""
     if there.consumers:
         listening = f", where {there.consumers} {'listens' if there.consumers == 1 else 'listen'}"
-    elif there.consumers is None and not there.held and there.ready > there.delayed:
+    elif there.consumers is None and there.held == 0 and there.ready > there.delayed:
         listening = f", and nobody seems to take {'it' if there.ready == 1 else 'them'}"
     return f", and {waiting} in queue {place}{listening}"
 

@@ -23,9 +23,12 @@ class UnheardAnswers:
         self._in_a_row: dict[str, int] = {}  # looks at which answers waited unheard, by where they did
 
     async def run(self) -> None:
-        while True:
-            await self.look()
-            await asyncio.sleep(_EVERY)
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(_EVERY)
+        finally:
+            self.trouble = None  # of what is not looked at nothing is known
 
     async def look(self) -> None:
         unheard = await self._unheard()
@@ -46,12 +49,13 @@ class UnheardAnswers:
 
 
 def _waits_unheard(state: QueueState) -> bool:
-    """Only where something waits. RabbitMQ says that nobody listens, and that nothing is there, of any queue without a
-    leader."""
-    return state.ready > 0 and (state.consumers == 0 or (state.consumers is None and state.unacked == 0))
+    """Only where something waits, and for no delay: of any queue without a leader RabbitMQ says that nothing is there
+    and nobody listens."""
+    return state.ready > state.delayed and (state.consumers == 0 or (state.consumers is None and state.unacked == 0))
 
 
 def _waiting(place: str, state: QueueState) -> str:
-    waiting, them = ("1 message waits", "it") if state.ready == 1 else (f"{state.ready} messages wait", "them")
+    count = state.ready - state.delayed
+    waiting, them = ("1 message waits", "it") if count == 1 else (f"{count} messages wait", "them")
     nobody = "nobody listens" if state.consumers == 0 else f"nobody seems to take {them}"
     return f"{waiting} in queue {place}, where answers come, and {nobody}"

@@ -372,7 +372,7 @@ class NatsBroker:
         if isinstance(consumer, ApiError):
             return QueueState(queue, stored, 0 if consumer.is_missing else None, letters)
         given_back = self._given_back.count(queue, consumer)
-        ready = consumer["num_pending"] + given_back
+        ready = min(consumer["num_pending"], stored) + given_back  # some servers count more than there is
         delayed = min(self._given_back.delayed(queue), given_back)
         return QueueState(queue, ready, consumer["num_ack_pending"] - given_back, letters, delayed=delayed)
 
