@@ -366,7 +366,7 @@ class NatsBroker:
         return counts, unknown
 
     def _state(self, queue: str, counts: dict[str, int], consumer: dict[str, Any] | ApiError) -> QueueState:
-        """By the consumer alone: the stream was asked before it, and what was acked since would count as ready. Where
+        """As its consumer tells: the stream was asked before it, and what was acked since would count as ready. Where
         there is no consumer, nobody holds anything; where nothing is told of it, nobody knows."""
         stored, letters = counts.get(queue, 0), counts.get(dlq_name(queue), 0)
         if isinstance(consumer, ApiError):
