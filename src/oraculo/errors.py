@@ -85,7 +85,9 @@ class UnknownPipeline(InvalidRequest):
 
 
 class InvalidPipeline(InvalidInput):
-    pass
+    """A definition with faults. `name` is what it calls itself, as far as that could be read."""
+
+    name = ""
 
 
 class InvalidSettings(InvalidInput):

@@ -303,3 +303,18 @@ async def test_an_engine_starts_beside_one_that_a_newer_version_put(tmp_path: Pa
         await newer.engine.store.put_pipeline("estranho", OF_A_NEWER_VERSION, 1.0)
     async with running(tmp_path) as older:
         await older.start_run(pipeline="coleta-execucao")
+
+
+async def test_a_pipeline_shows_the_queue_of_each_step_and_what_its_author_may_not_mean(service: Service) -> None:
+    steps = [{"type": "ENHANCED_IMAGE"}, {"type": "VIRAL_COPY"}]
+    shown = (await service.client.put("/pipelines/meu", json={"steps": steps})).json()
+    assert [step["queue"] for step in shown["steps"]] == ["ENHANCED_IMAGE", "text-queue"]
+    warned = [(warning["campo"], warning["motivo"]) for warning in shown["avisos"]]
+    assert [field for field, _ in warned] == [
+        "steps[0] (ENHANCED_IMAGE).type",
+        "steps[0] (ENHANCED_IMAGE).queue",
+        "steps[1] (VIRAL_COPY).queue",
+    ]
+    assert "'ENHANCED_IMAGES'" in warned[0][1]
+    assert (await service.client.get("/pipelines/meu")).json() == shown
+    assert (await service.client.put("/pipelines/meu", json=shown)).status_code == 200

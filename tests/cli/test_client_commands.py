@@ -327,9 +327,17 @@ def test_pipelines_are_listed(cli: Cli) -> None:
     assert len(cli.json("pipelines", "list")["pipelines"]) == 8
 
 
+def test_a_queue_that_nobody_serves_is_warned_of_when_a_server_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: a\nsteps: [{type: executador_ninguem}, {type: celery://x.y}]\n")
+    assert cli.json("pipelines", "validate", "a.yaml")["arquivos"][0]["avisos"] == [
+        {"campo": "executador_ninguem.queue", "motivo": "nobody listens on queue 'executador_ninguem' now"}
+    ]
+
+
 def test_a_shown_pipeline_is_a_file_that_validates(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "shown.yaml").write_text(cli.ok("pipelines", "show", "promotional-video-full"))
-    assert cli.ok("pipelines", "validate", "shown.yaml") == "shown.yaml: ok, pipeline promotional-video-full\n"
+    validated = cli.ok("pipelines", "validate", "shown.yaml")
+    assert validated.startswith("shown.yaml: ok, pipeline promotional-video-full\n")
     assert cli.json("pipelines", "show", "promotional-video-full")["name"] == "promotional-video-full"
 
 

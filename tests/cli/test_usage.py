@@ -491,7 +491,24 @@ def test_good_pipelines_validate(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text('{"name": "outro", "steps": [{"type": "CAPTIONS"}]}')
     result = invoke("pipelines", "validate", "a.yaml", "b.json")
     assert result.exit_code == 0
-    assert result.stdout.splitlines() == ["a.yaml: ok, pipeline bom", "b.json: ok, pipeline outro"]
+    assert result.stdout.splitlines() == [
+        "a.yaml: ok, pipeline bom",
+        "  VIRAL_COPY → text-queue",
+        "b.json: ok, pipeline outro",
+        "  CAPTIONS → captions-queue",
+    ]
+
+
+def test_a_type_that_looks_mistyped_is_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(GOOD.replace("VIRAL_COPY", "VIRAL_COPPY"))
+    result = invoke("pipelines", "validate", "a.yaml")
+    assert result.exit_code == 0
+    assert "  VIRAL_COPPY → VIRAL_COPPY\n" in result.stdout
+    assert "did you mean 'VIRAL_COPY'?" in result.stderr
+    document = json.loads(invoke("pipelines", "validate", "a.yaml", "--json").stdout)
+    [found] = document["arquivos"]
+    assert found["filas"] == {"VIRAL_COPPY": "VIRAL_COPPY"}
+    assert found["avisos"][0]["campo"] == "steps[0] (VIRAL_COPPY).type"
 
 
 def test_a_bad_pipeline_names_file_step_and_fault_and_the_good_ones_are_told_too(tmp_path: Path) -> None:
@@ -499,7 +516,8 @@ def test_a_bad_pipeline_names_file_step_and_fault_and_the_good_ones_are_told_too
     (tmp_path / "b.yaml").write_text(BAD)
     result = invoke("pipelines", "validate", "a.yaml", "b.yaml")
     assert result.exit_code == 2
-    assert result.stdout == "a.yaml: ok, pipeline bom\n"
+    assert result.stdout.startswith("a.yaml: ok, pipeline bom\n")
+    assert "b.yaml" not in result.stdout
     assert "b.yaml: steps[0] (VIRAL_COPY).dependsOn: no step has the id 'NADA'" in result.stderr
 
 
@@ -533,7 +551,7 @@ def test_a_fifo_that_is_named_is_read_and_of_a_device_only_the_beginning(tmp_pat
     os.mkfifo(tmp_path / "a.yaml")
     writer = threading.Thread(target=(tmp_path / "a.yaml").write_text, args=(GOOD,), daemon=True)
     writer.start()
-    assert invoke("pipelines", "validate", "a.yaml").stdout == "a.yaml: ok, pipeline bom\n"
+    assert invoke("pipelines", "validate", "a.yaml").stdout.startswith("a.yaml: ok, pipeline bom\n")
     writer.join()
     assert "over the limit of 4194304" in complaint(invoke("pipelines", "validate", "/dev/zero"))
 

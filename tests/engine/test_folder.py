@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from oraculo.core.pipeline import Definition
 from oraculo.core.pipeline_text import MAX_TEXT
-from oraculo.engine import catalogue
-from oraculo.errors import InvalidPipeline
-from oraculo.ports.telemetry import LoopFailed
+from oraculo.engine import pipeline_folder
+from oraculo.errors import InvalidPipeline, InvalidRequest, NotFound
+from oraculo.ports.telemetry import PipelineFileMended, PipelineFileRejected
 from oraculo.settings import EngineSettings, Settings
 from oraculo.testing.harness import Harness
 from tests.engine.broker_stage import Told
@@ -32,12 +31,12 @@ class Readings:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, bool]] = []
-        self._read = catalogue.read_pipeline_file
-        monkeypatch.setattr(catalogue, "read_pipeline_file", self._noted)
+        self._read = pipeline_folder.pipeline_bytes
+        monkeypatch.setattr(pipeline_folder, "pipeline_bytes", self._noted)
 
-    def _noted(self, path: Path, *about: Any) -> Definition:
+    def _noted(self, path: Path) -> bytes:
         self.seen.append((path.name, threading.current_thread() is threading.main_thread()))
-        return self._read(path, *about)
+        return self._read(path)
 
 
 @pytest.fixture
@@ -64,7 +63,11 @@ async def test_only_what_changed_is_read_and_not_by_the_engines_own_thread(tmp_p
         await until(lambda: oraculo.broker.queues(["executador_novo"]), saying="its new queue")
 
 
-async def test_a_bad_file_is_told_at_each_change_and_what_was_good_before_is_kept(
+def queue_of(oraculo: Harness, name: str) -> str:
+    return oraculo.engine.catalogue.get(name).steps[0].queue
+
+
+async def test_a_bad_file_keeps_its_last_good_version_and_no_other_file_from_being_used(
     tmp_path: Path, readings: Readings
 ) -> None:
     told = Told()
@@ -73,14 +76,62 @@ async def test_a_bad_file_is_told_at_each_change_and_what_was_good_before_is_kep
     async with watching(tmp_path, told) as oraculo:
         known = oraculo.engine.catalogue
         write(tmp_path / "a.yaml")  # without a step
-        await until(lambda: len(told.of(LoopFailed)) == 1, saying="the fault")
+        await until(lambda: told.of(PipelineFileRejected), saying="the fault")
         write(tmp_path / "b.yaml", "executador_novo")
-        await until(lambda: len(told.of(LoopFailed)) == 2, saying="the fault again")
-        assert [step.queue for name in ("a", "b") for step in known.get(name).steps] == ["executador_a", "executador_b"]
+        write(tmp_path / "c.yaml", "executador_c")
+        await until(lambda: "c" in known.pipelines, saying="the new file")
+        assert [queue_of(oraculo, name) for name in ("a", "b")] == ["executador_a", "executador_novo"]
+        [rejected] = told.of(PipelineFileRejected)
+        assert rejected == PipelineFileRejected("a.yaml", "a", rejected.reason, in_use=True)
+        assert rejected.reason.startswith("steps: is required")
+        health = await oraculo.operations.health()
+        assert health.is_ready
+        assert (health.parts["pipelines"] or "").startswith("a.yaml is not used and its last good version is: steps")
         write(tmp_path / "a.yaml", "executador_bom")
-        await until(lambda: known.get("a").steps[0].queue == "executador_bom", saying="the mended file")
-        assert known.get("b").steps[0].queue == "executador_novo"
+        await until(lambda: queue_of(oraculo, "a") == "executador_bom", saying="the mended file")
+        assert told.of(PipelineFileMended) == [PipelineFileMended("a.yaml")]
+        assert "pipelines" not in (await oraculo.operations.health()).parts
         assert [name for name, _ in readings.seen].count("b.yaml") == 2
+
+
+async def test_whoever_asks_for_the_pipeline_of_a_bad_file_hears_of_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "b.yaml", "executador_b")
+    write(tmp_path / "voice-over-only.yaml")  # a pipeline of that name is built in
+    (tmp_path / "outro.yaml").write_text("name: meu\nsteps: []\n")
+    async with watching(tmp_path, Told()) as oraculo:
+        assert queue_of(oraculo, "b") == "executador_b"
+        for name, file in (("meu", "outro.yaml"), ("voice-over-only", "voice-over-only.yaml")):
+            with pytest.raises(NotFound, match=f"{file} is not used: steps"):
+                oraculo.operations.pipeline(name)
+            with pytest.raises(InvalidRequest, match=f"{file} is not used: steps"):
+                await oraculo.operations.submit(b'{"pipeline": "%s"}' % name.encode())
+
+
+async def test_of_two_files_with_one_name_the_one_that_had_it_keeps_it(tmp_path: Path) -> None:
+    told = Told()
+    write(tmp_path / "b.yaml", "executador_b")
+    async with watching(tmp_path, told) as oraculo:
+        (tmp_path / "a.yaml").write_text("name: b\nsteps: [{type: executador_a}]\n")
+        await until(lambda: told.of(PipelineFileRejected), saying="the fault")
+        [rejected] = told.of(PipelineFileRejected)
+        assert (rejected.file, rejected.reason) == ("a.yaml", "name: 'b' is the name of b.yaml already")
+        assert queue_of(oraculo, "b") == "executador_b"
+        (tmp_path / "b.yaml").unlink()
+        await until(lambda: queue_of(oraculo, "b") == "executador_a", saying="the other file")
+
+
+async def test_a_folder_that_goes_away_keeps_its_definitions(tmp_path: Path) -> None:
+    told, folder = Told(), tmp_path / "pipelines"
+    folder.mkdir()
+    write(folder / "a.yaml", "executador_a")
+    async with watching(folder, told) as oraculo:
+        folder.rename(tmp_path / "aside")
+        await until(lambda: told.of(PipelineFileRejected), saying="the fault")
+        assert queue_of(oraculo, "a") == "executador_a"
+        (tmp_path / "aside").rename(folder)
+        await until(lambda: told.of(PipelineFileMended), saying="the folder")
+        assert queue_of(oraculo, "a") == "executador_a"
+        assert len(told.of(PipelineFileRejected)) == 1
 
 
 async def test_a_file_that_cannot_be_read_is_told_once_and_tried_at_each_look(
@@ -99,11 +150,11 @@ async def test_a_file_that_cannot_be_read_is_told_once_and_tried_at_each_look(
         known = oraculo.engine.catalogue
         write(tmp_path / "a.yaml", "executador_a")
         await until(lambda: tried[0] > 3, saying="it to be tried again")
-        [fault] = told.of(LoopFailed)
-        assert f"{tmp_path / 'a.yaml'}: cannot be read: Permission denied" in str(fault)
+        [fault] = told.of(PipelineFileRejected)
+        assert (fault.file, fault.reason) == ("a.yaml", "cannot be read: Permission denied")
         locked.clear()  # which changes neither its time nor its size
         await until(lambda: "a" in known.pipelines, saying="the file that can be read now")
-        assert len(told.of(LoopFailed)) == 1
+        assert len(told.of(PipelineFileRejected)) == 1
 
 
 async def test_a_link_to_nothing_is_dealt_with_like_a_bad_file_until_there_is_something(tmp_path: Path) -> None:
@@ -112,12 +163,12 @@ async def test_a_link_to_nothing_is_dealt_with_like_a_bad_file_until_there_is_so
     async with watching(folder, told) as oraculo:
         known = oraculo.engine.catalogue
         (folder / "b.yaml").symlink_to(tmp_path / "b.yaml")
-        await until(lambda: len(told.of(LoopFailed)) == 1, saying="the fault")
+        await until(lambda: told.of(PipelineFileRejected), saying="the fault")
         write(folder / "c.yaml", "executador_c")
-        await until(lambda: len(told.of(LoopFailed)) == 2, saying="the fault again")
-        assert all("kept the definitions of before" in str(fault) for fault in told.of(LoopFailed))
+        await until(lambda: "c" in known.pipelines, saying="the good file")
         write(tmp_path / "b.yaml", "executador_b")
-        await until(lambda: {"b", "c"} <= known.pipelines.keys(), saying="both files")
+        await until(lambda: "b" in known.pipelines, saying="the file that is there now")
+        assert len(told.of(PipelineFileRejected)) == 1
 
 
 @pytest.fixture
@@ -134,13 +185,11 @@ async def test_what_is_not_a_file_is_told_and_not_opened(tmp_path: Path, fifo: P
     async with watching(folder, told) as oraculo:
         known = oraculo.engine.catalogue
         (folder / "a.yaml").symlink_to(fifo)
-        await until(lambda: told.of(LoopFailed), saying="the fault")
+        await until(lambda: told.of(PipelineFileRejected), saying="the fault")
         write(folder / "c.yaml", "executador_c")
-        await until(lambda: len(told.of(LoopFailed)) == 2, saying="the fault again, as something changed")
-        said = f"{folder / 'a.yaml'}: cannot be read: it is not a regular file"
-        assert all(said in str(fault) for fault in told.of(LoopFailed))
-        (folder / "a.yaml").unlink()
         await until(lambda: "c" in known.pipelines, saying="the good file")
+        [fault] = told.of(PipelineFileRejected)
+        assert (fault.file, fault.reason) == ("a.yaml", "cannot be read: it is not a regular file")
 
 
 async def test_a_file_that_is_too_long_is_told_and_not_read(tmp_path: Path) -> None:
@@ -149,24 +198,31 @@ async def test_a_file_that_is_too_long_is_told_and_not_read(tmp_path: Path) -> N
         (tmp_path / "a.new").touch()
         os.truncate(tmp_path / "a.new", 1 << 40)  # a hole: it takes no room on the disk, and would take all memory
         (tmp_path / "a.new").replace(tmp_path / "a.yaml")
-        await until(lambda: told.of(LoopFailed), saying="the fault")
-        assert f"a.yaml: {1 << 40} bytes, over the limit of {MAX_TEXT}" in str(told.of(LoopFailed)[-1])
+        await until(lambda: told.of(PipelineFileRejected), saying="the fault")
+        assert told.of(PipelineFileRejected)[0].reason == f"{1 << 40} bytes, over the limit of {MAX_TEXT}"
 
 
-@pytest.mark.parametrize("kind", ["a link to nothing", "a folder", "a FIFO", "a device", "no pipelines folder"])
-async def test_a_start_with_what_cannot_be_read_names_it(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "pipelines" / "a.yaml"
+@pytest.mark.parametrize("kind", ["a link to nothing", "a folder", "a FIFO", "a device"])
+async def test_a_start_goes_on_without_a_file_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.yaml"
     if kind == "a folder":
-        path.mkdir(parents=True)
+        path.mkdir()
     elif kind == "a FIFO":
-        path.parent.mkdir()
         os.mkfifo(path)
-    elif kind != "no pipelines folder":
-        path.parent.mkdir()
+    else:
         path.symlink_to("/dev/zero" if kind == "a device" else "nothing")
-    named = path.parent if kind == "no pipelines folder" else path
-    oraculo = watching(path.parent, Told())
-    with pytest.raises(InvalidPipeline, match=rf"^{re.escape(str(named))}: .*cannot be read: \w+"):
+    write(tmp_path / "b.yaml", "executador_b")
+    told = Told()
+    async with watching(tmp_path, told) as oraculo:
+        assert queue_of(oraculo, "b") == "executador_b"
+        [fault] = told.of(PipelineFileRejected)
+        assert fault.file == "a.yaml"
+        assert fault.reason.startswith("cannot be read: ")
+
+
+async def test_a_start_without_its_folder_names_it(tmp_path: Path) -> None:
+    oraculo = watching(tmp_path / "pipelines", Told())
+    with pytest.raises(InvalidPipeline, match=rf"^{re.escape(str(tmp_path / 'pipelines'))}: .*cannot be read: \w+"):
         await oraculo.engine.start()
     await oraculo.stop()
 
@@ -188,4 +244,4 @@ async def test_files_that_kubernetes_mounts_are_read_when_their_link_is_switched
         (tmp_path / "..data_tmp").symlink_to("..2")
         (tmp_path / "..data_tmp").replace(tmp_path / "..data")
         await until(lambda: known.get("a").steps[0].queue == "executador_novo", saying="the other version")
-        assert not told.of(LoopFailed)
+        assert not told.of(PipelineFileRejected)

@@ -17,6 +17,7 @@ from oraculo.ports.telemetry import (
     DeliveryAttempted,
     EnginesChanged,
     LoopFailed,
+    PipelineFileMended,
     PublishFailed,
     Record,
     RunFinished,
@@ -103,6 +104,7 @@ def test_every_kind_of_record_is_counted() -> None:
     of_the_store = {
         EnginesChanged,  # it is asked at every scrape, also by who is none of the engines
         StoreBack,  # what failed until then was counted, each time
+        PipelineFileMended,  # its fault was counted
     }
     assert set(Metrics()._handlers) == set(Record.__subclasses__()) - of_the_store
 

@@ -1,5 +1,6 @@
 """Pipelines: the definitions that a run may name."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -14,6 +15,9 @@ from oraculo.api.schemas import ref
 from oraculo.core.pipeline import Definition, content_hash, encode_definition, pipeline_document
 from oraculo.core.pipeline_text import MAX_TEXT
 from oraculo.engine.catalogue import Origin
+from oraculo.engine.operations import Operations
+from oraculo.engine.pipeline_folder import BadFile
+from oraculo.errors import Fault
 
 router = APIRouter(tags=["pipelines"], default_response_class=Response)
 
@@ -32,7 +36,9 @@ _BODY = {
     PIPELINES, summary="All pipelines", responses={200: reply("Their names and steps.", "Pipelines"), **problems()}
 )
 async def list_pipelines(operations: Door) -> Response:
-    return json_reply({"pipelines": [_listed(definition, origin) for definition, origin in operations.pipelines()]})
+    listed = [_listed(definition, origin) for definition, origin in operations.pipelines()]
+    bad = [_bad_file(file) for file in operations.bad_pipeline_files()]
+    return json_reply({"pipelines": listed, "arquivos_invalidos": bad})
 
 
 def _listed(definition: Definition, origin: Origin) -> dict[str, Any]:
@@ -45,6 +51,15 @@ def _listed(definition: Definition, origin: Origin) -> dict[str, Any]:
     }
 
 
+def _bad_file(bad: BadFile) -> dict[str, Any]:
+    faults = _faults(bad.faults)
+    return {"arquivo": bad.file, "pipeline": bad.pipeline, "versao_anterior_em_uso": bad.in_use, "erros": faults}
+
+
+def _faults(faults: Iterable[Fault]) -> list[dict[str, str]]:
+    return [{"campo": fault.field, "motivo": fault.problem} for fault in faults]
+
+
 def _hash(definition: Definition) -> str:
     return content_hash(encode_definition(definition))
 
@@ -55,17 +70,19 @@ def _hash(definition: Definition) -> str:
     responses={200: reply("Its definition.", "Pipeline"), **problems(404)},
 )
 async def show_pipeline(operations: Door, name: Name) -> Response:
-    return json_reply(_shown(*operations.pipeline(name)))
+    return json_reply(await _shown(operations, *operations.pipeline(name)))
 
 
-def _shown(definition: Definition, origin: Origin) -> dict[str, Any]:
-    return pipeline_document(definition) | {"origem": origin, "hash": _hash(definition)}
+async def _shown(operations: Operations, definition: Definition, origin: Origin) -> dict[str, Any]:
+    warnings = _faults(await operations.pipeline_warnings(definition))
+    return pipeline_document(definition) | {"origem": origin, "hash": _hash(definition), "avisos": warnings}
 
 
 @router.put(
     PIPELINE,
     summary="Define or replace a pipeline",
-    description="YAML or JSON. Runs that have started keep the definition they started with.",
+    description="YAML or JSON. Runs that have started keep the definition they started with. `avisos` names types that "
+    "look mistyped and queues that nobody serves now.",
     responses={
         200: reply("Replaced.", "Pipeline"),
         201: reply("New.", "Pipeline", headers=header("Location", "Where it is.")),
@@ -77,7 +94,7 @@ async def put_pipeline(request: Request, shared: Shared, name: Name) -> Response
     expect_kind(request, PIPELINE_KINDS)
     text = await read_body(request, min(MAX_TEXT, shared.settings.limits.request_bytes), shared.room)
     definition, is_new = await shared.operations.put_pipeline(name, text)
-    document = _shown(definition, Origin.STORED)
+    document = await _shown(shared.operations, definition, Origin.STORED)
     return json_reply(document, 201, {"Location": f"{PIPELINES}/{name}"}) if is_new else json_reply(document)
 
 

@@ -56,6 +56,7 @@ def ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+_FAULT = record({"campo": TEXT, "motivo": TEXT}, description="Which field, and what would be right.")
 _PROBLEM = record(
     {
         "type": {"type": "string", "format": "uri-reference"},
@@ -63,7 +64,7 @@ _PROBLEM = record(
         "status": {"type": "integer"},
         "detail": TEXT,
         "instance": {"type": "string", "format": "uri-reference"},
-        "erros": listed(record({"campo": TEXT, "motivo": TEXT}, description="Which field, and what would be right.")),
+        "erros": listed(_FAULT),
     },
     optional=("erros",),
     description="An error, as RFC 9457 has it.",
@@ -277,12 +278,22 @@ _PIPELINE = record(
         "steps": listed(record(_STEP_FIELDS, optional=_STEP_OMITTED, anyOf=_SOMEWHERE)),
         "origem": one_of(Origin),
         "hash": TEXT,
+        "avisos": listed(_FAULT),
     },
     optional=("quorum",),
 )
 _PIPELINE_LISTED = record(
     {"name": TEXT, "description": TEXT, "origem": one_of(Origin), "hash": TEXT, "steps": listed(TEXT)},
     description="`steps` are their ids.",
+)
+_PIPELINE_FILE = record(
+    {
+        "arquivo": {**TEXT, "description": "Its name in the pipelines folder; empty: the folder itself."},
+        "pipeline": TEXT,
+        "versao_anterior_em_uso": {"type": "boolean"},
+        "erros": listed(_FAULT),
+    },
+    description="A file that cannot be used as it is now.",
 )
 
 _QUEUE = record(
@@ -348,7 +359,7 @@ COMPONENTS: dict[str, Schema] = {
     "Bullmq": _BULLMQ,
     "PipelinePedido": _PIPELINE_REQUEST,
     "Pipeline": _PIPELINE,
-    "Pipelines": record({"pipelines": listed(_PIPELINE_LISTED)}),
+    "Pipelines": record({"pipelines": listed(_PIPELINE_LISTED), "arquivos_invalidos": listed(_PIPELINE_FILE)}),
     "Filas": record({"filas": listed(_QUEUE), "brokers": listed(_BROKER)}),
     "CartasMortas": record({"fila": TEXT, "mensagens": listed(_LETTER), "cursor": _CURSOR}),
     "ReenvioPedido": record({"ids": nullable(listed(TEXT))}, optional=("ids",)),

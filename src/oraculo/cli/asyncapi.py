@@ -6,12 +6,9 @@ import typer
 
 from oraculo.cli import output
 from oraculo.cli.client import Server
-from oraculo.cli.options import ApiKey
+from oraculo.cli.options import ApiKey, GivenUrl
+from oraculo.errors import Fault, InvalidPipeline
 
-GivenUrl = Annotated[
-    str | None,
-    typer.Option("--url", envvar="ORACULO_URL", show_envvar=True, help="Ask this server, which knows all pipelines."),
-]
 AlwaysJson = Annotated[bool, typer.Option("--json", help="It is JSON in any case.")]
 
 
@@ -38,6 +35,8 @@ def _made_here() -> dict[str, Any]:
     settings = load_settings()
     runs = settings.runs
     of_folder = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout)
-    of_folder.refresh_folder()
+    of_folder.read_folder()
+    if of_folder.bad_files:
+        raise InvalidPipeline([Fault(bad.file, bad.reason) for bad in of_folder.bad_files])
     known = {**built_in_pipelines(runs.retry, runs.timeout), **of_folder.pipelines}
     return document_of(settings, known.values())

@@ -17,6 +17,10 @@ def finite(number: float | None) -> float | None:
 
 
 Url = Annotated[str, typer.Option("--url", envvar="ORACULO_URL", help="Where the server is.", show_envvar=True)]
+GivenUrl = Annotated[
+    str | None,
+    typer.Option("--url", envvar="ORACULO_URL", show_envvar=True, help="Ask this server too; none unless given."),
+]
 ApiKey = Annotated[
     str | None,
     typer.Option("--api-key", envvar="ORACULO_API_KEY", help="Sent with each request.", show_envvar=True),

@@ -1,16 +1,22 @@
 """`oraculo pipelines`: the definitions that a server knows, and the check of files before it does."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from oraculo.cli import output
 from oraculo.cli.client import Server
-from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
+from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, GivenUrl, Url
 from oraculo.errors import Fault, InvalidPipeline
+
+if TYPE_CHECKING:
+    from oraculo.core.pipeline import Definition
+
+_MOST_STEPS = 50  # of a definition whose queues are listed
 
 app = typer.Typer(no_args_is_help=True, help="Pipelines: list, show, validate.")
 
@@ -28,6 +34,14 @@ def list_pipelines(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJs
             return
         rows = [(each["name"], each["origem"], each["description"]) for each in answer["pipelines"]]
         output.print_table(("name", "origem", "description"), rows, empty="no pipelines")
+        for bad in answer.get("arquivos_invalidos", ()):
+            output.complain(_bad_file(bad))
+
+
+def _bad_file(bad: dict[str, Any]) -> str:
+    state = "its last good version is used" if bad["versao_anterior_em_uso"] else "not used"
+    reason = "; ".join(str(Fault(fault["campo"], fault["motivo"])) for fault in bad["erros"])
+    return f"{bad['arquivo'] or 'the pipelines folder'} (pipeline {bad['pipeline']}, {state}): {reason}"
 
 
 @app.command()
@@ -42,14 +56,22 @@ def show(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: As
 
         about = {key: document.pop(key) for key in ("origem", "hash") if key in document}
         typer.echo(f"# {', '.join(f'{key}: {value}' for key, value in about.items())}")
+        for warning in document.pop("avisos", ()):
+            typer.echo(f"# warning: {Fault(warning['campo'], warning['motivo'])}")
         yaml.SafeDumper.add_multi_representer(float, yaml.SafeDumper.represent_float)  # also for numbers as written
         typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())
 
 
 @app.command()
-def validate(files: Files, as_json: AsJson = False) -> None:
-    """Check definitions without a server. Each fault is named with its step; exit status 2 when there is one."""
+def validate(files: Files, url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False) -> None:
+    """Check definitions, and show the queue of each step. No server is needed.
+
+    Each fault is named with its step; exit status 2 when there is one. Warns of types that look mistyped and, with
+    --url, of queues that nobody serves now.
+    """
     findings = list(check_files(files))
+    if url is not None:
+        _warn_of_unserved(findings, url, api_key)
     if as_json:
         output.print_json({"arquivos": findings})
     else:
@@ -58,20 +80,45 @@ def validate(files: Files, as_json: AsJson = False) -> None:
         raise typer.Exit(output.BAD_USAGE)
 
 
+def _warn_of_unserved(findings: Sequence[dict[str, Any]], url: str, api_key: str | None) -> None:
+    """Add a warning for each queue that has no consumer on the server; brokers that do not count them give none."""
+    with Server(url, api_key) as server:
+        consumers = {queue["fila"]: queue["consumidores"] for queue in server.get("/filas")["filas"]}
+    if not any(count is not None for count in consumers.values()):
+        return
+    for finding in findings:
+        for step, queue in finding.get("filas", {}).items():
+            if "://" not in queue and consumers.get(queue, 0) == 0:
+                warning = Fault(f"{step}.queue", f"nobody listens on queue '{queue}' now")
+                finding["avisos"] += _written([warning])
+
+
 def check_files(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """One finding a file, with every fault."""
     names: dict[str, Path] = {}
     for path, is_named in _expanded(paths):
-        name, faults = _check(path, is_named)
+        definition, faults = _check(path, is_named)
+        name = None if definition is None else definition.name
         if name is not None and (first := names.setdefault(name, path)) != path:
             faults.append(Fault("name", f"'{name}' is the name of {first} already"))
-        erros = [{"campo": fault.field, "motivo": fault.problem} for fault in faults]
-        yield {"arquivo": str(path), "pipeline": name, "valido": not faults, "erros": erros}
+        finding = {"arquivo": str(path), "pipeline": name, "valido": not faults, "erros": _written(faults)}
+        yield finding | ({} if definition is None else _what_it_does(definition))
+
+
+def _what_it_does(definition: "Definition") -> dict[str, Any]:
+    from oraculo.core.pipeline_advice import mistyped_types
+
+    queues = {step.id: step.queue if step.bridge is None else step.bridge.url for step in definition.steps}
+    return {"filas": queues, "avisos": _written(mistyped_types(definition))}
+
+
+def _written(faults: Sequence[Fault]) -> list[dict[str, str]]:
+    return [{"campo": fault.field, "motivo": fault.problem} for fault in faults]
 
 
 def _expanded(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
     """Each file, and whether it was named itself, and not its folder."""
-    from oraculo.engine.catalogue import pipeline_files
+    from oraculo.engine.pipeline_folder import pipeline_files
 
     for path in paths:
         if path.is_dir():
@@ -80,14 +127,14 @@ def _expanded(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
             yield path, True
 
 
-def _check(path: Path, is_named: bool) -> tuple[str | None, list[Fault]]:
+def _check(path: Path, is_named: bool) -> tuple["Definition | None", list[Fault]]:
     from oraculo.core.pipeline_text import read_pipeline
-    from oraculo.engine.catalogue import expect_regular, pipeline_bytes
+    from oraculo.engine.pipeline_folder import expect_regular, pipeline_bytes
 
     try:
         if not is_named:
             expect_regular(path)
-        return read_pipeline(pipeline_bytes(path)).name, []
+        return read_pipeline(pipeline_bytes(path)), []
     except InvalidPipeline as error:
         return None, list(error.faults)
     except OSError as error:
@@ -100,5 +147,14 @@ def _tell(findings: Sequence[dict[str, Any]]) -> None:
     for finding in findings:
         if finding["valido"]:
             output.print_line(f"{finding['arquivo']}: ok, pipeline {finding['pipeline']}")
+            for line in _queue_lines(finding["filas"]):
+                output.print_line(line)
+        for warning in finding.get("avisos", ()):
+            output.note(f"warning: {finding['arquivo']}: {Fault(warning['campo'], warning['motivo'])}")
         for fault in finding["erros"]:
             output.complain(f"{finding['arquivo']}: {Fault(fault['campo'], fault['motivo'])}")
+
+
+def _queue_lines(queues: dict[str, str]) -> list[str]:
+    lines = [f"  {step} → {queue}" for step, queue in islice(queues.items(), _MOST_STEPS)]
+    return lines if len(queues) <= _MOST_STEPS else [*lines, f"  … {len(queues) - _MOST_STEPS} more (see --json)"]

@@ -10,7 +10,7 @@ import typer
 
 from oraculo.cli import output
 from oraculo.cli.options import AsJson
-from oraculo.errors import Fault, InvalidInput
+from oraculo.errors import Fault, InvalidInput, InvalidPipeline
 
 if TYPE_CHECKING:
     from oraculo.core.pipeline import Definition
@@ -69,12 +69,16 @@ def _counted(seeds: Sequence[int]) -> Iterator[int]:
 
 
 def _read(file: Path) -> "Definition":
-    from oraculo.engine.catalogue import read_pipeline_file
+    from oraculo.core.pipeline_text import read_pipeline
+    from oraculo.engine.pipeline_folder import pipeline_bytes
     from oraculo.settings import load_settings
 
     runs = load_settings().runs
     try:
-        return read_pipeline_file(file, runs.retry, runs.timeout)
+        return read_pipeline(pipeline_bytes(file), default_retry=runs.retry, default_timeout=runs.timeout)
+    except InvalidPipeline as error:
+        faults = [Fault(f"{file.name}: {one.field}" if one.field else file.name, one.problem) for one in error.faults]
+        raise InvalidPipeline(faults) from None
     except FileNotFoundError:
         raise InvalidInput(Fault(str(file), "there is no such file")) from None
     except OSError as error:

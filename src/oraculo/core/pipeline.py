@@ -170,7 +170,9 @@ class _PipelineReader:
         if steps:
             self._graph(steps, is_whole=len(steps) == len(source["steps"]) and all(step.id for step in steps.values()))
         if self.faults:
-            raise InvalidPipeline(self.faults[:MAX_FAULTS])
+            error = InvalidPipeline(self.faults[:MAX_FAULTS])
+            error.name = name
+            raise error
         return Definition(
             name=name,
             steps=tuple(steps.values()),
@@ -393,7 +395,8 @@ class _PipelineReader:
 
 
 _PIPELINE_KEYS = frozenset({"name", "description", "timeout", "steps", "quorum", "onLate"})
-TOLD_KEYS = frozenset({"origem", "hash"})  # with a definition that is shown; ignored, so that it can be put again
+# Shown with a definition, and ignored in one that is read, so that what is shown can be put again.
+TOLD_KEYS = frozenset({"origem", "hash", "avisos"})
 _STEP_KEYS = frozenset({"id", "type", "queue", "dependsOn", "config", "retry", "timeout", "optional", *bridges.QUEUES})
 _RETRY_KEYS = frozenset({"maxAttempts", "backoff", "maxBackoff"})
 

@@ -1,7 +1,6 @@
 """The pipelines and routes that a request may name: built in, from a folder, or put by users."""
 
 import asyncio
-import errno
 import importlib.resources
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -9,24 +8,22 @@ from contextlib import asynccontextmanager
 from enum import StrEnum
 from functools import lru_cache, partial
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
 
 from oraculo.core import naming
 from oraculo.core.bridge import queue_of
 from oraculo.core.pipeline import Definition, decode_definition, encode_definition
-from oraculo.core.pipeline_text import MAX_TEXT, expect_length, read_pipeline
+from oraculo.core.pipeline_text import read_pipeline
 from oraculo.core.retry import RetryPolicy
-from oraculo.errors import Conflict, Fault, InvalidPipeline, NotFound, StoreUnavailable, WrittenByNewer
+from oraculo.engine.pipeline_folder import BadFile, FolderContents, PipelineFolder
+from oraculo.errors import Conflict, Fault, NotFound, StoreUnavailable, UnknownPipeline, WrittenByNewer
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
-from oraculo.ports.telemetry import LoopFailed, Telemetry
+from oraculo.ports.telemetry import LoopFailed, PipelineFileMended, PipelineFileRejected, Telemetry
 from oraculo.ports.threads import handed_over
 
 _PATIENCE = 30.0  # seconds for those before: while the store is frozen each takes as long as it may
-_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 
 _Stored = tuple[bytes, Definition]  # as the store has it, and what that says
-_Mark = tuple[int, int] | str  # when a file was changed last, and its size; or why it cannot be read
 
 
 class Origin(StrEnum):
@@ -52,15 +49,14 @@ class Catalogue:
         self._threads = threads
         self._reader = reader
         self._telemetry = telemetry
-        self._folder = Path(folder) if folder else None
+        self._folder = PipelineFolder(Path(folder), default_retry, default_timeout) if folder else None
+        self.bad_files: tuple[BadFile, ...] = ()
         self._default_retry = default_retry
         self._default_timeout = default_timeout
-        self._layers: dict[Origin, Mapping[str, Definition]] = {origin: {} for origin in Origin}
+        self._layers: dict[Origin, dict[str, Definition]] = {origin: {} for origin in Origin}
         self._merged: dict[str, Definition] = {}
         self._stored: Mapping[str, _Stored] = {}  # those that users put and that can be read
         self._unreadable: dict[str, WrittenByNewer] = {}  # what users put through a newer version, and why
-        self._seen: dict[Path, _Mark] = {}
-        self._read: dict[Path, tuple[_Mark, Definition]] = {}  # the files that could be read
         self._mark = ""
         self._turn = asyncio.Lock()  # of whoever changes what users put, or reads it: what was read before is older
 
@@ -76,22 +72,36 @@ class Catalogue:
     def origin(self, name: str) -> Origin:
         return next(origin for origin in reversed(Origin) if name in self._layers[origin])
 
-    def expect_readable(self, name: str) -> None:
-        """Raises WrittenByNewer, also where it has replaced one that could be read: that is not what was put."""
+    def expect_usable(self, name: str) -> None:
+        """Raise WrittenByNewer, also where it replaced one that could be read, which is not what was put; or
+        UnknownPipeline where a file of the folder would define it and is bad."""
         if (error := self._unreadable.get(name)) is not None:
             raise error.with_traceback(None)  # it is raised again and again, and would remember each time
+        if name not in self._merged and (bad := self._bad_file(name)) is not None:
+            raise UnknownPipeline(Fault("pipeline", f"{naming.shown(name)} cannot be started: {bad}"))
+
+    def _bad_file(self, name: str) -> BadFile | None:
+        return next((bad for bad in self.bad_files if bad.pipeline == name), None)
+
+    @property
+    def folder_trouble(self) -> str | None:
+        """The pipeline files that are not used and why, for people; None when all are."""
+        return "; ".join(map(str, self.bad_files)) or None
 
     def get(self, name: str) -> Definition:
         """Raises NotFound or WrittenByNewer."""
-        self.expect_readable(name)
+        try:
+            self.expect_usable(name)
+        except UnknownPipeline as error:
+            raise NotFound(f"there is no pipeline {naming.shown(name)}: {self._bad_file(name)}") from error
         if name not in self._merged:
             raise NotFound(f"there is no pipeline {naming.shown(name)}{naming.nearest(name, self._merged)}")
         return self._merged[name]
 
     async def load(self, store: Store) -> None:
-        """Raises InvalidPipeline, naming the file, when the folder holds a bad one."""
-        self._layers[Origin.BUILT_IN] = built_in_pipelines(self._default_retry, self._default_timeout)
-        self.refresh_folder()
+        """Raises InvalidPipeline when the folder cannot be read."""
+        self._layers[Origin.BUILT_IN] = dict(built_in_pipelines(self._default_retry, self._default_timeout))
+        self.read_folder()
         await self.refresh_stored(store)
         self._merge()  # also where users put none
 
@@ -143,23 +153,27 @@ class Catalogue:
         self._layers[Origin.STORED] = {name: definition for name, (_, definition) in stored.items()}
         self._merge()
 
-    def refresh_folder(self) -> bool:
-        """Reads what changed in the folder. Raises InvalidPipeline and keeps what was good before."""
-        return self._take_folder(self._read_folder())
+    def read_folder(self) -> None:
+        """Read the folder. Raises InvalidPipeline when the folder itself cannot be read at the first time."""
+        if self._folder is not None and (contents := self._folder.look()) is not None:
+            self._take_folder(contents)
 
-    async def refresh_folder_aside(self) -> bool:
-        """The same, while the engine goes on: thousands of files take a while to be looked at, and seconds to read."""
-        if self._folder is None:
-            return False
-        found = await handed_over(self._threads, self._read_folder)
-        return self._take_folder(found)
+    async def refresh_folder(self) -> None:
+        """Read what changed in the folder, in a thread: to look at thousands of files takes a while."""
+        if self._folder is not None and (contents := await handed_over(self._threads, self._folder.look)) is not None:
+            self._take_folder(contents)
 
-    def _take_folder(self, found: Mapping[str, Definition] | None) -> bool:
-        if found is None:
-            return False
-        self._layers[Origin.FOLDER] = found
+    def _take_folder(self, contents: FolderContents) -> None:
+        before, self.bad_files = self.bad_files, contents.bad
+        self._layers[Origin.FOLDER] = dict(contents.definitions)
         self._merge()
-        return True
+        if self._telemetry is None:
+            return
+        for bad in contents.bad:
+            if bad not in before:
+                self._telemetry.emit(PipelineFileRejected(bad.file, bad.pipeline, bad.reason, bad.in_use))
+        for file in {bad.file for bad in before} - {bad.file for bad in contents.bad}:
+            self._telemetry.emit(PipelineFileMended(file))
 
     async def put(self, name: str, text: bytes, store: Store, clock: Clock) -> tuple[Definition, bool]:
         """The definition, and whether its name is new. Raises InvalidPipeline with step and fault."""
@@ -198,84 +212,11 @@ class Catalogue:
             )
 
     def _merge(self) -> None:
-        merged = {name: found for origin in Origin for name, found in self._layers[origin].items()}
+        merged = dict(self._layers[Origin.BUILT_IN])
+        for bad in self.bad_files:  # what it would replace is not what its author wants to run
+            merged.pop(bad.pipeline, None)
+        merged |= self._layers[Origin.FOLDER] | self._layers[Origin.STORED]
         self._merged = {name: found for name, found in merged.items() if name not in self._unreadable}
-
-    def _mark_of(self, path: Path) -> _Mark:
-        """One that could not be read is tried again: when it can be, its time and size may be the same."""
-        try:
-            if isinstance(self._seen.get(path), str):
-                expect_regular(path)
-                _read_bounded(path)
-            stat = path.stat()
-        except OSError as error:
-            return str(error.strerror)
-        return stat.st_mtime_ns, stat.st_size
-
-    def _read_folder(self) -> dict[str, Definition] | None:
-        """All that is in it; None when nothing changed."""
-        if self._folder is None:
-            return None
-        signature = {path: self._mark_of(path) for path in pipeline_files(self._folder)}
-        if signature == self._seen:
-            return None
-        self._seen = signature
-        self._read = {path: read for path, read in self._read.items() if read[0] == signature.get(path)}
-        found: dict[str, Definition] = {}
-        for path, mark in signature.items():
-            if path not in self._read:
-                self._read[path] = mark, self._read_file(path)
-            definition = self._read[path][1]
-            if definition.name in found:
-                raise InvalidPipeline(Fault(str(path), f"the name '{definition.name}' is another file's already"))
-            found[definition.name] = definition
-        return found
-
-    def _read_file(self, path: Path) -> Definition:
-        try:
-            expect_regular(path)
-            return read_pipeline_file(path, self._default_retry, self._default_timeout)
-        except OSError as error:
-            self._seen[path] = why = str(error.strerror)
-            raise InvalidPipeline(Fault(str(path), f"cannot be read: {why}")) from None
-
-
-def pipeline_files(folder: Path) -> list[Path]:
-    """Without hidden ones, which editors keep beside a file that is worked on. Raises InvalidPipeline."""
-    try:
-        return sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.name[0] != ".")
-    except OSError as error:
-        raise InvalidPipeline(Fault(str(folder), f"the pipelines folder cannot be read: {error.strerror}")) from None
-
-
-def expect_regular(path: Path) -> None:
-    """For what is found in a folder: to open a FIFO is to wait for its writer, which may never come. Raises OSError."""
-    mode = path.stat().st_mode
-    if not S_ISREG(mode) and not S_ISDIR(mode):  # to open a directory fails by itself
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-
-
-def pipeline_bytes(path: Path) -> bytes:
-    """Also of a FIFO, as `<(...)` of a shell is one. Raises OSError, and InvalidPipeline when it is too long."""
-    expect_length(path.stat().st_size)
-    return _read_bounded(path)
-
-
-def _read_bounded(path: Path) -> bytes:
-    """No more than shows that it is too long: a device has no end."""
-    with path.open("rb") as file:
-        return file.read(MAX_TEXT + 1)
-
-
-def read_pipeline_file(path: Path, default_retry: RetryPolicy, default_timeout: float) -> Definition:
-    """Raises OSError, and InvalidPipeline, naming the file."""
-    try:
-        return read_pipeline(pipeline_bytes(path), default_retry=default_retry, default_timeout=default_timeout)
-    except InvalidPipeline as error:
-        faults = [
-            Fault(f"{path.name}: {fault.field}" if fault.field else path.name, fault.problem) for fault in error.faults
-        ]
-        raise InvalidPipeline(faults) from None
 
 
 @lru_cache(maxsize=8)

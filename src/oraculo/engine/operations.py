@@ -14,6 +14,7 @@ from oraculo.core.events import Cancelled, Event, Repeated
 from oraculo.core.history import HistoryEntry
 from oraculo.core.machine import Verdict
 from oraculo.core.pipeline import Definition, text_fault
+from oraculo.core.pipeline_advice import mistyped_types, unserved_queues
 from oraculo.core.plan import Plan
 from oraculo.core.run import Run, RunHead, RunStatus, Task
 from oraculo.engine.beside import beside
@@ -21,6 +22,7 @@ from oraculo.engine.catalogue import Origin
 from oraculo.engine.explanation import Explanation
 from oraculo.engine.health import Health
 from oraculo.engine.inputs import Submission, Wish, patiently
+from oraculo.engine.pipeline_folder import BadFile
 from oraculo.engine.quarantine import Quarantine, Redrive
 from oraculo.engine.requests import fingerprint_of
 from oraculo.engine.service import Engine
@@ -47,6 +49,8 @@ MAX_OUTSTANDING = 20_000
 MAX_OUTSTANDING_BYTES = 256 * 1024 * 1024
 LARGE_REQUEST = 64 * 1024
 _HISTORY_PAGE = 500
+_WARNINGS_PATIENCE = 2.0  # seconds for the broker to count consumers; without its answer fewer warnings are given
+_MOST_QUEUES_COUNTED = 100
 _LOOKS_TOGETHER = 3  # queues of which the broker is asked at a time
 
 
@@ -262,6 +266,25 @@ class Operations:
 
     def pipeline(self, name: str) -> tuple[Definition, Origin]:
         return self._engine.catalogue.get(name), self._engine.catalogue.origin(name)
+
+    def bad_pipeline_files(self) -> Sequence[BadFile]:
+        return self._engine.catalogue.bad_files
+
+    async def pipeline_warnings(self, definition: Definition) -> list[Fault]:
+        """Return what its author may not mean: near misses of job types, and queues that nobody serves now."""
+        consumers = await self._consumers({step.queue for step in definition.steps if step.bridge is None})
+        known = self._engine.catalogue.destinations()
+        return mistyped_types(definition) + unserved_queues(definition, consumers, known)
+
+    async def _consumers(self, queues: set[str]) -> dict[str, int | None]:
+        """Count the consumers of each queue, as far as the broker says so in time."""
+        names, broker = self._engine.names, self._engine.broker
+        try:
+            async with asyncio.timeout(_WARNINGS_PATIENCE):
+                states = await broker.queues(list(map(names.physical, sorted(queues)[:_MOST_QUEUES_COUNTED])))
+        except (BrokerError, TimeoutError):
+            return {}
+        return {names.logical(state.queue): state.consumers for state in states}
 
     async def put_pipeline(self, name: str, text: bytes) -> tuple[Definition, bool]:
         self._expect_accepting()

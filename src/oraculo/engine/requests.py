@@ -46,7 +46,7 @@ class RunMaker:
         if request.responder_em is None:
             request.responder_em = reply_to
         if request.pipeline is not None:
-            self._catalogue.expect_readable(request.pipeline)
+            self._catalogue.expect_usable(request.pipeline)
         definition = definition_of(
             request, self._catalogue, default_timeout=self._default_timeout, default_retry=self._default_retry
         )

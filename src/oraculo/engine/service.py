@@ -39,7 +39,7 @@ from oraculo.engine.timers import Timers
 from oraculo.engine.unheard_answers import UnheardAnswers
 from oraculo.engine.watchers import Lookout, Watchers
 from oraculo.engine.webhooks import HttpPost, Post
-from oraculo.errors import BrokerUnavailable, InvalidPipeline, StoreError, StoreUnavailable
+from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
 from oraculo.ports.bridge import Outlook, RunningBridge
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
@@ -349,10 +349,7 @@ class Engine:
         while True:
             await asyncio.sleep(self.settings.engine.poll)
             await self.refresh_pipelines()
-            try:
-                await self.catalogue.refresh_folder_aside()
-            except InvalidPipeline as error:
-                self.telemetry.emit(LoopFailed("pipelines", f"kept the definitions of before: {error}"))
+            await self.catalogue.refresh_folder()
             await self.destinations.declare_missing()
 
     # -- stop -------------------------------------------------------------------------------------------------
@@ -438,7 +435,8 @@ class Engine:
         # Steps of others go on.
         bridges = {f"ponte {bridge.name}": bridge.trouble or bridge.shortfall for bridge in self.bridges}
         clock = {"clock": self.peers.clock_fault} if self.peers.clock_fault else {}
-        return objects | bridges | engines | clock
+        pipelines = {"pipelines": self.catalogue.folder_trouble} if self.catalogue.folder_trouble else {}
+        return objects | bridges | engines | clock | pipelines
 
     async def _objects_trouble(self) -> dict[str, str | None]:
         if self.objects is not None:  # without it, large results stay in the store

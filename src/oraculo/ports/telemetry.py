@@ -68,6 +68,21 @@ class LoopFailed(Record, frozen=True, gc=False):
     reason: str
 
 
+class PipelineFileRejected(Record, frozen=True, gc=False):
+    """A file of the pipelines folder cannot be used as it is now."""
+
+    file: str  # empty: the folder itself
+    pipeline: str
+    reason: str
+    in_use: bool  # whether its last good version is used
+
+
+class PipelineFileMended(Record, frozen=True, gc=False):
+    """A file of the pipelines folder that was rejected can be used again, or is gone."""
+
+    file: str
+
+
 class ConsumerRebuilt(Record, frozen=True, gc=False):
     """A consumer was connected and deaf."""
 

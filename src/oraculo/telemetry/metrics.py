@@ -15,6 +15,7 @@
 | `oraculo_commit_seconds` | histogram | | from the first input taken to the commit |
 | `oraculo_deliveries_total` | counter | channel, outcome | attempts to deliver an aggregate |
 | `oraculo_loop_failures_total` | counter | duty | errors that a background duty met and outlived |
+| `oraculo_pipeline_files_rejected_total` | counter | | files of the pipelines folder that became bad |
 | `oraculo_runs_pruned_total` | counter | | ended runs deleted by retention |
 | `oraculo_consumers_rebuilt_total` | counter | broker, queue | consumers that were connected and deaf |
 | `oraculo_broker_losses_total` | counter | broker | times that a broker was lost |
@@ -63,6 +64,7 @@ from oraculo.ports.telemetry import (
     DeadLettered,
     DeliveryAttempted,
     LoopFailed,
+    PipelineFileRejected,
     PublishFailed,
     Record,
     RunFinished,
@@ -156,6 +158,7 @@ class Metrics(Collector):
         self._broker_losses = _Counter("oraculo_broker_losses", "Times that a broker was lost.", ("broker",))
         self._sent_again = _Counter("oraculo_runs_sent_again", "Runs taken back from a lost broker.", ("broker",))
         self._pruned = _Counter("oraculo_runs_pruned", "Ended runs deleted by retention.")
+        self._bad_files = _Counter("oraculo_pipeline_files_rejected", "Pipeline files that became bad.")
         self._engines: int | None = None
         self._queue_names = _BoundedNames(MAX_QUEUES)
         self._census: dict[str, int] = {}
@@ -230,6 +233,7 @@ class Metrics(Collector):
             DeliveryAttempted: self._delivery_attempted,
             LoopFailed: self._loop_failed,
             RunsPruned: self._runs_pruned,
+            PipelineFileRejected: self._file_rejected,
             ConsumerRebuilt: self._consumer_rebuilt,
             BrokerChanged: self._broker_changed,
             CommandsTakenBack: self._taken_back,
@@ -264,6 +268,9 @@ class Metrics(Collector):
 
     def _loop_failed(self, record: LoopFailed) -> None:
         self._loop_failures.add(1, record.duty)
+
+    def _file_rejected(self, _record: PipelineFileRejected) -> None:
+        self._bad_files.add(1)
 
     def _consumer_rebuilt(self, record: ConsumerRebuilt) -> None:
         self._rebuilt.add(1, record.broker, self._queue_names.label(record.queue))
