@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -78,10 +79,35 @@ async def test_the_list_is_filtered(service: Service) -> None:
 
     assert await ids(status="cancelada") == ["beta"]
     assert await ids(status="em_execucao") == ["Alfa"]
+    assert await ids(status="cancelada,em_execucao") == ["beta", "Alfa"]
+    assert await ids(status="erro,timeout,") == []
     assert await ids(pipeline="coleta-execucao") == ["beta"]
     assert await ids(q="ALF") == ["Alfa"]
     assert await ids(q="nada") == []
     assert await ids(status="", pipeline="", q="", limit="", cursor="") == ["beta", "Alfa"]
+
+
+async def test_the_list_is_bounded_by_when_runs_began(service: Service) -> None:
+    for run_id in ("old", "new"):
+        await service.start_run(destinos=["escavador_x"], correlation_id=run_id)
+        await asyncio.sleep(0.002)  # the API shows thousandths of a second
+    began = (await service.client.get("/orquestracoes/new")).json()["iniciada_em"]
+
+    async def ids(**query: str) -> list[str]:
+        reply = await service.client.get("/orquestracoes", params=query)
+        return [run["correlation_id"] for run in reply.json()["orquestracoes"]]
+
+    assert await ids(desde=began) == ["new"]
+    assert await ids(ate=began) == ["old"]
+    assert await ids(desde=began, ate=began) == []
+    assert await ids(desde="2020-01-01T00:00:00-03:00", ate="") == ["new", "old"]
+
+
+async def test_filters_that_nothing_can_fit_are_refused_by_name(service: Service) -> None:
+    for field, value in (("desde", "ontem"), ("ate", "2026-01-31T12:00:00")):
+        reply = await service.client.get("/orquestracoes", params={field: value})
+        assert_problem(reply, 422, field, "ISO 8601")
+    assert_problem(await service.client.get("/orquestracoes", params={"status": "erro,nada"}), 422, "status", "erro")
 
 
 @pytest.mark.parametrize("address", ["", "/a", "/a/eventos", "/a/explicacao"])

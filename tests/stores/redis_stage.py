@@ -82,4 +82,4 @@ async def assert_indexes_agree(runs: RedisStore) -> None:
     assert sum((await runs.census()).values()) == len(heads)
     for status in RunStatus:
         of_status = [head.id for head in heads if head.status is status]
-        assert await ids_of(runs, RunQuery(status=status, limit=100_000)) == of_status
+        assert await ids_of(runs, RunQuery(statuses=frozenset({status}), limit=100_000)) == of_status

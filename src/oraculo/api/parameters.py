@@ -1,11 +1,14 @@
 """The parameters that routes share, as FastAPI checks and documents them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Path, Query
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from oraculo.core.run import RunStatus
+from oraculo.core.timestamps import from_iso
 from oraculo.errors import NotFound
 
 _MAX_SEQ = 2**31 - 1
@@ -34,6 +37,28 @@ _Name = Annotated[str, StringConstraints(max_length=128), AfterValidator(_withou
 _Mark = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_without_nul)]
 Seq = Annotated[int, Field(ge=0, le=_MAX_SEQ)]
 
+MOMENT = "ISO 8601 with `Z` or an offset (its `+` is written `%2B`), as `2026-01-31T12:00:00Z`"
+
+
+def _moment(value: str) -> str:
+    if from_iso(value) is None:
+        raise PydanticCustomError("moment", f"must be {MOMENT}".replace("`", "'"))
+    return value
+
+
+def _each_listed(value: Any) -> Any:
+    """Take `status=a,b` for `status=a&status=b`, and what was left empty for nothing."""
+    if not isinstance(value, list):
+        return value
+    return [part for text in value for part in (text.split(",") if isinstance(text, str) else [text]) if part != ""]
+
+
+Statuses = Annotated[
+    Sequence[RunStatus],
+    BeforeValidator(_each_listed),
+    Query(description="Only those in one of these statuses: `status=erro,timeout`, or `status=erro&status=timeout`."),
+]
+OptionalMoment = Annotated[Annotated[str, AfterValidator(_moment)] | None, WhenGiven]
 OptionalName = Annotated[_Name | None, WhenGiven]
 OptionalSeq = Annotated[Seq | None, WhenGiven]
 Cursor = Annotated[_Mark | None, WhenGiven, Query(description="`cursor` of the page before.")]

@@ -147,7 +147,8 @@ async def _field_conflict(request: Request, error: Exception) -> Response:
 
 async def _invalid_parameters(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    faults = [Fault(str(item["loc"][-1]), _our_words(item["msg"])) for item in error.errors()]
+    # A place is ("query", "status"), and of one of several values ("query", "status", 1).
+    faults = [Fault(str(item["loc"][1]), _our_words(item["msg"])) for item in error.errors()]
     return problem_reply(request.scope, problem_of(InvalidRequest(faults)))
 
 

@@ -9,12 +9,22 @@ from pydantic import Field
 from oraculo.api.bodies import JSON_KINDS, expect_kind, read_body
 from oraculo.api.context import Door, NotForWebhooks, Shared
 from oraculo.api.openapi import REQUEST_EXAMPLES, header, header_parameter, json_body, problems, reply
-from oraculo.api.parameters import BLANKS, Cursor, OptionalName, RunId, TaskId, WhenGiven, when_empty
+from oraculo.api.parameters import (
+    BLANKS,
+    MOMENT,
+    Cursor,
+    OptionalMoment,
+    OptionalName,
+    RunId,
+    Statuses,
+    TaskId,
+    when_empty,
+)
 from oraculo.api.paths import RUN, RUNS
 from oraculo.api.preferences import applied, wait_of
 from oraculo.api.problems import FieldConflict
 from oraculo.api.replies import encoded_reply, json_reply
-from oraculo.core.run import RunStatus
+from oraculo.core.timestamps import from_iso
 from oraculo.core.views import accepted_view, head_view
 from oraculo.errors import Conflict, IdempotencyKeyReused
 from oraculo.ports.store import RunQuery
@@ -83,13 +93,24 @@ def _address(run_id: str) -> str:
 )
 async def list_runs(
     operations: Door,
-    status: Annotated[RunStatus | None, WhenGiven, Query(description="Only those in this status.")] = None,
+    status: Statuses = (),
     pipeline: Annotated[OptionalName, Query(description="Only of this pipeline or route.")] = None,
     q: Annotated[OptionalName, Query(description="Anywhere in the id or the name, any case.")] = None,
+    desde: Annotated[OptionalMoment, Query(description=f"Only those created then or later; {MOMENT}.")] = None,
+    ate: Annotated[OptionalMoment, Query(description=f"Only those created before then; {MOMENT}.")] = None,
     limit: Annotated[int, Field(ge=1, le=500), when_empty(_PAGE)] = _PAGE,
     cursor: Cursor = None,
 ) -> Response:
-    page = await operations.runs(RunQuery(status=status, name=pipeline, text=q, limit=limit, cursor=cursor))
+    query = RunQuery(
+        statuses=frozenset(status),
+        name=pipeline,
+        text=q,
+        since=None if desde is None else from_iso(desde),
+        until=None if ate is None else from_iso(ate),
+        limit=limit,
+        cursor=cursor,
+    )
+    page = await operations.runs(query)
     return json_reply({"orquestracoes": [head_view(head) for head in page.heads], "cursor": page.cursor})
 
 

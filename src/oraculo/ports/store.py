@@ -65,9 +65,13 @@ class Unsent(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunQuery(msgspec.Struct, frozen=True):
-    status: RunStatus | None = None
+    """Which runs a list shows: those that fit every field that is given."""
+
+    statuses: frozenset[RunStatus] = frozenset()  # in one of these; none named: in any
     name: str | None = None  # pipeline or route
     text: str | None = None  # anywhere in the id or the name, any case
+    since: float | None = None  # created then or later
+    until: float | None = None  # created before then
     limit: int = 50
     cursor: str | None = None  # as a page before gave it
 

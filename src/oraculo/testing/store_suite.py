@@ -195,11 +195,49 @@ class StoreSuite(StoreCommits):
             await create(store, *runs)
             await change(store, succeeded(runs[0]), succeeded(runs[1]))
             assert await ids_of(store, RunQuery(name="video")) == ["video-2", "video-0"]
-            assert await ids_of(store, RunQuery(status=RunStatus.SUCCEEDED)) == ["blog-1", "video-0"]
-            assert await ids_of(store, RunQuery(status=RunStatus.RUNNING, name="blog")) == ["blog-3"]
-            assert await ids_of(store, RunQuery(status=RunStatus.FAILED)) == []
+            assert await ids_of(store, RunQuery(statuses=frozenset({RunStatus.SUCCEEDED}))) == ["blog-1", "video-0"]
+            assert await ids_of(store, RunQuery(statuses=frozenset({RunStatus.RUNNING}), name="blog")) == ["blog-3"]
+            assert await ids_of(store, RunQuery(statuses=frozenset({RunStatus.FAILED}))) == []
             assert await ids_of(store, RunQuery(name="vide")) == []
-            assert await ids_of(store, RunQuery(status=RunStatus.RUNNING, name="blog", text="og-3")) == ["blog-3"]
+            assert await ids_of(store, RunQuery(statuses=frozenset({RunStatus.RUNNING}), name="blog", text="og-3")) == [
+                "blog-3"
+            ]
+
+    async def test_lists_take_several_statuses_newest_first(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run(f"{name}-{n}", name=name, now=NOW + n) for n, name in enumerate(("video", "blog") * 3)]
+            await create(store, *runs)
+            await change(store, succeeded(runs[0]), succeeded(runs[3]), changed(runs[4], Cancelled()))
+            ended = frozenset({RunStatus.SUCCEEDED, RunStatus.CANCELLED, RunStatus.TIMED_OUT})
+            assert await ids_of(store, RunQuery(statuses=ended)) == ["video-4", "blog-3", "video-0"]
+            assert await ids_of(store, RunQuery(statuses=ended, name="video")) == ["video-4", "video-0"]
+            assert await ids_of(store, RunQuery(statuses=ended, text="O-3")) == []
+            assert await ids_of(store, RunQuery(statuses=ended, text="OG-3")) == ["blog-3"]
+            every = frozenset(RunStatus)
+            assert await ids_of(store, RunQuery(statuses=every)) == [run.id for run in reversed(runs)]
+            first = await store.runs(RunQuery(statuses=every, limit=4))
+            rest = await store.runs(RunQuery(statuses=every, limit=4, cursor=first.cursor))
+            assert [head.id for head in (*first.heads, *rest.heads)] == [run.id for run in reversed(runs)]
+            assert rest.cursor is None
+
+    async def test_lists_are_bounded_by_when_runs_were_created(self) -> None:
+        async with self.opened() as store:
+            runs = [make_run(f"run-{n}", name="rota", now=NOW + n) for n in range(5)]
+            await create(store, *runs)
+            await change(store, succeeded(runs[2]))
+            assert await ids_of(store, RunQuery(since=NOW + 3)) == ["run-4", "run-3"]
+            assert await ids_of(store, RunQuery(until=NOW + 1)) == ["run-0"], "that moment itself is not before it"
+            between = RunQuery(since=NOW + 1, until=NOW + 4)
+            assert await ids_of(store, between) == ["run-3", "run-2", "run-1"]
+            page = await store.runs(msgspec.structs.replace(between, limit=2))
+            rest = await store.runs(msgspec.structs.replace(between, limit=2, cursor=page.cursor))
+            assert [head.id for head in rest.heads] == ["run-1"]
+            assert rest.cursor is None
+            running = frozenset({RunStatus.RUNNING})
+            narrow = msgspec.structs.replace(between, statuses=running, name="rota", text="RUN")
+            assert await ids_of(store, narrow) == ["run-3", "run-1"]
+            assert await ids_of(store, RunQuery(since=NOW + 100)) == []
+            assert await ids_of(store, RunQuery(until=NOW - 1e6, statuses=running | {RunStatus.FAILED})) == []
 
     async def test_text_is_found_anywhere_in_any_case_and_literally(self) -> None:
         async with self.opened() as store:

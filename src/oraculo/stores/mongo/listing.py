@@ -32,12 +32,15 @@ async def runs(server: Server, query: RunQuery) -> Page:
 
 def _where(query: RunQuery, before: str | None) -> Document:
     where: Document = {} if before is None else {"_id": {"$lt": before}}
-    if query.status is not None:
-        where["status"] = query.status.value
+    if query.statuses:
+        where["status"] = {"$in": sorted(status.value for status in query.statuses)}
     if query.name is not None:
         where["pipeline"] = query.name
     if query.text:
         where["busca"] = {"$regex": _literally(query.text.casefold())}
+    created = {"$gte": query.since, "$lt": query.until}
+    if bounds := {comparison: moment for comparison, moment in created.items() if moment is not None}:
+        where["origem.created_at"] = bounds
     return where
 
 

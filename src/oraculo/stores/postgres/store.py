@@ -31,6 +31,7 @@ from oraculo.stores.postgres.schema import (
     try_to_migrate,
 )
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
+from oraculo.stores.sql.listing import one_list_a_status
 from oraculo.stores.words import census_of
 
 PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
@@ -236,13 +237,15 @@ async def _forget_sent(connection: Connection) -> int:
     return sum(int(words.removeprefix("UPDATE ")) for words in told)
 
 
-def _listing(query: RunQuery) -> tuple[str, list[str]]:
-    filters: dict[str, str] = {}
-    if query.status is not None:
-        filters["with_status"] = query.status.value
-    if query.name is not None:
-        filters["with_name"] = query.name
-    if query.text:
-        filters["with_text"] = searched(query.text)
-    words = [QUERIES[name].replace("$?", f"${number}") for number, name in enumerate(filters, 3)]
-    return QUERIES["list_runs"].replace("/* filters */", " ".join(words)), list(filters.values())
+def _listing(query: RunQuery) -> tuple[str, list[object]]:
+    given = {
+        "with_name": query.name,
+        "with_text": searched(query.text) if query.text else None,
+        "created_since": query.since,
+        "created_until": query.until,
+    }
+    filters = {name: value for name, value in given.items() if value is not None}
+    names = [*filters, *("with_status" for _ in query.statuses)]
+    words = [QUERIES[name].replace("$?", f"${number}") for number, name in enumerate(names, 3)]
+    sql = one_list_a_status(QUERIES["list_runs"], " ".join(words[: len(filters)]), words[len(filters) :], "$2")
+    return sql, [*filters.values(), *(status.value for status in query.statuses)]

@@ -1,5 +1,8 @@
 """Lists of runs, newest first: an index is walked in slices, so that a long walk keeps nobody else waiting."""
 
+from collections.abc import Iterable
+from math import inf
+
 from oraculo.core.run import RunHead
 from oraculo.ports.store import Page, RunQuery
 from oraculo.stores.redis.server import Server
@@ -28,11 +31,15 @@ class _Walk:
 
     def __init__(self, server: Server, query: RunQuery, before: int) -> None:
         layout = server.layout
-        indexes = [] if query.status is None else [layout.with_status(query.status)]
-        indexes += [] if query.name is None else [layout.with_name(query.name)]
+        groups = [
+            [layout.with_status(status) for status in sorted(query.statuses)],
+            [] if query.name is None else [layout.with_name(query.name)],
+        ]
+        walked, others = (*(group for group in groups if group), [], [])[:2]
         self._server = server
-        self._status = query.status
-        self._index, self._other = (*(indexes or [layout.runs]), b"")[:2]
+        self._query = query
+        self._indexes = [b"%d" % len(walked or [layout.runs]), *(walked or [layout.runs]), *others]
+        self._looks_further = bool(others) or query.since is not None or query.until is not None
         self._place = b"%d" % before
 
     @property
@@ -41,8 +48,8 @@ class _Walk:
 
     async def take(self, missing: int) -> list[Numbered]:
         most = min(missing, FOUND)
-        rows = await self._next(LOOKED_AT if self._other else most, most, "head")
-        return [(n, head_of(value)) for n, _, value in rows]
+        rows = await self._next(LOOKED_AT if self._looks_further else most, most, "head")
+        return self._wanted((n, head_of(value)) for n, _, value in rows)
 
     async def search(self, text: str, missing: int) -> list[Numbered]:
         """Text is compared here: the server knows nothing of the cases of letters beyond ASCII."""
@@ -60,13 +67,23 @@ class _Walk:
     async def _heads(self, runs: list[tuple[int, str]]) -> list[Numbered]:
         keys = [self._server.layout.run(run_id) for _, run_id in runs]
         values = await self._server.ask_all([("HGET", key, "head") for key in keys])
-        heads = [(n, head_of(value)) for (n, _), value in zip(runs, values, strict=True) if value is not None]
         # Since it was found, one may have been pruned, or have ended.
-        return [(n, head) for n, head in heads if self._status in (None, head.status)]
+        return self._wanted(
+            (n, head_of(value)) for (n, _), value in zip(runs, values, strict=True) if value is not None
+        )
+
+    def _wanted(self, heads: Iterable[Numbered]) -> list[Numbered]:
+        query = self._query
+        since, until = -inf if query.since is None else query.since, inf if query.until is None else query.until
+        return [
+            (n, head)
+            for n, head in heads
+            if since <= head.created_at < until and (not query.statuses or head.status in query.statuses)
+        ]
 
     async def _next(self, looked_at: int, most: int, field: str) -> list[tuple[int, str, bytes]]:
         """Number, id and a field of each."""
-        reply = await self._server.run("list_runs", self._index, self._other, self._place, looked_at, most, field)
+        reply = await self._server.run("list_runs", self._place, looked_at, most, field, *self._indexes)
         self._place = reply[0]
         rows = zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
         return [(int(n), run_id.decode(), value) for n, run_id, value in rows if value is not None]

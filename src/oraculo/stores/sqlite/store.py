@@ -21,6 +21,7 @@ from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
+from oraculo.stores.sql.listing import one_list_a_status
 from oraculo.stores.sqlite.connections import MEMORY, Translated, make_parent
 from oraculo.stores.sqlite.file_lock import FileLock
 from oraculo.stores.sqlite.lanes import Lane, Writer
@@ -291,19 +292,21 @@ def _load(run_ids: Sequence[str], connection: sqlite3.Connection) -> dict[str, S
 
 
 def _listing(query: RunQuery) -> tuple[str, dict[str, Any]]:
-    filters: list[str] = []
-    parameters: dict[str, Any] = {}
-    if query.status is not None:
-        filters.append("with_status")
-        parameters["status"] = query.status.value
-    if query.name is not None:
-        filters.append("with_name")
-        parameters["name"] = query.name
-    if query.text:
-        filters.append("with_text")
-        parameters["text"] = f"%{_escaped(query.text.casefold())}%"
-    sql = QUERIES["list_runs"].replace("/* filters */", " ".join(QUERIES[name] for name in filters))
-    return sql, parameters
+    given: dict[str, Any] = {
+        "with_name": {"name": query.name},
+        "with_text": {"text": f"%{_escaped(query.text.casefold())}%" if query.text else None},
+        "created_since": {"since": query.since},
+        "created_until": {"until": query.until},
+    }
+    filters = {name: values for name, values in given.items() if None not in values.values()}
+    sql = one_list_a_status(
+        QUERIES["list_runs"],
+        " ".join(QUERIES[name] for name in filters),
+        [QUERIES["with_status"].replace(":status", f":status_{number}") for number in range(len(query.statuses))],
+        ":limit",
+    )
+    statuses = {f"status_{number}": status.value for number, status in enumerate(query.statuses)}
+    return sql, {**statuses, **dict(item for values in filters.values() for item in values.items())}
 
 
 def _escaped(text: str) -> str:

@@ -279,6 +279,12 @@ AND name = $?
 -- name: with_text
 AND strpos(search, $?) > 0
 
+-- name: created_since
+AND created_at >= $?
+
+-- name: created_until
+AND created_at < $?
+
 -- name: history
 SELECT seq, at, what, task, attempt, detail
 FROM oraculo_history

@@ -204,6 +204,12 @@ AND status = :status
 -- name: with_name
 AND name = :name
 
+-- name: created_since
+AND created_at >= :since
+
+-- name: created_until
+AND created_at < :until
+
 -- LIKE ignores the case of ASCII letters only; `folded` is Python's, and slower: it is asked about ids with other
 -- letters, which have more bytes than characters, and once about each name, whose index is walked from one to the next.
 -- name: with_text
