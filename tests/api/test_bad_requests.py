@@ -56,6 +56,13 @@ BAD_BODIES = [
     ),
     pytest.param(b'{"destinos":["a"],"quorum":[[],[]]}', 422, "quorum", "got a list", id="quorum of lists"),
     pytest.param(b'{"destinos":["a"],"webhook":"ftp://x"}', 422, "webhook", "http", id="webhook"),
+    pytest.param(
+        b'{"destinos":["a"],"webhook":"http://0xA9FEA9FE/latest"}',
+        422,
+        "webhook",
+        "the link-local address 169.254.169.254; webhooks may not, unless ORACULO_WEBHOOK_ALLOW names it",
+        id="webhook to a metadata service",
+    ),
     pytest.param(b'{"destinos":["a"],"responder_em":"?"}', 422, "responder_em", "letters", id="reply queue"),
     pytest.param(b'{"destinos":["a"],"correlation_id":""}', 422, "correlation_id", "1 to 128", id="empty id"),
     pytest.param(b'{"destinos":["a"],"correlation_id":".."}', 422, "correlation_id", "folders", id="dots as id"),

@@ -52,6 +52,7 @@ class Server:
         command = [str(Path(sys.executable).with_name("oraculo")), "serve", "--port", str(self.port)]
         environment = os.environ | {
             "ORACULO_STORE_URL": f"sqlite:///{self.database}",
+            "ORACULO_WEBHOOK_ALLOW": "127.0.0.1",
             "ORACULO_RUNS_BACKOFF": "0.05",
             "ORACULO_RUNS_TIMEOUT": "3600",  # the server is dead most of the time: no run may end by its deadline
             "ORACULO_LOG_LEVEL": "warning",

@@ -16,6 +16,7 @@ from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
 from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_definition
 from oraculo.core.run import Changes, Run, RunHead, RunStatus
+from oraculo.core.webhook_targets import LOOPBACK
 from oraculo.engine import catalogue, inputs, operations, outbox, quarantine
 from oraculo.engine.cache import IDLE, HotRuns, Plans
 from oraculo.engine.watchers import Lookout
@@ -236,7 +237,8 @@ async def test_a_receiver_that_drips_its_answer_does_not_hold_up_the_others() ->
             await asyncio.sleep(0.05)
 
     settings = Settings(
-        webhook=WebhookSettings(timeout=0.3, max_attempts=1, concurrency=1), engine=EngineSettings(note_linger=0.005)
+        webhook=WebhookSettings(timeout=0.3, max_attempts=1, concurrency=1, allow=LOOPBACK),
+        engine=EngineSettings(note_linger=0.005),
     )
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"

@@ -14,6 +14,7 @@ from standardwebhooks import Webhook
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
 from oraculo.core.naming import LONGEST_REASON
+from oraculo.core.webhook_targets import LOOPBACK
 from oraculo.engine.webhooks import NotPosted
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import Outgoing
@@ -28,7 +29,7 @@ from tests.waiting import until
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 QUICK = Settings(
-    webhook=WebhookSettings(secret=SECRET, backoff=0.01, max_attempts=3, timeout=2),
+    webhook=WebhookSettings(secret=SECRET, allow=LOOPBACK, backoff=0.01, max_attempts=3, timeout=2),
     engine=EngineSettings(poll=0.02, note_linger=0.005),
 )
 CUT_OFF = EngineSettings(poll=0.02, note_linger=0.005, stop_grace=0.2)  # where a stop would wait for a broker in vain
@@ -211,7 +212,7 @@ async def test_a_reply_that_is_refused_again_and_again_is_given_up() -> None:
 async def test_a_reply_that_waits_for_its_broker_does_not_hurry_the_webhook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.05)
     monkeypatch.setattr(SystemEntropy, "jitter", lambda self: 0.9)
-    settings = Settings(webhook=WebhookSettings(backoff=600, max_backoff=600), engine=CUT_OFF)
+    settings = Settings(webhook=WebhookSettings(backoff=600, max_backoff=600, allow=LOOPBACK), engine=CUT_OFF)
     broker, told = Durable("rabbitmq"), Told()
     async with receiving(*[500] * 9) as receiver, Harness(settings=settings, broker=broker, telemetry=told) as oraculo:
         await broker.leave()
@@ -222,7 +223,7 @@ async def test_a_reply_that_waits_for_its_broker_does_not_hurry_the_webhook(monk
 
 
 async def test_replies_to_a_broker_that_is_frozen_hold_up_no_webhook(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(webhook=WebhookSettings(concurrency=1), engine=CUT_OFF)
+    settings = Settings(webhook=WebhookSettings(concurrency=1, allow=LOOPBACK), engine=CUT_OFF)
     broker = Durable("rabbitmq")
     async with receiving() as receiver, Harness(settings=settings, broker=broker) as oraculo:
 
@@ -248,7 +249,7 @@ async def test_a_delivery_cut_off_by_a_stop_is_made_after_the_restart(tmp_path) 
 
     brief = Settings(engine=EngineSettings(poll=0.02, stop_grace=0.05))
     async with Harness(settings=brief, store=SqliteStore(path), post=never) as before:
-        run = await before.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": "http://127.0.0.1:1/"})
+        run = await before.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": "http://r.example/"})
         await hangs.wait()
 
     class Later:
@@ -278,7 +279,7 @@ async def test_what_a_receiver_said_is_kept_only_as_far_as_a_reason_goes() -> No
         raise NotPosted("illegal status line: " + "x" * 90_000)
 
     async with Harness(settings=QUICK, post=post) as oraculo:
-        run = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": "http://127.0.0.1:1/"})
+        run = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": "http://r.example/"})
 
         async def failure() -> str | None:
             return (await oraculo.operations.run(run["correlation_id"])).head.deliveries[0].error

@@ -16,8 +16,9 @@ import httpx2
 import pytest
 
 from oraculo.core.retry import RetryPolicy
+from oraculo.core.webhook_targets import LOOPBACK
 from oraculo.engine import addresses, webhooks
-from oraculo.engine.webhooks import HttpPost, NotPosted
+from oraculo.engine.webhooks import HttpPost, NotPosted, TargetRefused
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.testing.harness import Harness
 from tests.engine.test_delivery import receiving
@@ -72,7 +73,7 @@ async def never_to_the_point(answer: bytes) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def posting(**settings: Any) -> AsyncIterator[HttpPost]:
-    post = HttpPost(WebhookSettings(**({"timeout": 5} | settings)))
+    post = HttpPost(WebhookSettings(**({"timeout": 5, "allow": LOOPBACK} | settings)))
     yield post
     await post.close()
 
@@ -111,7 +112,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Names]:
 
 async def test_a_host_whose_name_server_is_silent_holds_up_nobody(names: Names) -> None:
     # Time enough to read all certificates on a slow machine; and places for all of the silent host's at once.
-    webhook = WebhookSettings(timeout=3, max_attempts=1, concurrency=240)
+    webhook = WebhookSettings(timeout=3, max_attempts=1, concurrency=240, allow=LOOPBACK)
     settings = Settings(webhook=webhook, engine=EngineSettings(poll=0.02, note_linger=0.005))
     request = {"destinos": ["escavador_a"], "timeout": 0.05}
     async with receiving() as receiver, Harness(settings=settings) as oraculo:
@@ -356,6 +357,77 @@ async def test_as_many_are_posted_at_once_as_was_set() -> None:
     async with heads(gate=asyncio.Barrier(120)) as got, posting(concurrency=120) as post:
         url = f"http://127.0.0.1:{got.port}/"
         assert set(await asyncio.gather(*(post(url, b"{}", {}) for _ in range(120)))) == {200}
+
+
+# -- targets that are not global ---------------------------------------------------------------------------------------
+
+
+async def test_a_name_that_leads_to_this_machine_is_not_connected_to(names: Names) -> None:
+    async with heads() as got, posting(allow=()) as post:
+        refused = "^reaches the loopback address 127.0.0.1; webhooks may not, unless ORACULO_WEBHOOK_ALLOW names it$"
+        with pytest.raises(TargetRefused, match=refused):
+            await post(f"http://bom:{got.port}/", b"{}", {})
+    assert got == []
+
+
+async def test_a_name_that_changes_its_address_between_two_looks_gains_nothing(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address that was looked up is the one that is checked and connected to: nobody asks a second time."""
+    answers = [["127.0.0.2"], ["127.0.0.1"]]
+    monkeypatch.setattr(addresses, "_addresses", lambda _host: answers.pop(0))
+    async with heads() as got, posting(allow=["127.0.0.2"]) as post:
+        with pytest.raises(httpx2.ConnectError):  # nobody listens at the first, and the second is not tried
+            await post(f"http://muda:{got.port}/", b"{}", {})
+        with pytest.raises(TargetRefused):
+            await post(f"http://muda:{got.port}/", b"{}", {})
+    assert (got, answers) == ([], [])
+
+
+async def test_only_those_addresses_of_a_host_are_tried_that_may_be(names: Names) -> None:
+    names.known["misto"] = ["127.0.0.9", "127.0.0.1"]
+    async with heads() as got, posting(allow=["127.0.0.9"]) as post:
+        with pytest.raises(httpx2.ConnectError):
+            await post(f"http://misto:{got.port}/", b"{}", {})
+    assert got == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "2130706433", "127.1", "localhost", "[::ffff:127.0.0.1]"])
+async def test_no_proxy_is_asked_to_reach_this_machine(
+    names: Names, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    async with heads() as proxy, posting(allow=()) as post:
+        monkeypatch.setenv("ALL_PROXY", f"http://127.0.0.1:{proxy.port}")
+        with pytest.raises(TargetRefused):
+            await post(f"http://{host}/", b"{}", {})
+    assert proxy == []
+
+
+async def test_a_redirect_is_not_followed(names: Names) -> None:
+    async with heads() as inside:
+        moved = b"HTTP/1.1 307 x\r\nlocation: http://127.0.0.1:%d/\r\ncontent-length: 0\r\n\r\n" % inside.port
+        async with heads(first=moved) as got, posting() as post:
+            assert await post(f"http://bom:{got.port}/", b"{}", {}) == 307
+    assert (len(got), inside) == (1, [])
+
+
+async def test_a_refused_target_ends_its_delivery_at_once_and_the_run_says_why(names: Names) -> None:
+    settings = Settings(engine=EngineSettings(poll=0.02, note_linger=0.005))
+    async with receiving() as receiver, Harness(settings=settings) as oraculo:
+        url = receiver.url.replace("127.0.0.1", "bom")
+        run = await oraculo.run({"destinos": ["escavador_a"], "timeout": 0.05, "webhook": url})
+
+        async def given_up() -> bool:
+            (delivery,) = (await oraculo.operations.run(run["correlation_id"])).head.deliveries
+            return (delivery.status, delivery.attempts) == ("nao_entregue", 1)
+
+        await until(given_up)
+        why = "reaches the loopback address 127.0.0.1; webhooks may not, unless ORACULO_WEBHOOK_ALLOW names it"
+        assert f"given up after 1 attempt ({why})" in await oraculo.operations.explain(run["correlation_id"])
+        last = (await oraculo.operations.history(run["correlation_id"]))[-1]
+        assert last.what == "entrega_abandonada"
+        assert why in (last.detail or "")
+    assert receiver.received == []
 
 
 def test_a_receiver_may_be_away_for_most_of_a_day() -> None:

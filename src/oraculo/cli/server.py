@@ -65,6 +65,7 @@ def dev(
 
 
 def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
+    from oraculo.core.webhook_targets import LOOPBACK
     from oraculo.settings import DEFAULT_STORE_URL
     from oraculo.settings.values import store_url_fault
 
@@ -87,6 +88,7 @@ def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
         objects=msgspec.structs.replace(settings.objects, url=""),
         broker=msgspec.structs.replace(settings.broker, url=_MEMORY),
         store=msgspec.structs.replace(settings.store, url=store or settings.store.url),
+        webhook=msgspec.structs.replace(settings.webhook, allow=(*settings.webhook.allow, *LOOPBACK)),
     )
 
 

@@ -24,7 +24,7 @@ from oraculo.engine.inputs import Inbox, Note, Wish
 from oraculo.engine.replies import Replies
 from oraculo.engine.results import LargeResults
 from oraculo.engine.turns import Absence, Turns
-from oraculo.engine.webhooks import NotPosted, Post, Webhooks, is_away
+from oraculo.engine.webhooks import NotPosted, Post, TargetRefused, Webhooks, is_away
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, OraculoError
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
@@ -253,7 +253,7 @@ class Courier:
         """A reply queue is our own broker's, which comes back: a reply is given up when it can never be taken, or was
         refused as often as a webhook may be. A right may be given, or not: to try for ever would keep its run for ever.
         """
-        if isinstance(error, MessageTooLarge) or self._why_hopeless(errand) is not None:
+        if isinstance(error, (MessageTooLarge, TargetRefused)) or self._why_hopeless(errand) is not None:
             return False
         is_refused = isinstance(error, BrokerError) and not isinstance(error, BrokerUnavailable)
         return attempt < self._retry.max_attempts or (errand.delivery.channel is Channel.QUEUE and not is_refused)

@@ -1,10 +1,12 @@
 """From a request's bytes to a run that is ready to be created."""
 
 import hashlib
+from urllib.parse import urlsplit
 
 from oraculo.core import machine, naming
 from oraculo.core.message import valid_traceparent
 from oraculo.core.request import Limits, definition_of, new_run, read_request
+from oraculo.core.webhook_targets import WebhookTargets
 from oraculo.engine.cache import Plans
 from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.inputs import Submission
@@ -25,6 +27,7 @@ class RunMaker:
         self._clock = clock
         self._entropy = entropy
         self._limits = Limits(settings.limits.payload_bytes, settings.limits.request_bytes)
+        self._targets = WebhookTargets(settings.webhook.allow)
         self._default_timeout = settings.runs.timeout
         self._default_retry = settings.runs.retry
 
@@ -45,6 +48,7 @@ class RunMaker:
             raise kind(Fault("correlation_id", naming.NO_FOLDER))
         if request.responder_em is None:
             request.responder_em = reply_to
+        self._expect_allowed(request.webhook)
         if request.pipeline is not None:
             self._catalogue.expect_usable(request.pipeline)
         definition = definition_of(
@@ -59,3 +63,8 @@ class RunMaker:
             traceparent=valid_traceparent(traceparent),
         )
         return Submission(machine.start(run, run.head.created_at), fingerprint=fingerprint_of(body))
+
+    def _expect_allowed(self, webhook: str | None) -> None:
+        """Raises InvalidRequest for a webhook whose URL itself names an address that it may not reach."""
+        if webhook is not None and (fault := self._targets.host_fault(urlsplit(webhook).hostname or "")):
+            raise InvalidRequest(Fault("webhook", fault))

@@ -17,6 +17,7 @@ from standardwebhooks import Webhook
 
 from oraculo import __version__
 from oraculo.core.timestamps import in_words
+from oraculo.core.webhook_targets import WebhookTargets
 from oraculo.engine.addresses import Addresses
 from oraculo.ports.clock import Clock
 from oraculo.settings import WebhookSettings
@@ -45,6 +46,10 @@ class NotPosted(Exception):
 
 class NotReached(NotPosted):
     """Known at once, and of every other webhook of its receiver too."""
+
+
+class TargetRefused(NotPosted):
+    """No connection is made there: another attempt would be refused too."""
 
 
 def is_away(error: Exception) -> bool:
@@ -100,6 +105,7 @@ class HttpPost:
         self._seconds = settings.timeout
         self._concurrency = settings.concurrency
         self._addresses = Addresses()
+        self._targets = WebhookTargets(settings.allow)
         self._opening = asyncio.Lock()
         self._clients: dict[bool, httpx2.AsyncClient] = {}  # by whether a proxy is used
 
@@ -107,6 +113,7 @@ class HttpPost:
         late, target = "its name was not resolved", httpx2.URL(url)
         try:
             async with asyncio.timeout(self._seconds):
+                self._expect_allowed_host(target)
                 is_proxied = self._is_proxied(target)
                 places = [_Place(target, {}, {})] if is_proxied else await self._places(target)
                 late = "no answer"
@@ -132,8 +139,15 @@ class HttpPost:
         is_named = url.scheme in self._proxies or "all" in self._proxies
         return is_named and not _is_this_machine(url.host) and not proxy_bypass(url.host)
 
+    def _expect_allowed_host(self, url: httpx2.URL) -> None:
+        """Refuse an address in the URL itself, also where a proxy would connect to it. A name that a proxy looks up is
+        the proxy's to refuse."""
+        if fault := self._targets.host_fault(url.raw_host.decode()):
+            raise TargetRefused(fault)
+
     async def _places(self, url: httpx2.URL) -> Sequence[_Place]:
-        """An address needs no lookup."""
+        """Return the addresses to connect to. The connection goes to the address that was checked, so that a name that
+        changes its address in between gains nothing. An address needs no lookup."""
         host = url.raw_host.decode()
         if _is_address(host):
             return [_Place(url, {}, {})]
@@ -141,8 +155,15 @@ class HttpPost:
             addresses = await self._addresses.of(host)
         except OSError as error:
             raise NotReached(f"its name was not resolved: {error.strerror or error}") from None
+        faults = [self._targets.address_fault(host, address) for address in addresses]
+        if all(faults):
+            raise TargetRefused(faults[0])
         named = {"host": url.netloc.decode()}
-        return [_Place(url.copy_with(host=address), named, {"sni_hostname": host}) for address in addresses]
+        return [
+            _Place(url.copy_with(host=address), named, {"sni_hostname": host})
+            for address, fault in zip(addresses, faults, strict=True)
+            if fault is None
+        ]
 
     async def _post(
         self, client: httpx2.AsyncClient, places: Sequence[_Place], body: bytes, headers: dict[str, str]

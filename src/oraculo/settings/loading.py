@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 
 from oraculo.core.naming import nearest
+from oraculo.core.webhook_targets import allow_fault
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.settings.sections import Route, Section, Settings, split_list
 from oraculo.settings.values import (
@@ -236,6 +237,7 @@ _CHECKS: dict[Place, Callable[[Any], str | None]] = {
     Place("store", "url"): store_url_fault,
     Place("objects", "url"): objects_url_fault,
     Place("webhook", "secret"): secret_fault,
+    Place("webhook", "allow"): allow_fault,
     Place("bullmq", "queues"): bullmq_queues_fault,
     Place("bullmq", "entry"): bullmq_name_fault,
     Place(ROUTES, ""): route_fault,

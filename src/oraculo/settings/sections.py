@@ -34,6 +34,7 @@ Keys = Annotated[
     Meta(description="a list of strings that are not empty", extra=_SECRET),
 ]
 Flag = Annotated[bool, Meta(description="true or false")]
+Hosts = Annotated[tuple[str, ...], Meta(description="a list of hosts, addresses and networks")]
 Names = Annotated[tuple[str, ...], Meta(description="a list of names")]
 Route = Annotated[tuple[str, ...], Meta(description="a list of destinations")]
 Port = Annotated[int, Meta(ge=0, le=65535, description="a port: a whole number from 0 to 65535")]
@@ -121,6 +122,7 @@ class EngineSettings(Section, frozen=True):
 
 class WebhookSettings(Section, frozen=True):
     secret: Secret = ""  # `whsec_` and base64, as Standard Webhooks has it; without one, webhooks go out unsigned
+    allow: Hosts = ()  # that webhooks may reach though they are not global, as hooks.intern or 10.1.0.0/16
     timeout: Seconds = 10.0  # for one attempt
     # 49 pauses of up to 2 s, 4 s, … and an hour, each cut at random: they last 20 hours in the median, 16 to 23 nearly
     # always. A receiver may be away for a night.
