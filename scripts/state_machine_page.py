@@ -21,6 +21,10 @@ counted, told in the run's history, and changes no status.
 _TASK_TEXT = """\
 `pendente` waits for what it depends on, for the broker to take its command, or for the pause before a retry. An answer
 may overtake the broker's confirm, so it is taken in `pendente` too, once the command was given to the broker.
+
+The API also shows where an open task is, as its `fase`: `na_fila`, `em_trabalho` or `aguardando_nova_tentativa` (until
+`proxima_tentativa_em`). `em_trabalho` means that its worker reported progress, or that its command left the queue.
+Where a broker cannot say which of its messages were taken, and for a step behind a bridge, `fase` may be `null`.
 """
 
 _RUN_TEXT = """\

@@ -88,6 +88,7 @@ class Task:
     failure: str | None = None  # what a worker said last
     counted: Reply | None = None  # the answer that was counted last
     progress: tuple[float | None, str | None] = (None, None)
+    is_at_work: bool = False  # its worker said so
     sent_at: float | None = None
     ended_at: float | None = None
     via: str | None = None
@@ -252,6 +253,7 @@ class Model:
         may_retry = reply.may_retry and task.attempts < task.allowed
         if may_retry and now + delay < self.deadline_of(task):
             task.status, task.to_send, task.retry_at, task.progress = "pendente", False, now + delay, (None, None)
+            task.is_at_work = False
             self._tell("tentativa_falhou", task)
             return
         self._close(task, "erro", "answer", f"^{reply.reason}{' .no time left' if may_retry else '$'}", now)
@@ -266,7 +268,7 @@ class Model:
         is_overtaken = attempt is not None and (attempt != task.attempts or task.retry_at is not None)
         if is_overtaken or not task.is_open:
             return "late"
-        task.progress = (task.progress[0] if percent is None else percent, note)
+        task.progress, task.is_at_work = (task.progress[0] if percent is None else percent, note), True
         self._tell("progresso", task)
         return "applied"
 
@@ -399,6 +401,7 @@ class Model:
             task.status, task.is_begun, task.allowed = "pendente", False, task.attempts + task.step.attempts
             task.deadline = task.ended_at = task.ended_by = task.failure = None
             task.progress, task.has_letter, task.to_send = (None, None), False, False
+            task.is_at_work = False
             self._tell("tarefa_reaberta", task)
         self._follow(now)
 
@@ -580,13 +583,21 @@ class Model:
             "max_tentativas": task.allowed,
             "depende_de": list(task.step.depends_on),
             "opcional": task.step.optional,
-            "progresso": None if task.progress == (None, None) else {"percentual": percent, "mensagem": note},
+            "fase": self._phase(task),
+            "progresso": {"percentual": percent, "mensagem": note} if task.is_at_work else None,
             "enviada_em": _moment(task.told_sent_at),
             "prazo": _moment(task.deadline),
             "proxima_tentativa_em": _moment(task.retry_at),
             "concluida_em": _moment(task.ended_at),
             "na_dlq": task.has_letter,
         }
+
+    def _phase(self, task: Task) -> str | None:
+        """As far as it is known without a look at the queue."""
+        if task.retry_at is not None:
+            return "aguardando_nova_tentativa"
+        is_sent = task.status == "em_execucao" and not task.to_send
+        return "em_trabalho" if is_sent and task.is_at_work else None
 
     def outgoing(self) -> list[dict[str, Any]]:
         """The messages that workers get, or that rest among the dead letters."""

@@ -71,6 +71,7 @@ def test_an_open_run_has_its_tasks_and_no_aggregate() -> None:
         "id": "a",
         "fila": "a",
         "status": "em_execucao",
+        "fase": "em_trabalho",
         "tentativas": 1,
         "max_tentativas": 3,
         "depende_de": [],

@@ -7,6 +7,7 @@ from oraculo.core.bridge import KEYWORDS, PAYLOAD
 from oraculo.core.bridge import QUEUES as BRIDGES
 from oraculo.core.history import Happened
 from oraculo.core.naming import MAX_NAME
+from oraculo.core.phase import Phase
 from oraculo.core.pipeline import JOB_TYPES, MAX_SECONDS, TOLD_KEYS, OnLate
 from oraculo.core.request import FIELDS
 from oraculo.core.run import Channel, DeliveryStatus, RunStatus, TaskStatus
@@ -156,6 +157,12 @@ _TASK = record(
         "id": TEXT,
         "fila": TEXT,
         "status": one_of(TaskStatus),
+        "fase": nullable(one_of(Phase))
+        | {
+            "description": "Where an open subtask is: in its queue, taken by a worker, or waiting for its next attempt "
+            "(`proxima_tentativa_em`). Null: it is not sent yet, it has ended, or nobody can say. A worker that "
+            "reported progress is at work; otherwise the queue was looked at, at most a second ago."
+        },
         "tentativas": COUNT,
         "max_tentativas": COUNT,
         "depende_de": listed(TEXT),

@@ -13,7 +13,7 @@ One event loop, no threads, no chance: on a virtual-time loop every run is the s
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from math import inf
 
@@ -321,6 +321,10 @@ class MemoryConsumer:
         return len(self._out)
 
     @property
+    def bodies(self) -> Iterator[bytes]:
+        return (message.body for message in self._out.values())
+
+    @property
     def room(self) -> int:
         return self._prefetch - len(self._out)
 
@@ -570,7 +574,8 @@ class MemoryBroker:
     def _state(depot: _Depot, name: str) -> QueueState:
         queue, dlq = depot.queues[name], depot.queues.get(dlq_of(name))
         dead = dlq.ready + dlq.unacked if dlq else 0
-        return QueueState(name, queue.ready, queue.unacked, dead, len(queue.consumers), queue.delayed)
+        consumers, taken = len(queue.consumers), tuple(queue.taken())
+        return QueueState(name, queue.ready, queue.unacked, dead, consumers, queue.delayed, taken=taken)
 
 
 def _number(letter_id: str) -> int:

@@ -8,8 +8,8 @@ import asyncio
 import heapq
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from math import inf
 from typing import Protocol
 
@@ -46,6 +46,9 @@ class Taker(Protocol):
 
     @property
     def unsettled(self) -> int: ...
+
+    @property
+    def bodies(self) -> Iterator[bytes]: ...
 
     @property
     def room(self) -> int: ...
@@ -252,6 +255,10 @@ class Queue:
     @property
     def unacked(self) -> int:
         return sum(consumer.unsettled for consumer in self.consumers)
+
+    def taken(self) -> Iterator[bytes]:
+        """Yield the bodies of the messages that consumers hold."""
+        return chain.from_iterable(consumer.bodies for consumer in self.consumers)
 
     @property
     def is_idle(self) -> bool:

@@ -203,7 +203,8 @@ def _progressed(run: Run, event: Progressed, now: float, changes: Changes) -> Ve
         return Verdict.LATE  # that attempt has failed: it would be taken for how far the next one is
     if event.percent is not None:
         task.percent = event.percent
-    task.note = event.note
+    # A report that says nothing shows that somebody is at work all the same.
+    task.note = event.note if event.note is not None or task.percent is not None else ""
     changes.touch(task)
     if run.head.entries < _told_entries(run):
         percent = "" if event.percent is None else f"{event.percent:g} %"

@@ -1,5 +1,6 @@
 """Runs as the API shows them: the wire's words for the state inside."""
 
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -8,11 +9,13 @@ import msgspec
 from oraculo.core.aggregate import aggregate, duration_ms, summary
 from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.masking import masked
+from oraculo.core.phase import Looks, phase_of
 from oraculo.core.plan import Plan
 from oraculo.core.run import Delivery, Run, RunHead, RunStatus, Task
 from oraculo.core.timestamps import to_iso
 
 _encoder = msgspec.json.Encoder()
+_NO_LOOKS: Looks = MappingProxyType({})
 _OF_DELIVERIES = frozenset({Happened.DELIVERED, Happened.DELIVERY_FAILED, Happened.UNDELIVERED})
 
 
@@ -33,8 +36,8 @@ def head_view(head: RunHead) -> dict[str, Any]:
     }
 
 
-def run_view(run: Run) -> dict[str, Any]:
-    """A run with its tasks; once it ended, also all that the aggregate has."""
+def run_view(run: Run, looks: Looks = _NO_LOOKS) -> dict[str, Any]:
+    """Show a run with its tasks; once it ended, also all that the aggregate has."""
     head = run.head
     view = head_view(head)
     if not run.is_open:
@@ -44,19 +47,22 @@ def run_view(run: Run) -> dict[str, Any]:
     view["respostas_repetidas"] = head.duplicates
     view["entregas"] = [_delivery_view(delivery) for delivery in head.deliveries]
     # Encoded one by one: as objects, those of a wide run would all be kept, collected and encoded in one long stretch.
-    view["tarefas"] = [msgspec.Raw(_encoder.encode(_task_view(run.plan, task))) for task in run.tasks]
+    view["tarefas"] = [msgspec.Raw(_encoder.encode(_task_view(run.plan, task, looks))) for task in run.tasks]
     return view
 
 
-def _task_view(plan: Plan, task: Task) -> dict[str, Any]:
+def _task_view(plan: Plan, task: Task, looks: Looks) -> dict[str, Any]:
     step = plan.steps[task.number]
     progress = (
-        None if task.percent is None and task.note is None else {"percentual": task.percent, "mensagem": task.note}
+        None
+        if task.percent is None and task.note is None
+        else {"percentual": task.percent, "mensagem": task.note or None}
     )
     return {
         "id": step.id,
         "fila": step.queue,
         "status": task.status,
+        "fase": phase_of(task, step.id, looks.get((step.queue, task.via))),
         "tentativas": task.attempt,
         "max_tentativas": task.last_attempt,
         "depende_de": list(step.depends_on),

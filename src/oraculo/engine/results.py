@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from oraculo.core.aggregate import aggregate, encode_aggregate
+from oraculo.core.phase import Looks
 from oraculo.core.pipeline import Step
 from oraculo.core.reference import Reference, encode_reference, read_reference, references_in
 from oraculo.core.run import Run, Task
@@ -165,9 +166,9 @@ class LargeResults:
         made["resultados"] = msgspec.Raw(msgspec.json.encode(results))
         return msgspec.json.encode(made)
 
-    async def view(self, run: Run) -> dict[str, Any]:
-        """The run as the API shows it."""
-        view = await beside(self._threads, len(run.tasks), partial(run_view, run))
+    async def view(self, run: Run, looks: Looks) -> dict[str, Any]:
+        """Show the run as the API does. `looks`: at the queues of its open tasks."""
+        view = await beside(self._threads, len(run.tasks), partial(run_view, run, looks))
         if "resultados" in view and (references := self.references(run)):
             await self.fill(view["resultados"], references)
         return view

@@ -121,6 +121,7 @@ class QueueState(msgspec.Struct, frozen=True):
     consumers: int | None = None  # None: the broker does not tell
     delayed: int = 0  # those of `ready` that wait for a delay, as far as the broker tells
     at: Mapping[str, "QueueState"] = {}  # of several brokers, as each that has the queue tells by itself
+    taken: tuple[bytes, ...] | None = None  # the bodies of those unacked, where the broker is in this process
 
 
 class Link(msgspec.Struct, frozen=True):
