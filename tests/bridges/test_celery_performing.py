@@ -63,6 +63,14 @@ def performer(publisher: Any, handle: Callable[[dict[str, Any]], Any] = lambda _
     return Performer(handler, publisher, made, SystemClock())
 
 
+def test_a_failure_that_a_handler_returns_is_answered_and_shown_by_celery() -> None:
+    publisher = Publisher()
+    returned = {"status": "erro", "erros": ["sem estoque"]}
+    with pytest.raises(HandlerFailed, match="sem estoque"):
+        performer(publisher, lambda _: returned).perform(COMMAND)
+    assert publisher.answers == [returned]
+
+
 def is_given_back(work: Performer) -> bool:
     with pytest.raises(Reject) as rejected:
         work.perform(COMMAND)

@@ -13,8 +13,10 @@ from oraculo.errors import StoreUnavailable
 from oraculo.ports.broker import DeadLetter, Outgoing
 from oraculo.ports.store import Committed, Creation
 from oraculo.ports.telemetry import AnswerTaken, DeadLettered
+from oraculo.settings import RunSettings, Settings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
+from oraculo.worker import App
 from tests.engine.broker_stage import QUICK, Told
 from tests.engine.workers import answer
 from tests.waiting import until
@@ -408,3 +410,24 @@ async def test_a_step_that_fails_in_the_batch_that_began_it_leaves_a_dead_letter
         await one_letter(oraculo, "q-b")
         (state,) = await oraculo.broker.queues(["q-b"])
         assert (state.ready, state.unacked, state.dead_letters) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("returned", "attempts"),
+    [
+        ({"status": "erro", "erros": ["sem estoque"]}, 2),
+        ({"erros": ["sem estoque"]}, 2),
+        ({"status": "erro", "erros": ["sem estoque"], "repetir": False}, 1),
+    ],
+)
+async def test_a_handler_that_returns_a_failure_has_failed(returned: dict[str, Any], attempts: int) -> None:
+    app = App("returns")
+    app.executador("x")(lambda payload: returned)
+    settings = Settings(runs=RunSettings(max_attempts=2, backoff=0.01))
+    async with Harness(app, settings=settings) as oraculo:
+        aggregate = await oraculo.run({"destinos": ["executador_x"]})
+        assert aggregate["status"] == "erro"
+        assert aggregate["falhas"] == {
+            "executador_x": {"status": "erro", "motivo": "sem estoque", "tentativas": attempts}
+        }
+        await letters(oraculo, 1, "executador_x")

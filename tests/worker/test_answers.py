@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import math
 import threading
+import types
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypedDict
@@ -71,6 +72,40 @@ async def test_an_answer_is_sent_as_it_is(stage: Stage) -> None:
     app = App("a")
     app.executador("x")(lambda payload: Answer({"resultado": "ok", "arquivo": "relatorio.pdf"}))
     assert await stage.payload_for(app, "executador_x") == {"resultado": "ok", "arquivo": "relatorio.pdf"}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"status": "erro", "erros": ["sem estoque"]},
+        {"status": "FAILED", "erros": ["sem estoque"], "repetir": False},
+        {"erros": ["sem estoque"]},
+        {"status": "ok", "dados": [1]},
+        {"status": "OK", "arquivo": "relatorio.pdf"},
+    ],
+)
+async def test_a_mapping_that_reads_as_a_result_payload_is_sent_as_it_is(stage: Stage, payload: dict[str, Any]) -> None:
+    app = App("a")
+    app.executador("x")(lambda _: types.MappingProxyType(payload))
+    assert await stage.payload_for(app, "executador_x") == payload
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"status": "enviado"}, {"status": 200}, {"erros": []}, {"status": "enviado", "erros": ["x"]}]
+)
+async def test_any_other_mapping_is_the_result(stage: Stage, value: dict[str, Any]) -> None:
+    app = App("a")
+    app.executador("x")(lambda _: value)
+    assert await stage.payload_for(app, "executador_x") == {"status": "ok", "resultado": value}
+
+
+async def test_a_failure_that_a_handler_returns_is_logged(stage: Stage) -> None:
+    app = App("a")
+    app.executador("x")(lambda _: {"status": "erro", "erros": ["sem estoque", {"codigo": 7}]})
+    with structlog.testing.capture_logs() as lines:
+        await stage.payload_for(app, "executador_x", tarefa="t")
+    (line,) = [line for line in lines if line["event"] == "handler failed"]
+    assert (line["tarefa"], line["reason"]) == ("t", 'sem estoque; {"codigo":7}')
 
 
 class Cyclic:

@@ -23,7 +23,7 @@ from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.settings import Settings
 from oraculo.worker import Context
-from oraculo.worker.answers import failure_of
+from oraculo.worker.answers import answered_failure, as_answer, failure_of
 from oraculo.worker.dispatch import DEADLINE_GRACE, TOO_LATE
 from oraculo.worker.handlers import Handler, payload_fault
 from oraculo.worker.large import LargeAnswers
@@ -127,8 +127,9 @@ class Performer:
             payload = self.handler.payload.decode(given)
         except msgspec.DecodeError as error:
             return self._failed(command, payload_fault(error), retry=False)
-        body = self._writer.success(self.handler.queue, command, self._call(payload, context))
-        return _Answer(self._run(self._large().shortened(body)))
+        value = as_answer(self._call(payload, context))
+        body = self._writer.success(self.handler.queue, command, value)
+        return _Answer(self._run(self._large().shortened(body)), answered_failure(value, body))
 
     def _out_of_time(self, command: Message, context: "ProgressContext", error: Exception) -> "_Answer":
         self._forget_loop()

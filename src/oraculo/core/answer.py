@@ -1,7 +1,7 @@
 """Reading a worker's answer: did it fail, and which task is it about."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 from math import inf
 from typing import Any
@@ -15,6 +15,7 @@ from oraculo.core.events import Answered, Event, Progressed
 from oraculo.core.message import Message
 from oraculo.core.run import Run
 
+SUCCESS_WORD = "ok"
 FAILURE_WORDS = frozenset({"erro", "error", "falha", "failed", "failure"})
 _MAX_REASON = 500
 _OTHER_KIND = {naming.COLLECTED: naming.EXECUTED, naming.EXECUTED: naming.COLLECTED}
@@ -110,6 +111,20 @@ def has_failed(status: object, errors: object) -> bool:
     if status is None:
         return isinstance(errors, list) and bool(errors)
     return isinstance(status, str) and status.lower() in FAILURE_WORDS
+
+
+def is_result_payload(value: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping reads as an answer's payload: its `status` is one, or it has only `erros`."""
+    status, errors = value.get("status"), value.get("erros")
+    if status is None:
+        return isinstance(errors, list | tuple) and bool(errors)
+    return isinstance(status, str) and (status.lower() == SUCCESS_WORD or status.lower() in FAILURE_WORDS)
+
+
+def failure_reason(payload: bytes) -> str | None:
+    """Return why the worker that answered with this payload has failed, or None if it has not."""
+    reply = _read_reply(payload)
+    return _reason(reply) if has_failed(reply.status, reply.erros) else None
 
 
 def is_failure(payload: bytes) -> bool:

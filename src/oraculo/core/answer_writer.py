@@ -19,7 +19,9 @@ _any_json = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Answer:
-    """Returned by a handler: this payload is sent as it is, without the `{"status": "ok", …}` around it."""
+    """Returned by a handler: this payload is sent as it is, without the `{"status": "ok", …}` around it.
+
+    A mapping that reads as a result payload, such as `{"status": "erro", "erros": […]}`, needs no Answer around it."""
 
     __slots__ = ("payload",)
 

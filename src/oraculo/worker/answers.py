@@ -1,10 +1,23 @@
 """What a handler says. How it is written is in `core.answer_writer`, which the bridges use too."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from oraculo.core.answer import failure_reason, is_result_payload
 from oraculo.core.answer_writer import MAX_ERROR_TEXT, Answer, AnswerWriter, describe
+from oraculo.core.message import decode_message
 
-__all__ = ["MAX_ERROR_TEXT", "Answer", "AnswerWriter", "DoNotRetry", "Failure", "describe", "failure_of"]
+__all__ = [
+    "MAX_ERROR_TEXT",
+    "Answer",
+    "AnswerWriter",
+    "DoNotRetry",
+    "Failure",
+    "answered_failure",
+    "as_answer",
+    "describe",
+    "failure_of",
+]
 
 
 class DoNotRetry(Exception):
@@ -23,6 +36,19 @@ def failure_of(error: BaseException) -> Failure:
     final = next((each for each in members if isinstance(each, DoNotRetry)), None)
     more = f" (and {len(members) - 1} more)" if len(members) > 1 else ""
     return Failure(describe(final or members[0]) + more, retry=final is None)
+
+
+def as_answer(value: object) -> object:
+    """Return a handler's value as the Answer that it reads as: a mapping with a `status`, as plain workers write it.
+
+    Any other value is returned as it is.
+    """
+    return Answer(dict(value)) if isinstance(value, Mapping) and is_result_payload(value) else value
+
+
+def answered_failure(value: object, body: bytes) -> str | None:
+    """Return the reason of a failure that a handler returned, not raised. `body`: the answer made of its value."""
+    return failure_reason(bytes(decode_message(body).payload)) if isinstance(value, Answer) else None
 
 
 def _members(error: BaseException) -> list[BaseException]:

@@ -13,12 +13,13 @@ import msgspec
 from oraculo.core import naming
 from oraculo.core.answer_writer import NOT_IN_TIME
 from oraculo.core.message import Message, decode_message
+from oraculo.core.naming import shortened
 from oraculo.core.timestamps import from_iso
 from oraculo.errors import InvalidInput, InvalidMessage, ObjectsError
 from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.subscription import Subscription
-from oraculo.worker.answers import AnswerWriter, DoNotRetry, failure_of
+from oraculo.worker.answers import AnswerWriter, DoNotRetry, answered_failure, as_answer, failure_of
 from oraculo.worker.context import Context
 from oraculo.worker.handlers import payload_fault
 from oraculo.worker.jobs import Job, Lane, Receipt
@@ -208,8 +209,10 @@ class Dispatcher:
             return self._unreadable(job, error)
         except msgspec.DecodeError as error:
             return self._refuse(job, payload_fault(error))
-        value = await self._call(job, payload)
+        value = as_answer(await self._call(job, payload))
         body = self._writer.success(job.lane.queue, job.command, value)
+        if (reason := answered_failure(value, body)) is not None:
+            _log_of(job).error("handler failed", handler=job.lane.handler.name, reason=shortened(reason))
         return body if len(body) <= self._large.threshold else await self._large.shortened(body)
 
     async def _call(self, job: Job, payload: object) -> object:
