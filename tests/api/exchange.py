@@ -14,6 +14,7 @@ class Exchange:
     def __init__(
         self, app: FastAPI, method: str, path: str, headers: dict[str, str] | None = None, *, window: int = 0
     ) -> None:
+        given = ({} if method == "GET" else {"Content-Type": "application/json"}) | (headers or {})
         self._app = app
         self._sent: asyncio.Queue[Any] = asyncio.Queue(window)
         self._received: asyncio.Queue[Any] = asyncio.Queue()
@@ -28,7 +29,7 @@ class Exchange:
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": b"",
-            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()],
+            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
         }

@@ -2,19 +2,25 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from socket import socket
 from typing import Any, TypeVar
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from oraculo.settings import Settings
 
 from .service import SETTINGS, Service
 
 T = TypeVar("T")
+Wrap = Callable[[ASGIApp], ASGIApp]
+
+
+def _as_it_is(app: ASGIApp) -> ASGIApp:
+    return app
 
 
 class _Server(uvicorn.Server):
@@ -30,9 +36,10 @@ class _Server(uvicorn.Server):
 
 
 class LiveService:
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: Settings, wrap: Wrap) -> None:
         self._folder = folder
         self._settings = settings
+        self._wrap = wrap
         self._made = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
@@ -40,7 +47,7 @@ class LiveService:
         self._loop = asyncio.get_running_loop()
         self.service = Service(self._folder, self._settings)
         config = uvicorn.Config(
-            self.service.app, port=0, log_level="critical", lifespan="on", timeout_graceful_shutdown=1
+            self._wrap(self.service.app), port=0, log_level="critical", lifespan="on", timeout_graceful_shutdown=1
         )
         self._server = _Server(config)
         self._made.set()
@@ -64,8 +71,9 @@ class LiveService:
 
 
 @contextmanager
-def live(folder: Path, settings: Settings = SETTINGS) -> Iterator[LiveService]:
-    service = LiveService(folder, settings)
+def live(folder: Path, settings: Settings = SETTINGS, wrap: Wrap = _as_it_is) -> Iterator[LiveService]:
+    """`wrap` may put something around the application, as a witness of what arrives."""
+    service = LiveService(folder, settings, wrap)
     service.start()
     try:
         yield service

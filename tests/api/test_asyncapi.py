@@ -116,7 +116,7 @@ async def test_what_travels_is_what_it_says(service: Service, components: dict[s
 async def test_it_is_in_the_openapi_document(service: Service) -> None:
     openapi = (await service.client.get("/openapi.json")).json()
     answers = openapi["paths"]["/asyncapi.json"]["get"]["responses"]
-    assert answers.keys() == {"200", "503"}
+    assert answers.keys() == {"200", "421", "503"}
     answer = answers["200"]
     schema = answer["content"]["application/json"]["schema"]
     assert schema == {"$ref": "#/components/schemas/AsyncApi"}

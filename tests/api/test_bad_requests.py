@@ -198,7 +198,8 @@ def test_a_client_amid_its_body_is_told_that_the_server_stops(tmp_path: Path) ->
         place = served.url.removeprefix("http://").split(":")
         with socket.create_connection((place[0], int(place[1])), timeout=20) as client:
             client.sendall(
-                b"POST /orquestracoes HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\nExpect: 100-continue\r\n\r\n"
+                b"POST /orquestracoes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 99\r\nExpect: 100-continue\r\n\r\n"
             )
             assert b"100 Continue" in client.recv(1000)  # its body is awaited
             client.sendall(b'{"tipo":')

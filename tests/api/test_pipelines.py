@@ -41,12 +41,13 @@ async def test_the_built_in_ones_are_there(service: Service) -> None:
     assert shown["steps"][-1]["dependsOn"] == ["escavador_youtube", "escavador_blog"]
 
 
-KINDS = ["application/yaml", "text/yaml", "application/x-yaml", "text/plain; charset=utf-8", ""]
+KINDS = ["application/yaml", "text/yaml", "application/x-yaml; charset=utf-8"]
+AS_YAML = {"Content-Type": "application/yaml"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_one_is_put_as_yaml(service: Service, kind: str) -> None:
-    headers = {"Content-Type": kind} if kind else {}
+    headers = {"Content-Type": kind}
     reply = await service.client.put("/pipelines/meu", content=YAML, headers=headers)
     assert reply.status_code == 201
     assert reply.headers["location"] == "/pipelines/meu"
@@ -67,7 +68,7 @@ async def test_one_is_put_while_the_broker_is_away_or_refuses_a_queue(
         raise error
 
     monkeypatch.setattr(service.broker, "declare", fails)
-    reply = await service.client.put("/pipelines/meu", content=YAML)
+    reply = await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML)
     assert reply.status_code == 201
     assert (await service.client.get("/pipelines/meu")).json() == reply.json()
 
@@ -88,7 +89,7 @@ async def test_a_run_can_name_it(service: Service) -> None:
 
 
 async def test_a_step_may_have_a_queue_and_no_type(service: Service) -> None:
-    reply = await service.client.put("/pipelines/meu", content="steps: [{id: um, queue: fila_x}]")
+    reply = await service.client.put("/pipelines/meu", content="steps: [{id: um, queue: fila_x}]", headers=AS_YAML)
     assert reply.status_code == 201
     (step,) = reply.json()["steps"]
     assert (step["id"], step["type"], step["queue"]) == ("um", "fila_x", "fila_x")
@@ -120,7 +121,7 @@ BAD: list[Any] = [
 @pytest.mark.parametrize(("text", "field", "word"), BAD)
 async def test_a_bad_one_is_refused_with_step_and_fault(service: Service, text: str, field: str, word: str) -> None:
     before = (await service.client.get("/pipelines")).json()
-    reply = await service.client.put("/pipelines/meu", content=text)
+    reply = await service.client.put("/pipelines/meu", content=text, headers=AS_YAML)
     assert_problem(reply, 422, field, word)
     assert (await service.client.get("/pipelines")).json() == before
 
@@ -147,21 +148,21 @@ async def test_a_bad_one_is_refused_with_step_and_fault(service: Service, text: 
     ],
 )
 async def test_an_odd_one_is_refused_without_harm(service: Service, text: str) -> None:
-    assert_problem(await service.client.put("/pipelines/meu", content=text), 422)
+    assert_problem(await service.client.put("/pipelines/meu", content=text, headers=AS_YAML), 422)
 
 
 async def test_a_bad_name_is_refused(service: Service) -> None:
-    reply = await service.client.put("/pipelines/a%2Fb", content="steps: [{type: a}]")
+    reply = await service.client.put("/pipelines/a%2Fb", content="steps: [{type: a}]", headers=AS_YAML)
     assert_problem(reply, 422, "name")
 
 
 async def test_one_that_is_too_large_is_refused(service: Service) -> None:
-    reply = await service.client.put("/pipelines/meu", content=b"#" * (4 * 1024 * 1024 + 1))
+    reply = await service.client.put("/pipelines/meu", content=b"#" * (4 * 1024 * 1024 + 1), headers=AS_YAML)
     assert_problem(reply, 413, "request")
 
 
 async def test_one_is_deleted_but_a_built_in_one_is_not(service: Service) -> None:
-    await service.client.put("/pipelines/meu", content=YAML)
+    await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML)
     reply = await service.client.delete("/pipelines/meu")
     assert reply.status_code == 204
     assert reply.content == b""
@@ -171,7 +172,7 @@ async def test_one_is_deleted_but_a_built_in_one_is_not(service: Service) -> Non
 
 
 async def test_of_those_who_delete_one_at_once_all_but_one_are_told_that_it_is_gone(service: Service) -> None:
-    await service.client.put("/pipelines/meu", content=YAML)
+    await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML)
     replies = await asyncio.gather(*(service.client.delete("/pipelines/meu") for _ in range(5)))
     done, *others = sorted(replies, key=lambda reply: reply.status_code)
     assert done.status_code == 204
@@ -182,7 +183,7 @@ async def test_of_those_who_delete_one_at_once_all_but_one_are_told_that_it_is_g
 async def test_one_that_another_engine_deletes_at_the_same_time_is_gone_and_no_file(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await service.client.put("/pipelines/meu", content=YAML)
+    await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML)
     delete = service.engine.store.delete_pipeline
 
     async def slower(name: str) -> bool:
@@ -212,7 +213,9 @@ async def test_what_was_read_before_a_change_does_not_undo_it(
     monkeypatch.setattr(service.engine.store, "pipelines", slowly)
     looking = asyncio.create_task(service.engine.refresh_pipelines())
     await has_read.wait()
-    request = service.client.request(change, "/pipelines/meu", content=YAML if change == "PUT" else None)
+    request = service.client.request(
+        change, "/pipelines/meu", content=YAML if change == "PUT" else None, headers=AS_YAML
+    )
     changing = asyncio.create_task(request)
     await asyncio.wait({changing}, timeout=0.3)  # it may wait for the look, or be done before
     may_go_on.set()
@@ -229,8 +232,10 @@ async def test_whoever_waits_too_long_for_those_before_is_told_that_the_store_is
     """Each may take as long as a frozen store lets it, one after the other."""
     monkeypatch.setattr("oraculo.engine.catalogue._PATIENCE", 0.05)
     async with service.engine.catalogue._turn:
-        assert_problem(await service.client.put("/pipelines/meu", content=YAML), 503, None, "others have waited")
-    assert (await service.client.put("/pipelines/meu", content=YAML)).status_code == 201
+        assert_problem(
+            await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML), 503, None, "others have waited"
+        )
+    assert (await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML)).status_code == 201
 
 
 async def test_an_unknown_one_is_told_the_nearest(service: Service) -> None:
@@ -252,7 +257,7 @@ async def test_one_that_a_newer_version_put_holds_up_no_other(service: Service) 
     assert isinstance(told, LoopFailed)
     assert told.duty == "pipelines"
     assert told.reason.startswith("'estranho'")
-    assert (await service.client.put("/pipelines/meu", content=YAML)).status_code == 201
+    assert (await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML)).status_code == 201
     await service.start_run(pipeline="meu")
     listed = (await service.client.get("/pipelines")).json()["pipelines"]
     assert {"meu"} == {one["name"] for one in listed if one["origem"] == "api"}
@@ -281,7 +286,9 @@ async def test_a_message_that_asks_for_one_that_a_newer_version_put_waits_and_ho
         await service.broker.publish([Outgoing(naming.REQUESTS, encode_message(message))])
     await until(service.runs, saying="the other's run")
     assert [run["correlation_id"] for run in await service.runs()] == ["b"]
-    assert (await service.client.put("/pipelines/estranho", content=YAML.replace("meu", "estranho"))).status_code == 200
+    assert (
+        await service.client.put("/pipelines/estranho", content=YAML.replace("meu", "estranho"), headers=AS_YAML)
+    ).status_code == 200
     await until(lambda: has_run(service, "a"), saying="its run, once it can be read")
 
 
@@ -291,7 +298,7 @@ async def has_run(service: Service, run_id: str) -> bool:
 
 async def test_one_that_a_newer_version_put_is_replaced_or_deleted(service: Service) -> None:
     await put_by_a_newer_version(service, "meu")
-    assert (await service.client.put("/pipelines/meu", content=YAML)).status_code == 200
+    assert (await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML)).status_code == 200
     await service.start_run(pipeline="meu")
     await put_by_a_newer_version(service, "meu")
     assert (await service.client.delete("/pipelines/meu")).status_code == 204

@@ -32,18 +32,9 @@ async def test_a_route_and_a_pipeline_are_accepted(service: Service, request_bod
     assert (await service.runs())[0]["correlation_id"] == run_id
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "application/json",
-        "application/json; charset=utf-8",
-        "application/vnd.x+json",
-        "",
-        "application/x-www-form-urlencoded",
-    ],
-)
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "application/vnd.x+json"])
 async def test_json_by_any_name_is_read(service: Service, kind: str) -> None:
-    headers = {"content-type": kind} if kind else {}
+    headers = {"content-type": kind}
     reply = await service.client.post("/orquestracoes", content=json.dumps(FAN_OUT), headers=headers)
     assert reply.status_code == 202
 

@@ -1,19 +1,18 @@
 """RabbitMQ from Debian's package: installed when root and missing, else unpacked into the user's cache."""
 
 import asyncio
-import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 from tests.servers.certificates import make_certificates
+from tests.servers.debian import install, one_at_a_time, run
 from tests.servers.process import PATIENCE, Server, ServerMissing, answers, free_port
 
 _INSTALLED = Path("/usr/lib/rabbitmq/bin")
@@ -151,22 +150,12 @@ def _loading(modules: Path) -> str:
 @cache
 def scripts() -> Path:
     """The folder of RabbitMQ's own scripts; not the wrappers on the PATH, which want to be root or `rabbitmq`."""
-    with _one_at_a_time():
+    with one_at_a_time("rabbitmq"):
         if not (_INSTALLED / "rabbitmq-server").exists() and os.geteuid() == 0:
-            _run(["apt-get", "update"])
-            command = ["apt-get", "install", "-y", "--no-install-recommends", "rabbitmq-server"]
-            _run(command, DEBIAN_FRONTEND="noninteractive")
+            install("rabbitmq-server", _HELP)
         if (_INSTALLED / "rabbitmq-server").exists():
             return _INSTALLED
         return _unpacked() / "usr/lib/rabbitmq/bin"
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """The processes of a test run install it once."""
-    with (Path(tempfile.gettempdir()) / f"oraculo-rabbitmq-{os.geteuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _itself_alone(scripts: Path, plugins: Path) -> Path:
@@ -195,9 +184,9 @@ def _unpacked() -> Path:
         packages = root / "packages"
         packages.mkdir(parents=True, exist_ok=True)
         names = [name for name in _needed() if name == "rabbitmq-server" or name.startswith("erlang-")]
-        _run(["apt-get", "download", *names], cwd=packages)
+        run(["apt-get", "download", *names], _HELP, cwd=packages)
         for package in packages.glob("*.deb"):
-            _run(["dpkg", "-x", str(package), str(root)])
+            run(["dpkg", "-x", str(package), str(root)], _HELP)
     _move_erlang(root / "usr/lib/erlang")
     return root
 
@@ -212,12 +201,5 @@ def _move_erlang(erlang: Path) -> None:
 
 def _needed() -> list[str]:
     options = ["--recurse", "--no-recommends", "--no-suggests", "--no-conflicts", "--no-breaks", "--no-replaces"]
-    told = _run(["apt-cache", "depends", *options, "--no-enhances", "rabbitmq-server"])
+    told = run(["apt-cache", "depends", *options, "--no-enhances", "rabbitmq-server"], _HELP)
     return sorted({line.strip() for line in told.splitlines() if line and line[0].isalnum()})
-
-
-def _run(command: list[str], cwd: Path | None = None, **environment: str) -> str:
-    done = subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ServerMissing(f"{' '.join(command[:3])} failed: {(done.stderr or done.stdout)[-500:]}; {_HELP}")
-    return done.stdout

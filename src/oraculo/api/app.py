@@ -10,6 +10,7 @@ from oraculo.api import asyncapi, docs_page, events, health, pipelines, queues, 
 from oraculo.api.auth import ApiKeys
 from oraculo.api.bodies import Room
 from oraculo.api.context import Context
+from oraculo.api.doors import Doors
 from oraculo.api.openapi import DESCRIPTION, TITLE, document_of
 from oraculo.api.paths import ExactPaths, HeadAsGet
 from oraculo.api.problems import install_problems
@@ -53,6 +54,7 @@ def create_app(
     app.add_middleware(ExactPaths)
     if settings.api.keys:
         app.add_middleware(ApiKeys, keys=settings.api.keys)
+    app.add_middleware(Doors, has_keys=bool(settings.api.keys))
     app.add_middleware(HeadAsGet)
     app.add_middleware(ToldToAskAgain, is_stopping=lambda: not engine.accepting)
     app.openapi = document_of(app, with_keys=bool(settings.api.keys))  # type: ignore[method-assign]

@@ -1,7 +1,7 @@
 """Request bodies: read within a limit, never more of them held than that, and of a kind that can be read."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from fastapi import HTTPException, Request
@@ -10,9 +10,8 @@ from oraculo.api.problems import RETRY_SECONDS
 from oraculo.errors import PayloadTooLarge
 
 JSON_KINDS = frozenset({"application/json"})
-PIPELINE_KINDS = JSON_KINDS | {"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml", "text/plain"}
+PIPELINE_KINDS = JSON_KINDS | {"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"}
 _SUFFIXES = {"application/json": "+json", "application/yaml": "+yaml"}
-_UNSAID = "application/x-www-form-urlencoded"
 _MOST_DIGITS = 20
 _AT_ONCE = 8  # of the largest requests
 _SMALL = 64 * 1024  # bytes; the server itself holds as many of each
@@ -94,15 +93,21 @@ def _not_now(detail: str) -> HTTPException:
     return HTTPException(503, detail, {"Retry-After": RETRY_SECONDS})
 
 
-def expect_kind(request: Request, kinds: frozenset[str]) -> None:
-    """Raises 415 when the body is said to be of another kind, or packed; a body without a Content-Type is taken for
-    right, and so is one with the type that curl gives to what was sent with `-d` and nothing said."""
-    coding = request.headers.get("content-encoding", "").strip().lower()
+def expect_kind(headers: Mapping[str, str], kinds: frozenset[str]) -> None:
+    """Raise 415 when a body is of another kind, of none, or packed. A kind that is given must be right though the body
+    is empty: a form without fields has one."""
+    coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
         detail = f"The body must not be packed; got the Content-Encoding {coding}."
         raise HTTPException(415, detail, {"Accept-Encoding": "identity"})
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    given = headers.get("content-type")
+    kind = (given or "").partition(";")[0].strip().lower()
     suffixes = tuple(_SUFFIXES[known] for known in kinds if known in _SUFFIXES)
-    if kind in ("", _UNSAID) or kind in kinds or kind.endswith(suffixes):
+    if kind in kinds or kind.endswith(suffixes) or (given is None and not _has_body(headers)):
         return
-    raise HTTPException(415, f"The Content-Type must be {' or '.join(sorted(kinds))}, or absent; got {kind}.")
+    got = f"got {kind}" if kind else "got none"
+    raise HTTPException(415, f"The Content-Type of the body must be {' or '.join(sorted(kinds))}; {got}.")
+
+
+def _has_body(headers: Mapping[str, str]) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0").strip("0") != ""

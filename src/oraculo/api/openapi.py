@@ -1,6 +1,6 @@
 """The OpenAPI document: the answers that routes declare, and what FastAPI cannot know by itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import FastAPI
@@ -8,6 +8,7 @@ from fastapi.openapi.utils import get_openapi
 
 from oraculo import __version__
 from oraculo.api.auth import OPEN_PATHS
+from oraculo.api.doors import SAFE_METHODS
 from oraculo.api.problems import PROBLEM_JSON
 from oraculo.api.schemas import COMPONENTS, Schema, ref
 
@@ -22,11 +23,13 @@ Responses = dict[int | str, dict[str, Any]]
 _PROBLEMS = {
     400: "The body is not acceptable JSON.",
     401: "No API key, or an unknown one.",
+    403: "A browser sent it for a page of another site.",
     404: "There is no such thing.",
     408: "The rest of the body did not come.",
     409: "It clashes with what is there.",
     413: "Larger than the limit.",
     415: "The body is of a kind that cannot be read.",
+    421: "There are no API keys, and the `Host` is no name of this machine.",
     422: "Something given breaks a rule; `erros` names it.",
     502: "The broker refused; `detail` has its words.",
     503: "The store, the broker or the object store cannot be reached now, a newer ORÁCULO wrote what is asked "
@@ -115,11 +118,15 @@ def _document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
     schemas: dict[str, Schema] = components.setdefault("schemas", {})
     schemas.update(COMPONENTS)
     _without_supposed_refusals(document, schemas)
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            refusals = [] if method.upper() in SAFE_METHODS else [403, 415]
+            refusals += [] if with_keys else [421]
+            _add_refusals(operation, refusals)
+            if with_keys and path not in OPEN_PATHS:
+                _require_key(operation)
     if with_keys:
         components["securitySchemes"] = _SECURITY_SCHEMES
-        for path, operations in document["paths"].items():
-            if path not in OPEN_PATHS:
-                _require_key(operations.values())
     return document
 
 
@@ -133,8 +140,12 @@ def _without_supposed_refusals(document: dict[str, Any], schemas: dict[str, Sche
         schemas.pop(name, None)
 
 
-def _require_key(operations: Any) -> None:
+def _require_key(operation: dict[str, Any]) -> None:
+    operation["security"] = [{name: []} for name in _SECURITY_SCHEMES]
+    _add_refusals(operation, [401])
+
+
+def _add_refusals(operation: dict[str, Any], statuses: Iterable[int]) -> None:
     content = {PROBLEM_JSON: {"schema": ref("Problema")}}
-    for operation in operations:
-        operation["security"] = [{name: []} for name in _SECURITY_SCHEMES]
-        operation["responses"]["401"] = {"description": _PROBLEMS[401], "content": content}
+    for status in statuses:
+        operation["responses"][str(status)] = {"description": _PROBLEMS[status], "content": content}

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from oraculo.api.bodies import PIPELINE_KINDS, expect_kind, read_body
+from oraculo.api.bodies import read_body
 from oraculo.api.context import Door, Shared
 from oraculo.api.openapi import PIPELINE_EXAMPLE, header, problems, reply
 from oraculo.api.parameters import Name
@@ -86,12 +86,11 @@ async def _shown(operations: Operations, definition: Definition, origin: Origin)
     responses={
         200: reply("Replaced.", "Pipeline"),
         201: reply("New.", "Pipeline", headers=header("Location", "Where it is.")),
-        **problems(404, 408, 413, 415, 422),
+        **problems(404, 408, 413, 422),
     },
     openapi_extra=_BODY,
 )
 async def put_pipeline(request: Request, shared: Shared, name: Name) -> Response:
-    expect_kind(request, PIPELINE_KINDS)
     text = await read_body(request, min(MAX_TEXT, shared.settings.limits.request_bytes), shared.room)
     definition, is_new = await shared.operations.put_pipeline(name, text)
     document = await _shown(shared.operations, definition, Origin.STORED)

@@ -160,12 +160,16 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return _method_not_allowed(request)
+    if error.status_code == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
+        error.detail = f"There is nothing at this address{_without_slash(request)}; GET /docs shows what there is."
+    return http_problem(request.scope, error)
+
+
+def http_problem(scope: Scope, error: HTTPException) -> Response:
+    """Return the answer for an error that names its own status."""
     phrase = HTTPStatus(error.status_code).phrase
-    detail = error.detail
-    if error.status_code == HTTPStatus.NOT_FOUND and detail == phrase:
-        detail = f"There is nothing at this address{_without_slash(request)}; GET /docs shows what there is."
-    problem = Problem(_urn(phrase.lower().replace(" ", "-")), phrase, error.status_code, detail)
-    return problem_reply(request.scope, problem, error.headers)
+    problem = Problem(_urn(phrase.lower().replace(" ", "-")), phrase, error.status_code, error.detail)
+    return problem_reply(scope, problem, error.headers)
 
 
 def _without_slash(request: Request) -> str:

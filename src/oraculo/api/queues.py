@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from oraculo.api.bodies import JSON_KINDS, expect_kind, read_body
+from oraculo.api.bodies import read_body
 from oraculo.api.context import Door, NotForWebhooks, Shared
 from oraculo.api.openapi import json_body, problems, reply
 from oraculo.api.parameters import Cursor, LetterId, Queue, when_empty
@@ -158,11 +158,10 @@ _RIGHT = {
     description="The command of a failed subtask reopens its run. When an id is unknown, nothing is moved. "
     "A call with the header `webhook-id`, as a webhook has it, is refused with `409`.",
     dependencies=[NotForWebhooks],
-    responses={200: reply("How many.", "Reenvio"), **problems(400, 404, 408, 409, 413, 415, 422, 502)},
+    responses={200: reply("How many.", "Reenvio"), **problems(400, 404, 408, 409, 413, 422, 502)},
     openapi_extra=json_body("ReenvioPedido", required=False, example={"ids": ["1"]}),
 )
 async def redrive(request: Request, shared: Shared, fila: Queue) -> Response:
-    expect_kind(request, JSON_KINDS)
     body = await read_body(request, shared.settings.limits.payload_bytes, shared.room)
     _expect_name(fila)
     done = await shared.operations.redrive(fila, _ids(body))

@@ -6,7 +6,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 
-from oraculo.api.bodies import JSON_KINDS, expect_kind, read_body
+from oraculo.api.bodies import read_body
 from oraculo.api.context import Door, NotForWebhooks, Shared
 from oraculo.api.openapi import REQUEST_EXAMPLES, header, header_parameter, json_body, problems, reply
 from oraculo.api.parameters import (
@@ -49,7 +49,7 @@ _LOCATION = header("Location", "Where the run is.")
     responses={
         200: reply("The run ended within the wait: its aggregate.", "Agregado", headers=_LOCATION | _APPLIED),
         202: reply("Taken, and safe: it will not be lost.", "Aceita", headers=_LOCATION | _APPLIED),
-        **problems(400, 408, 409, 413, 415, 422),
+        **problems(400, 408, 409, 413, 422),
     },
     openapi_extra={**json_body("Pedido", examples=REQUEST_EXAMPLES), "parameters": [_WAIT]},
 )
@@ -62,7 +62,6 @@ async def start_run(
     ] = None,
     traceparent: Annotated[str | None, Header(description="W3C trace context; a broken one is ignored.")] = None,
 ) -> Response:
-    expect_kind(request, JSON_KINDS)
     wait = wait_of(request.headers.getlist("prefer"), shared.settings.api.max_wait)
     try:
         submitted = await shared.operations.submit(

@@ -1,0 +1,128 @@
+"""The rules for every request before keys and routes are looked at: where it may come from and what it may carry.
+
+A browser sends requests to this machine for any page that its user visits. Three things give such a request away: the
+browser's own word (`Sec-Fetch-Site`), the page's `Origin`, and a `Host` that is no name of this machine. And a page
+can send a body only as a form or as plain text, unless the server allows more, which this one never does.
+"""
+
+from collections.abc import Mapping
+from ipaddress import IPv6Address, ip_address
+from urllib.parse import SplitResult, urlsplit
+
+from fastapi import HTTPException
+from starlette._utils import get_route_path
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from oraculo.api.bodies import JSON_KINDS, PIPELINE_KINDS, expect_kind
+from oraculo.api.paths import PIPELINES
+from oraculo.api.problems import http_problem
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_NO_FRAMES = {"X-Frame-Options": "DENY", "Content-Security-Policy": "frame-ancestors 'none'"}
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_FOREIGN_PAGE = (
+    "A browser sent this for a page of another site, and such a page may change nothing here. Call the API from a page "
+    "of this server's own host, or from a program."
+)
+_FOREIGN_HOST = (
+    "The Host {host} is no name of this machine. Without API keys the server answers only to localhost, 127.0.0.1 and "
+    "[::1]; set ORACULO_API_KEYS to give it other names."
+)
+
+
+class Doors:
+    """Refuses what a foreign web page may have sent, and forbids that a page is shown inside another."""
+
+    def __init__(self, app: ASGIApp, *, has_keys: bool) -> None:
+        self._app = app
+        self._has_keys = has_keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check(scope, Headers(scope=scope))
+        except HTTPException as error:
+            await http_problem(scope, error)(scope, receive, send)
+            return
+        await self._app(scope, receive, _without_frames(send))
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        if not self._has_keys and _came_by_loopback(scope) and not _names_this_machine(headers.get("host", "")):
+            raise HTTPException(421, _FOREIGN_HOST.format(host=headers["host"]))
+        if scope["method"] in SAFE_METHODS:
+            return
+        if _is_of_foreign_page(headers):
+            raise HTTPException(403, _FOREIGN_PAGE)
+        expect_kind(headers, _kinds(get_route_path(scope)))
+
+
+def _kinds(path: str) -> frozenset[str]:
+    return PIPELINE_KINDS if path.startswith(PIPELINES) else JSON_KINDS
+
+
+# -- which page --------------------------------------------------------------------------------------------------
+
+
+def _is_of_foreign_page(headers: Mapping[str, str]) -> bool:
+    if headers.get("sec-fetch-site", "").lower() in ("cross-site", "same-site"):
+        return True
+    origin = headers.get("origin")
+    return origin is not None and not _is_this_host(origin, headers.get("host", ""))
+
+
+def _is_this_host(origin: str, host: str) -> bool:
+    """Compare without the scheme: behind a proxy that speaks TLS, only the proxy knows which it was."""
+    try:
+        page = urlsplit(origin)
+        return bool(page.hostname) and _place(page) == _place(urlsplit(f"{page.scheme}://{host}"))
+    except ValueError:
+        return False
+
+
+def _place(url: SplitResult) -> tuple[str | None, int | None]:
+    return url.hostname, url.port or _DEFAULT_PORTS.get(url.scheme)
+
+
+# -- which machine -----------------------------------------------------------------------------------------------
+
+
+def _came_by_loopback(scope: Scope) -> bool:
+    """A UNIX socket has no port: whoever may open its file may call."""
+    server = scope.get("server")
+    return server is not None and server[1] is not None and _is_loopback(server[0])
+
+
+def _names_this_machine(host: str) -> bool:
+    """Without a Host, no browser sent it."""
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    return not host or (name is not None and (name == "localhost" or name.endswith(".localhost") or _is_loopback(name)))
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    return parsed.is_loopback
+
+
+# -- frames ------------------------------------------------------------------------------------------------------
+
+
+def _without_frames(send: Send) -> Send:
+    async def send_unframed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            if headers.get("content-type", "").startswith("text/html"):
+                headers.update(_NO_FRAMES)
+        await send(message)
+
+    return send_unframed
