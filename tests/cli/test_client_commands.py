@@ -153,8 +153,11 @@ def test_runs_are_listed_by_page_status_and_text(cli: Cli) -> None:
     rest = cli.json("runs", "list", "-q", "pagina-", "--limit", "2", "--cursor", page["cursor"])
     assert [run["correlation_id"] for run in rest["orquestracoes"]] == ["pagina-0"]
     text = cli("runs", "list", "-q", "pagina-", "--limit", "2")
-    assert [line.split()[0] for line in text.stdout.splitlines()] == ["correlation_id", "pagina-2", "pagina-1"]
+    assert [line.split()[0] for line in text.stdout.splitlines()] == ["id", "pagina-2", "pagina-1"]
     assert "--cursor" in text.stderr
+    both = cli.json("runs", "list", "-q", "pagina-", "--status", "em_execucao,erro", "--since", "1h")
+    assert len(both["orquestracoes"]) == 3
+    assert cli.json("runs", "list", "-q", "pagina-", "--until", "2020-01-31 14:30")["orquestracoes"] == []
 
 
 def test_an_empty_list_is_no_error(cli: Cli) -> None:
@@ -212,7 +215,7 @@ def test_watch_of_an_ended_run_tells_it_again_and_its_status_is_the_exit_status(
     watched = cli("runs", "watch", json.loads(result.stdout)["correlation_id"])
     assert watched.exit_code == 1
     assert "tentativa_falhou  escavador_blog  attempt 1" in watched.stdout
-    assert "parcial: 2 of 3 (1 erros)" in watched.stdout.splitlines()[-1]
+    assert "parcial: 2 of 3 (1 error)" in watched.stdout.splitlines()[-1]
 
 
 def test_watch_as_json_is_an_object_a_line_and_the_run_last(cli: Cli) -> None:

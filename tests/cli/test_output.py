@@ -34,22 +34,16 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     assert output.clean(None) == "-"
 
 
-def test_a_table_in_a_pipe_is_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_table(("a", "b"), [("x" * 300, 1), ("y", None)], empty="none")
-    head, first, second = capsys.readouterr().out.splitlines()
-    assert head.split() == ["a", "b"]
-    assert first.split() == ["x" * 300, "1"]
-    assert second.split() == ["y", "-"]
-
-
-def test_a_table_on_a_terminal_keeps_its_first_column_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("NO_COLOR", "1")
-    output.print_table(("id", "motivo"), [("0123456789" * 4, "[bold]why[/bold] " * 10)], empty="none")
-    assert "0123456789" * 4 in terminal.getvalue()
-    assert "[bold]" in terminal.getvalue(), "text is no markup"
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        ({"total": 3, "concluidas": 3}, "3 of 3"),
+        ({"total": 3, "concluidas": 1, "erros": 1, "timeouts": 1}, "1 of 3 (1 error, 1 timeout)"),
+        ({"total": 9, "erros": 2, "timeouts": 2, "ignoradas": 1, "canceladas": 4}, None),
+    ],
+)
+def test_what_became_of_tasks_is_counted_in_english(summary: dict[str, int], said: str | None) -> None:
+    assert output.tally(summary) == (said or "0 of 9 (2 errors, 2 timeouts, 1 skipped, 4 cancelled)")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

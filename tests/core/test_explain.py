@@ -427,7 +427,7 @@ def test_an_ended_run_waits_for_nothing() -> None:
     driver.ok("a")
     driver.fail_for_good("b", "boom")
     assert told(driver) == (
-        "Run abc123 ended as parcial at 2025-10-14T12:00:03.000Z with 1 concluidas, 1 erros of 2 tasks "
+        "Run abc123 ended as parcial at 2025-10-14T12:00:03.000Z with 1 success, 1 error of 2 tasks "
         "('b' erro: boom); it waits for nothing."
     )
 
@@ -435,13 +435,13 @@ def test_an_ended_run_waits_for_nothing() -> None:
 def test_an_ended_run_without_a_fault() -> None:
     driver = fan_out("a").sent()
     driver.ok("a")
-    assert told(driver).endswith("with 1 concluidas of 1 task; it waits for nothing.")
+    assert told(driver).endswith("with 1 success of 1 task; it waits for nothing.")
 
 
 def test_what_was_skipped_is_counted_but_its_cause_is_told() -> None:
     driver = flow("a", "b<a").sent()
     driver.fail_for_good("a", "boom")
-    assert "1 erros, 1 ignoradas of 2 tasks ('a' erro: boom);" in told(driver)
+    assert "1 error, 1 skipped of 2 tasks ('a' erro: boom);" in told(driver)
 
 
 def test_three_failures_are_all_told() -> None:

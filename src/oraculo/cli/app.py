@@ -13,7 +13,20 @@ import typer
 from typer.core import TyperGroup
 
 from oraculo import __version__
-from oraculo.cli import asyncapi, check_worker, dlq, doctor, migrate, output, pipelines, runs, server, simulate, submit
+from oraculo.cli import (
+    asyncapi,
+    check_worker,
+    dlq,
+    doctor,
+    migrate,
+    output,
+    pipelines,
+    queues,
+    runs,
+    server,
+    simulate,
+    submit,
+)
 from oraculo.cli.options import AsJson
 from oraculo.errors import NO_THREAD, InvalidInput, OraculoError
 
@@ -108,6 +121,7 @@ app.command()(server.engine)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(server.worker)
 app.command()(submit.submit)
 app.add_typer(runs.app, name="runs")
+app.add_typer(queues.app, name="queues")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(pipelines.app, name="pipelines")
 app.command()(asyncapi.asyncapi)

@@ -10,6 +10,7 @@ from oraculo.cli import output
 from oraculo.cli.json_objects import read_payload
 from oraculo.cli.options import AsJson, finite
 from oraculo.cli.shared_broker import expect_shared_broker
+from oraculo.cli.table import Column, print_table
 from oraculo.errors import BrokerError, Fault, InvalidInput
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def check_worker(queue: Queue, timeout: Timeout = 10.0, payload: Payload = None,
         for warning in report.warnings:
             output.note(f"oraculo: {warning}")
         rows = [(verdict.name, verdict.state, verdict.detail) for verdict in report.verdicts]
-        output.print_table(("case", "state", "detail"), rows, empty="no cases")
+        print_table((Column("case"), Column("state"), Column("detail", prose=True)), rows, empty="no cases")
     raise typer.Exit(output.SUCCEEDED if report.has_passed else output.NOT_SUCCEEDED)
 
 

@@ -1,6 +1,7 @@
 """`oraculo dlq`: messages in quarantine, why they are there, and what to do with them."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -11,6 +12,9 @@ import typer
 from oraculo.cli import output
 from oraculo.cli.client import Refused, Server, queue_path
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
+from oraculo.cli.queues import print_queues
+from oraculo.cli.table import Column, print_table
+from oraculo.cli.times import moment, moments
 from oraculo.errors import BrokerUnavailable, NotFound
 from oraculo.ports.broker import LETTER_SEPARATOR
 
@@ -43,8 +47,7 @@ def _list_queues(server: Server, as_json: bool) -> None:
     if as_json:
         output.print_json({"filas": queues})
         return
-    rows = [(each["fila"], each["dlq"], each["mensagens"], each["consumidores"]) for each in queues]
-    output.print_table(("fila", "dlq", "mensagens", "consumidores"), rows, empty=empty)
+    print_queues(queues, empty=empty)
 
 
 def _list_letters(server: Server, queue: str, as_json: bool) -> None:
@@ -53,12 +56,19 @@ def _list_letters(server: Server, queue: str, as_json: bool) -> None:
     if as_json:
         output.print_json({"fila": queue, "mensagens": letters})
         return
-    columns = ("id", "desde", "correlation_id", "tarefa", "motivo")
+    since, times = moments("since", [each["timestamp"] for each in letters])
+    columns = (
+        Column("id"),
+        Column(since, rank=2),
+        Column("run", rank=3),
+        Column("task", rank=1),
+        Column("reason", cut=True),
+    )
     rows = [
-        (each["id"], output.moment(each["timestamp"]), each["correlation_id"], each["tarefa"], each["motivo"])
-        for each in letters
+        (each["id"], time, each["correlation_id"], each["tarefa"], each["motivo"])
+        for each, time in zip(letters, times, strict=True)
     ]
-    output.print_table(columns, rows, empty=empty)
+    print_table(columns, rows, empty=empty, whole=f"oraculo dlq show {shlex.quote(queue)} ID")
 
 
 def _brokers_away(server: Server) -> dict[str, Any]:
@@ -109,9 +119,16 @@ def show(
         if as_json:
             output.print_json(letter)
             return
-        for field in ("id", "motivo", "timestamp", "entregas", "correlation_id", "tarefa"):
-            output.print_line(f"{field}: {output.clean(letter[field])}")
-        output.print_line(f"corpo: {_body(letter)}")
+        for name, value in (
+            ("id", letter["id"]),
+            ("reason", letter["motivo"]),
+            ("since", moment(letter["timestamp"])),
+            ("deliveries", letter["entregas"]),
+            ("run", letter["correlation_id"]),
+            ("task", letter["tarefa"]),
+            ("body", _body(letter)),
+        ):
+            output.print_line(f"{name}: {output.clean(value)}")
 
 
 def _expect_broker_of(letter_id: str, away: dict[str, Any]) -> None:
@@ -119,10 +136,6 @@ def _expect_broker_of(letter_id: str, away: dict[str, Any]) -> None:
     for name, why in away.items():
         if letter_id.startswith(name + LETTER_SEPARATOR):
             raise BrokerUnavailable(f"broker {name}, whose dead letter it is, is away: {why}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _body(letter: dict[str, Any]) -> str:
@@ -145,8 +158,9 @@ def redrive(
             output.print_json(done)
             return
         output.print_line(
-            f"queue {queue}: {_count(done['reabertas'], 'task')} opened again, "
-            f"{_count(done['reenviadas'], 'message')} sent again, {_count(done['obsoletas'], 'obsolete one')} deleted"
+            f"queue {queue}: {output.counted(done['reabertas'], 'task')} opened again, "
+            f"{output.counted(done['reenviadas'], 'message')} sent again, "
+            f"{output.counted(done['obsoletas'], 'obsolete one')} deleted"
         )
 
 

@@ -16,6 +16,7 @@ from oraculo.cli import output
 from oraculo.cli.client import Refused, Server, Unreachable, failing
 from oraculo.cli.options import DEFAULT_URL, LOOPBACK, ApiKey, AsJson
 from oraculo.cli.pipelines import check_files
+from oraculo.cli.table import Column, print_table
 from oraculo.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -118,7 +119,7 @@ def _report(checks: list[Check], settings: dict[str, Any] | None, as_json: bool)
     for key, value in (settings or {}).items():
         output.print_line(f"  {key} = {value}")
     rows = [(check.name, check.state, _sentence(check)) for check in checks]
-    output.print_table(("what", "state", "detail"), rows, empty="")
+    print_table((Column("what"), Column("state"), Column("detail", prose=True)), rows, empty="")
 
 
 def _sentence(check: Check) -> str:

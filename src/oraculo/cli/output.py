@@ -1,4 +1,4 @@
-"""How the command line speaks: tables for people, JSON for programs, one line on stderr for what went wrong."""
+"""How the command line speaks: lines for people, JSON for programs, one line on stderr for what went wrong."""
 
 import errno
 import io
@@ -6,9 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -21,21 +19,6 @@ INTERRUPTED = 130
 _NOT_PLAIN = re.compile(r"[^\n -~]")
 _DELETE = "\x7f"  # the one control character of ASCII that JSON may have as it is
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
-
-STATUS_STYLES = {
-    "concluida": "green",
-    "em_execucao": "cyan",
-    "pendente": "dim",
-    "parcial": "yellow",
-    "erro": "red",
-    "timeout": "red",
-    "ignorada": "dim",
-    "cancelada": "yellow",
-    "ok": "green",
-    "aviso": "yellow",
-}
-
-Row = Sequence[object]
 
 
 def mend_streams() -> None:
@@ -127,40 +110,6 @@ def print_line(text: str) -> None:
     print(clean(text))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Row], *, empty: str) -> None:
-    """On a terminal a rich table; else plain columns that are never cut, for `grep` and `awk`."""
-    texts = [[clean(cell) for cell in row] for row in rows]
-    if not texts:
-        note(empty)
-    elif sys.stdout.isatty():
-        _print_rich(columns, texts)
-    else:
-        _print_plain(columns, texts)
-
-
-def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        # The first is what one copies into the next command: it is never cut.
-        whole = max(len(row[0]) for row in rows) if number == 0 else None
-        table.add_column(column, overflow="fold", min_width=whole)
-    for row in rows:
-        table.add_row(*(Text(cell, style=STATUS_STYLES.get(cell, "")) for cell in row))
-    Console().print(table)
-
-
-def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    lines = [columns, *rows]
-    widths = [max(len(line[number]) for line in lines) for number in range(len(columns))]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
 def clean(value: object) -> str:
     """One line without control characters: what a worker wrote must not steer the terminal."""
     if value is None:
@@ -169,21 +118,28 @@ def clean(value: object) -> str:
     return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
-def moment(iso: str | None) -> str:
-    """In the reader's own time zone, to the second; without the date when it is today's."""
-    if iso is None:
-        return "-"
-    when, now = datetime.fromisoformat(iso).astimezone(), datetime.now().astimezone()
-    return when.strftime("%H:%M:%S" if when.date() == now.date() else "%Y-%m-%d %H:%M:%S")
+def counted(number: int, noun: str) -> str:
+    """Return `1 error` or `2 errors`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def seconds(milliseconds: int | None) -> str:
-    return "-" if milliseconds is None else f"{milliseconds / 1000:.1f} s"
+def lost(summary: dict[str, Any]) -> str:
+    """Return what became of the tasks that did not succeed: `1 error, 2 timeouts, 1 skipped`. Empty when all did."""
+    words = {
+        "erros": ("error", "errors"),
+        "timeouts": ("timeout", "timeouts"),
+        "ignoradas": ("skipped", "skipped"),
+        "canceladas": ("cancelled", "cancelled"),
+    }
+    counts = [(summary.get(field, 0), *names) for field, names in words.items()]
+    return ", ".join(f"{number} {one if number == 1 else many}" for number, one, many in counts if number)
+
+
+def done(summary: dict[str, Any]) -> str:
+    """Return how many tasks succeeded: `2 of 3`."""
+    return f"{summary.get('concluidas', 0)} of {summary.get('total', 0)}"
 
 
 def tally(summary: dict[str, Any]) -> str:
-    """`2 of 3`, and what became of the others."""
-    others = ("erros", "timeouts", "ignoradas", "canceladas")
-    lost = ", ".join(f"{summary[word]} {word}" for word in others if summary.get(word))
-    done = f"{summary.get('concluidas', 0)} of {summary.get('total', 0)}"
-    return f"{done} ({lost})" if lost else done
+    """Return `2 of 3 (1 error)`."""
+    return f"{done(summary)} ({missed})" if (missed := lost(summary)) else done(summary)

@@ -11,6 +11,7 @@ import typer
 from oraculo.cli import output
 from oraculo.cli.client import Server
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, GivenUrl, Url
+from oraculo.cli.table import Column, print_table
 from oraculo.errors import Fault, InvalidPipeline
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def list_pipelines(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJs
             output.print_json(answer)
             return
         rows = [(each["name"], each["origem"], each["description"]) for each in answer["pipelines"]]
-        output.print_table(("name", "origem", "description"), rows, empty="no pipelines")
+        columns = (Column("name"), Column("from"), Column("description", prose=True))
+        print_table(columns, rows, empty="no pipelines")
         for bad in answer.get("arquivos_invalidos", ()):
             output.complain(_bad_file(bad))
 

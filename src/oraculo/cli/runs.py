@@ -1,23 +1,51 @@
 """`oraculo runs`: looking at runs, following them, stopping them and trying again what failed."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from oraculo.cli import output
 from oraculo.cli.client import Server, run_path
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, RunId, Url
-from oraculo.cli.submit import print_aggregate
+from oraculo.cli.run_table import print_run, print_runs
+from oraculo.cli.times import localized, moment_option
 from oraculo.cli.watch import watch_run
 
 app = typer.Typer(no_args_is_help=True, help="Runs: list, show, watch, explain, cancel, retry.")
 
 
+Status = Annotated[
+    str | None, typer.Option(metavar="STATUS[,STATUS]", help="Only those in one of these, as erro,timeout.")
+]
+Pipeline = Annotated[str | None, typer.Option(help="Only those of this pipeline or route.")]
+Text = Annotated[str | None, typer.Option("--query", "-q", help="Only those with this in id or name.")]
+Since = Annotated[
+    str | None, typer.Option(metavar="WHEN", help="Only those begun since: 2h (ago), 14:30, 2026-01-31, or ISO 8601.")
+]
+Until = Annotated[str | None, typer.Option(metavar="WHEN", help="Only those begun before: written as for --since.")]
+
+
+def _filter(
+    status: str | None, pipeline: str | None, text: str | None, since: str | None, until: str | None
+) -> dict[str, str]:
+    """Return the query of the API. Raises InvalidInput for a moment that cannot be read."""
+    given = {
+        "status": status,
+        "pipeline": pipeline,
+        "q": text,
+        "desde": moment_option("--since", since),
+        "ate": moment_option("--until", until),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
 @app.command("list")
 def list_runs(
-    status: Annotated[str | None, typer.Option(help="Only those in this status, as parcial.")] = None,
-    pipeline: Annotated[str | None, typer.Option(help="Only those of this pipeline or route.")] = None,
-    text: Annotated[str | None, typer.Option("--query", "-q", help="Only those with this in id or name.")] = None,
+    status: Status = None,
+    pipeline: Pipeline = None,
+    text: Text = None,
+    since: Since = None,
+    until: Until = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="Go on where a list before ended.")] = None,
     url: Url = DEFAULT_URL,
@@ -25,26 +53,15 @@ def list_runs(
     as_json: AsJson = False,
 ) -> None:
     """List runs, newest first."""
+    wanted = _filter(status, pipeline, text, since, until)
     with Server(url, api_key) as server:
-        page = server.get("/orquestracoes", status=status, pipeline=pipeline, q=text, limit=limit, cursor=cursor)
+        page = server.get("/orquestracoes", **wanted, limit=limit, cursor=cursor)
         if as_json:
             output.print_json(page)
             return
-        columns = ("correlation_id", "status", "pipeline", "tarefas", "iniciada em", "duração")
-        output.print_table(columns, [_row(run) for run in page["orquestracoes"]], empty="no runs")
+        print_runs(page["orquestracoes"])
         if page.get("cursor"):
             output.note(f"there are more: add --cursor {page['cursor']}")
-
-
-def _row(run: dict[str, Any]) -> output.Row:
-    return (
-        run["correlation_id"],
-        run["status"],
-        run["pipeline"],
-        output.tally(run["resumo"]),
-        output.moment(run["iniciada_em"]),
-        output.seconds(run["duracao_ms"]),
-    )
 
 
 @app.command()
@@ -55,30 +72,7 @@ def show(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json:
         if as_json:
             output.print_json(run)
             return
-        name = f" ({run['pipeline']})" if run["pipeline"] else ""
-        output.print_line(
-            f"run {run['correlation_id']}{name} {run['status']}: {output.tally(run['resumo'])}; "
-            f"started {output.moment(run['iniciada_em'])}, deadline {output.moment(run['prazo'])}"
-        )
-        columns = ("tarefa", "status", "fila", "tentativa", "progresso", "depende de", "motivo")
-        output.print_table(columns, [_task_row(task) for task in run["tarefas"]], empty="it has no tasks")
-        if run["concluida_em"]:
-            print_aggregate(run)
-
-
-def _task_row(task: dict[str, Any]) -> output.Row:
-    progress = task["progresso"] or {}
-    percent = progress.get("percentual")
-    told = [None if percent is None else f"{percent:g} %", progress.get("mensagem")]
-    return (
-        task["id"],
-        task["status"],
-        task["fila"],
-        f"{task['tentativas']} of {task['max_tentativas']}",
-        " ".join(part for part in told if part) or None,
-        ", ".join(task["depende_de"]) or None,
-        task["motivo"],
-    )
+        print_run(run)
 
 
 @app.command()
@@ -101,7 +95,7 @@ def explain(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_js
         if as_json:
             output.print_json(answer)
         else:
-            output.print_line(answer["explicacao"])
+            output.print_line(localized(answer["explicacao"]))
 
 
 @app.command()

@@ -1,7 +1,6 @@
 """`oraculo submit`: starts a run, and may wait for what comes of it."""
 
 import hashlib
-import json
 import shlex
 import time
 import uuid
@@ -14,6 +13,7 @@ from oraculo.cli import output
 from oraculo.cli.client import Refused, Server, Unreachable, header, run_path
 from oraculo.cli.json_objects import read_object, read_payload
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url, finite
+from oraculo.cli.run_table import print_aggregate
 from oraculo.errors import Fault, InvalidRequest, OraculoError
 
 _PATH = "/orquestracoes"
@@ -175,22 +175,6 @@ def _show(answer: dict[str, Any], has_ended: bool, as_json: bool, where: str) ->
         run_id = answer["correlation_id"]
         output.print_line(f"run {run_id} {answer['status']}")
         output.note(f"follow it with: oraculo runs watch {shlex.quote(run_id)}{where}")
-
-
-def print_aggregate(aggregate: dict[str, Any]) -> None:
-    """What a run came to: each answer in one line, each failure with its reason."""
-    output.print_line(
-        f"run {aggregate['correlation_id']} {aggregate['status']}: {output.tally(aggregate['resumo'])} "
-        f"in {output.seconds(aggregate.get('duracao_ms'))}"
-    )
-    answers = [(task, "concluida", _short(answer)) for task, answer in aggregate.get("resultados", {}).items()]
-    failures = [(task, fault["status"], fault.get("motivo")) for task, fault in aggregate.get("falhas", {}).items()]
-    output.print_table(("tarefa", "status", "resultado / motivo"), [*answers, *failures], empty="it has no answers")
-
-
-def _short(answer: object, limit: int = 160) -> str:
-    text = json.dumps(answer, ensure_ascii=False)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _end_waiting(answer: dict[str, Any], has_ended: bool, wait: float) -> None:

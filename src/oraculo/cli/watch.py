@@ -9,16 +9,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 from oraculo.cli import output
 from oraculo.cli.client import Refused, Server, Unreachable, run_path
 from oraculo.cli.progress import Board, TaskRow
+from oraculo.cli.table import Column, fit, remark
+from oraculo.cli.times import clock, duration, localized
 
 if TYPE_CHECKING:
+    from rich.console import ConsoleDimensions
     from rich.live import Live
-    from rich.table import Table
+    from rich.text import Text
 
 _END = "fim"
 _PATIENCE = 30.0  # seconds of a server's absence, a restart say, that a watcher sits out
 _PAUSE = 0.5
-_BAR_WIDTH = 24
-_OTHER_LINES = 6  # of the screen, beside the tasks
+_BAR_WIDTH = 10
+_COLUMNS = (
+    Column("task"),
+    Column("status"),
+    Column("attempt", rank=2),
+    Column("progress", rank=1),
+    Column("note", cut=True),
+)
+_OTHER_LINES = 7  # of the screen, beside the tasks
 
 
 class Teller(Protocol):
@@ -33,9 +43,11 @@ def watch_run(server: Server, run_id: str, *, as_json: bool = False) -> str:
         return _follow(server, run_id, _Json())
     if not sys.stdout.isatty():
         return _follow(server, run_id, _Lines())
+    from rich.console import Console
     from rich.live import Live
 
-    with Live(_drawing(board), refresh_per_second=8) as live:
+    console = Console()
+    with Live(drawing(board, console.size), console=console, refresh_per_second=8) as live:
         return _follow(server, run_id, _Picture(board, live))
 
 
@@ -86,9 +98,8 @@ class _Json:
 class _Lines:
     def entry(self, entry: dict[str, Any]) -> None:
         attempt = f"attempt {entry['tentativa']}" if entry["tentativa"] else None
-        told = (entry["evento"], entry["tarefa"], attempt, entry["detalhe"])
-        clock = output.moment(entry["timestamp"]).rpartition(" ")[2]
-        output.print_line(f"{clock} " + "  ".join(str(part) for part in told if part))
+        told = (entry["evento"], entry["tarefa"], attempt, entry["detalhe"] and localized(entry["detalhe"]))
+        output.print_line(f"{clock(entry['timestamp'])} " + "  ".join(str(part) for part in told if part))
         sys.stdout.flush()
 
     def end(self, run: dict[str, Any]) -> None:
@@ -102,45 +113,38 @@ class _Picture:
 
     def entry(self, entry: dict[str, Any]) -> None:
         self._board.apply(entry)
-        self._live.update(_drawing(self._board, self._live.console.height))
+        self._live.update(drawing(self._board, self._live.console.size))
 
     def end(self, run: dict[str, Any]) -> None:
-        from rich.text import Text
-
-        table = _drawing(self._board, self._live.console.height)
-        table.caption = Text(output.clean(_ending(run)), style=output.STATUS_STYLES.get(run["status"], ""))
-        self._live.update(table)
+        self._live.update(drawing(self._board, self._live.console.size, _ending(run)))
 
 
 def _ending(run: dict[str, Any]) -> str:
-    tally, took = output.tally(run["resumo"]), output.seconds(run["duracao_ms"])
+    tally, took = output.tally(run["resumo"]), duration(run["duracao_ms"])
     return f"run {run['correlation_id']} {run['status']}: {tally} in {took}"
 
 
-def _drawing(board: Board, height: int = 24) -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def drawing(board: Board, size: "ConsoleDimensions", ending: str | None = None) -> "Text":
+    """Return the tasks as a table for a screen of that size, and below it how many are in which status."""
     from rich.text import Text
 
-    rows, hidden = board.rows(max(3, height - _OTHER_LINES))
-    title = Text(output.clean(f"{board.name} · {board.run_id}"))
-    table = Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("tarefa", "status", "tentativa", "progresso", ""):
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*_cells(row))
+    rows, hidden = board.rows(max(3, size.height - _OTHER_LINES))
+    fitted = fit(_COLUMNS, [[output.clean(cell) for cell in _cells(row)] for row in rows], size.width)
     counts = ", ".join(f"{count} {status}" for status, count in board.tally().items())
-    table.caption = f"{counts}; {hidden} not shown" if hidden else counts
-    return table
+    counts += f"; {output.counted(hidden, 'task')} not shown" if hidden else ""
+    lines = [Text(output.clean(f"{board.name} · {board.run_id}"), style="italic"), *fitted.lines]
+    lines += [Text(line, style="dim") for line in (remark(fitted, "oraculo runs show ID"), ending or counts) if line]
+    return Text("\n").join(lines)
 
 
-def _cells(row: TaskRow) -> Iterator[Any]:
-    from rich.progress_bar import ProgressBar
-    from rich.text import Text
+def _cells(row: TaskRow) -> Iterator[object]:
+    yield row.id
+    yield row.status
+    yield row.attempt or None
+    yield None if row.percent is None else f"{_bar(row.percent)} {row.percent:.0f} %"
+    yield row.note
 
-    yield Text(output.clean(row.id))
-    yield Text(row.status, style=output.STATUS_STYLES.get(row.status, ""))
-    yield Text(str(row.attempt or "-"))
-    pulsing = row.status == "em_execucao" and row.percent is None
-    yield ProgressBar(total=100, completed=row.percent or 0, width=_BAR_WIDTH, pulse=pulsing)
-    yield Text(output.clean(row.note) if row.note else "", overflow="ellipsis", no_wrap=True)
+
+def _bar(percent: float) -> str:
+    full = int(_BAR_WIDTH * percent / 100)
+    return "━" * full + "┄" * (_BAR_WIDTH - full)

@@ -266,10 +266,18 @@ def not_succeeded(run: Run) -> list[Task]:
     return [task for task in run.tasks if task.status not in (TaskStatus.SUCCEEDED, TaskStatus.SKIPPED)]
 
 
+_TALLY = {
+    "concluidas": ("success", "successes"),
+    "erros": ("error", "errors"),
+    "timeouts": ("timeout", "timeouts"),
+    "ignoradas": ("skipped", "skipped"),
+    "canceladas": ("cancelled", "cancelled"),
+}
+
+
 def _why_ended(run: Run, now: float, audiences: Mapping[str, Audience], refused: str) -> str:
     counts = summary(run.head)
-    words = ("concluidas", "erros", "timeouts", "ignoradas", "canceladas")
-    tally = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
+    tally = ", ".join(_count(counts[field], *words) for field, words in _TALLY.items() if counts[field])
     lost = not_succeeded(run)
     why = "; ".join(_end_state(run, task, audiences) for task in lost[:NAMED])
     more = f"; {len(lost) - NAMED} more" if len(lost) > NAMED else ""
