@@ -9,6 +9,7 @@ from oraculo.cli.table import Column, print_table
 from oraculo.cli.times import duration, moment, moments
 
 _LONGEST_ANSWER = 160
+_PHASES = {"na_fila": "in the queue", "em_trabalho": "at work"}
 
 
 def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
@@ -95,11 +96,18 @@ def _detail(task: Mapping[str, Any], answers: Mapping[str, Any]) -> str | None:
     progress = task["progresso"] or {}
     percent = progress.get("percentual")
     parts = [
-        f"next attempt {moment(task['proxima_tentativa_em'])}" if task["proxima_tentativa_em"] else None,
+        phase(task),
         None if percent is None or task["concluida_em"] else f"{percent:g} %",
         task["motivo"] or progress.get("mensagem"),
     ]
     return "; ".join(part for part in parts if part) or None
+
+
+def phase(task: Mapping[str, Any]) -> str | None:
+    """Say where an open task is, as far as the server knows: in the queue, at work or before its next attempt."""
+    if task["proxima_tentativa_em"]:
+        return f"next attempt {moment(task['proxima_tentativa_em'])}"
+    return _PHASES.get(task["fase"])
 
 
 def _short(answer: object) -> str:
