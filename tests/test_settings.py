@@ -253,6 +253,7 @@ def test_what_is_not_utf8_is_told() -> None:
         ("store.url = 'sqlite://x.db'", "store.url", "three slashes"),
         ("store.url = 'sqlite://'", "store.url", "names no file"),
         ("store.url = 'sqlite:///'", "store.url", "names no file"),
+        ("queues.allow = ['a b*']", "queues.allow", "a pattern has"),
         ("webhook.allow = ['http://a']", "webhook.allow", "no host, address or network"),
         ("webhook.secret = 'whsec_abc'", "webhook.secret", "base64"),
         ("webhook.secret = 'whsec_c2V$jcmV0'", "webhook.secret", "base64"),

@@ -62,6 +62,16 @@ def test_what_a_broker_has_for_the_log_is_told_of_it_alone() -> None:
     assert "it may evict queues, with all that is in them; set it to noeviction" in checks["broker"]["detalhe"]
 
 
+def test_a_shared_broker_where_any_queue_may_be_named_is_a_warning() -> None:
+    nobody = {"ORACULO_BROKER_URL": "redis://127.0.0.1:1"}
+    _, checks = doctor(**nobody)
+    assert checks["queues"]["estado"] == "aviso"
+    assert "ORACULO_PREFIX, or ORACULO_QUEUES_ALLOW" in checks["queues"]["o_que_fazer"]
+    for bounded in ({"ORACULO_PREFIX": "loja."}, {"ORACULO_QUEUES_ALLOW": "loja-*"}):
+        assert "queues" not in doctor(**nobody, **bounded)[1]
+    assert "queues" not in doctor()[1]
+
+
 def test_an_empty_store_is_left_empty(fleet: Fleet) -> None:
     namespace = f"doctor-{uuid4().hex[:8]}"
     _, checks = doctor(ORACULO_STORE_URL=f"{fleet.url('redis')}?namespace={namespace}")

@@ -184,7 +184,7 @@ def _ids(body: bytes) -> list[str] | None:
     DEAD_LETTERS + "/{letter_id:segment}",
     summary="Discard a dead letter",
     status_code=204,
-    responses={204: reply("Discarded."), **problems(404, 502)},
+    responses={204: reply("Discarded."), **problems(404, 422, 502)},
 )
 async def discard(operations: Door, fila: Queue, letter_id: LetterId) -> Response:
     _expect_name(fila)

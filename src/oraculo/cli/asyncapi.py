@@ -29,12 +29,14 @@ def _asked(url: str, api_key: str | None) -> Any:
 def _made_here() -> dict[str, Any]:
     """Raises InvalidSettings and InvalidPipeline."""
     from oraculo.api.asyncapi import document_of
+    from oraculo.core.queue_targets import QueueTargets
     from oraculo.engine.catalogue import Catalogue, built_in_pipelines
     from oraculo.settings import load_settings
 
     settings = load_settings()
     runs = settings.runs
-    of_folder = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout)
+    queues = QueueTargets(settings.queues.allow)
+    of_folder = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout, queues=queues)
     of_folder.read_folder()
     if of_folder.bad_files:
         raise InvalidPipeline([Fault(bad.file, bad.reason) for bad in of_folder.bad_files])

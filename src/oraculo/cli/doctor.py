@@ -133,6 +133,7 @@ def _shown(settings: "Settings") -> dict[str, Any]:
     return {
         "broker.url": ",".join(map(redacted, settings.broker.urls)),
         "broker.prefix": settings.broker.prefix,
+        "queues.allow": ",".join(settings.queues.allow),
         "store.url": redacted(settings.store.url),
         "store.retention_days": settings.store.retention_days,
         "objects.url": redacted(settings.objects.url),
@@ -176,10 +177,19 @@ def _settings_checks(settings: "Settings") -> Iterator[Check]:
         yield Check("webhooks", OK, "signed")
     else:
         yield Check("webhooks", WARNING, "sent unsigned", "set ORACULO_WEBHOOK_SECRET to whsec_… if you use them")
+    if _names_any_queue(settings):
+        advice = "set ORACULO_PREFIX, or ORACULO_QUEUES_ALLOW to patterns of your own, as escavador_*,executador_*"
+        yield Check("queues", WARNING, "requests may name any queue of the broker, those of others too", advice)
     if settings.api.host not in LOOPBACK and not settings.api.keys:
         yield Check("api keys", WARNING, f"none, and it listens on {settings.api.host}", "set ORACULO_API_KEYS")
     if settings.pipelines:
         yield _pipelines(Path(settings.pipelines))
+
+
+def _names_any_queue(settings: "Settings") -> bool:
+    """Whether requests reach the queues of whoever else uses the broker."""
+    is_shared = not settings.broker.url.startswith("memory:")
+    return is_shared and not settings.broker.prefix and not settings.queues.allow
 
 
 def _pipelines(folder: Path) -> Check:

@@ -13,6 +13,7 @@ COLLECTOR_PREFIX = "escavador"
 PROCESSOR_PREFIX = "executador"
 BRIDGE_PREFIX = "ponte-"
 RABBITMQ_PREFIX = "amq."  # of queues that RabbitMQ names itself, and that nobody else can make
+BRIDGE_REPLIES = "oraculo-respostas"  # where the bridge to Celery awaits answers, on Celery's broker
 MAX_NAME = 128
 AMQP_REASON_HEADER = "x-oraculo-reason"  # of a dead letter on RabbitMQ
 LONGEST_REASON = 4_000  # characters
@@ -33,6 +34,13 @@ _MOST_ITEMS = 8  # of a list or object that an error message shows
 _MOST_NAMES = 12  # of those that would be right
 _LONG_BITS = 512  # of a number that is not worth showing; Python does not even write one of thousands of digits
 
+# Names that a broker or another system keeps for itself: RabbitMQ, its plugins for MQTT and STOMP, NATS, and Celery,
+# whose keys in Redis a queue of that name would replace. `resultados.<engine>` are answers for one engine.
+_SYSTEM = re.compile(
+    r"amq\..*|oraculo\..*|oraculo-respostas|resultados\..*|(mqtt|stomp)-subscription-.*|_INBOX\..*"
+    r"|celeryev.*|(.*\.)?celery\.pidbox|_kombu\..*|unacked|unacked_index|unacked_mutex"
+)
+_CLIENTS_OWN = "amq.gen-"  # a queue that RabbitMQ named for one client, who may await replies there
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 FOLDERS = (".", "..")
 NO_FOLDER = "must not be '.' or '..', which mean folders in a URL"
@@ -94,6 +102,20 @@ def with_kind(kind: str, name: str) -> str:
     return name if not name or name.startswith(kind) else f"{kind}_{name}"
 
 
+def is_own_queue(queue: str) -> bool:
+    """Whether engines or bridges read it; its dead letters are theirs to show."""
+    return queue in (REQUESTS, ANSWERS) or queue.startswith(BRIDGE_PREFIX)
+
+
+def is_system_queue(queue: str) -> bool:
+    """Whether a broker, another system or ORÁCULO itself keeps this name, so that nobody may name it as a target."""
+    return _SYSTEM.fullmatch(queue) is not None and not queue.startswith(_CLIENTS_OWN)
+
+
+def system_queue_fault(queue: str) -> str:
+    return f"'{queue}' is a system queue; name one of your own"
+
+
 def queue_fault(name: object) -> str | None:
     """Why `name` cannot be the queue of a destination, or None when it can."""
     if not isinstance(name, str):
@@ -102,8 +124,10 @@ def queue_fault(name: object) -> str | None:
         return NO_FOLDER
     if not is_name(name):
         return f"must be 1 to {MAX_NAME} letters, digits, '_', '-' or '.'; got {shown(name)}"
-    if name in (REQUESTS, ANSWERS, MEMORY):
+    if name in (REQUESTS, ANSWERS):
         return f"'{name}' is the orchestrator's own queue; name the destination's"
+    if is_system_queue(name) or name.startswith(_CLIENTS_OWN):
+        return system_queue_fault(name)
     if name.startswith(BRIDGE_PREFIX):
         return f"'{name}' is a bridge's own queue; name the destination, as celery://task.name or bullmq://queue"
     if name.endswith(DLQ_SUFFIX):
@@ -113,10 +137,10 @@ def queue_fault(name: object) -> str | None:
 
 def reply_queue_fault(name: str) -> str | None:
     """Why `name` cannot be the queue on which whoever asked for a run awaits its aggregate, or None when it can."""
-    if is_name(name) and (name in (REQUESTS, ANSWERS, MEMORY) or name.startswith(BRIDGE_PREFIX)):
+    if is_name(name) and (name in (REQUESTS, ANSWERS) or name.startswith(BRIDGE_PREFIX)):
         whose = "a bridge's" if name.startswith(BRIDGE_PREFIX) else "the orchestrator's"
         return f"'{name}' is {whose} own queue; name one on which you await the aggregate, as minhas_respostas"
-    return queue_fault(name)
+    return None if is_name(name) and name.startswith(_CLIENTS_OWN) else queue_fault(name)
 
 
 def shortened(reason: str) -> str:

@@ -13,6 +13,7 @@ from oraculo.core import naming
 from oraculo.core.bridge import queue_of
 from oraculo.core.pipeline import Definition, decode_definition, encode_definition
 from oraculo.core.pipeline_text import read_pipeline
+from oraculo.core.queue_targets import QueueTargets
 from oraculo.core.retry import RetryPolicy
 from oraculo.engine.pipeline_folder import BadFile, FolderContents, PipelineFolder
 from oraculo.errors import Conflict, Fault, NotFound, StoreUnavailable, UnknownPipeline, WrittenByNewer
@@ -44,12 +45,14 @@ class Catalogue:
         threads: Executor | None = None,
         telemetry: Telemetry | None = None,
         reader: Executor | None = None,
+        queues: QueueTargets | None = None,
     ) -> None:
+        self._queues = queues or QueueTargets()
         self.routes = routes
         self._threads = threads
         self._reader = reader
         self._telemetry = telemetry
-        self._folder = PipelineFolder(Path(folder), default_retry, default_timeout) if folder else None
+        self._folder = PipelineFolder(Path(folder), default_retry, default_timeout, self._queues) if folder else None
         self.bad_files: tuple[BadFile, ...] = ()
         self._default_retry = default_retry
         self._default_timeout = default_timeout
@@ -65,9 +68,10 @@ class Catalogue:
         return self._merged
 
     def destinations(self) -> set[str]:
-        """The queues that known pipelines and routes send to."""
+        """Return the queues that known pipelines and routes send to, and may."""
         steps = {step.queue for definition in self._merged.values() for step in definition.steps}
-        return steps | {queue for route in self.routes.values() for queue in map(queue_of, route)}
+        named = steps | {queue for route in self.routes.values() for queue in map(queue_of, route)}
+        return {queue for queue in named if naming.is_own_queue(queue) or self._queues.fault(queue) is None}
 
     def origin(self, name: str) -> Origin:
         return next(origin for origin in reversed(Origin) if name in self._layers[origin])
@@ -186,6 +190,7 @@ class Catalogue:
             default_timeout=self._default_timeout,
         )
         definition = await handed_over(self._reader, read)
+        self._queues.expect_allowed(definition)
         async with self._in_turn():
             await self._refresh_stored(store)  # another engine may have put or deleted it a moment ago
             is_new = name not in self._merged and name not in self._unreadable

@@ -306,7 +306,9 @@ class Operations:
         engines leave on the broker is of no use to anybody else."""
         names, states = self._engine.names, await self._engine.broker.queues()
         states = [*states, *await self._unlisted({state.queue for state in states})]
-        return [state for state in states if state.queue.startswith(names.prefix) and state.queue != names.memory]
+        may_show = self._engine.queue_targets.call_fault
+        ours = [state for state in states if state.queue.startswith(names.prefix)]
+        return [state for state in ours if may_show(names.logical(state.queue)) is None]
 
     async def _unlisted(self, listed: set[str]) -> list[QueueState]:
         """Those that the broker does not list and the store knows of."""
@@ -334,15 +336,23 @@ class Operations:
         return self._engine.names.logical(state.queue)
 
     async def dead_letters(self, queue: str, *, limit: int = 100, after: str | None = None) -> Sequence[DeadLetter]:
+        self._expect_allowed(queue)
         return await self._quarantine.letters(queue, limit, after)
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> Redrive:
         self._expect_accepting()
+        self._expect_allowed(queue)
         return await self._quarantine.redrive(queue, ids)
 
     async def discard(self, queue: str, letter_id: str) -> None:
         self._expect_accepting()
+        self._expect_allowed(queue)
         await self._quarantine.discard(queue, letter_id)
+
+    def _expect_allowed(self, queue: str) -> None:
+        """Raise InvalidRequest for a queue that no call may look at."""
+        if fault := self._engine.queue_targets.call_fault(queue):
+            raise InvalidRequest(Fault("fila", fault))
 
     # -- health -----------------------------------------------------------------------------------------------
 

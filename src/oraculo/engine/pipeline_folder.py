@@ -9,6 +9,7 @@ import msgspec
 
 from oraculo.core.pipeline import Definition
 from oraculo.core.pipeline_text import MAX_TEXT, expect_length, read_pipeline
+from oraculo.core.queue_targets import QueueTargets
 from oraculo.core.retry import RetryPolicy
 from oraculo.errors import Fault, InvalidPipeline
 
@@ -42,8 +43,9 @@ class FolderContents(msgspec.Struct, frozen=True):
 class PipelineFolder:
     """One bad file keeps no other from being used."""
 
-    def __init__(self, folder: Path, default_retry: RetryPolicy, default_timeout: float) -> None:
+    def __init__(self, folder: Path, default_retry: RetryPolicy, default_timeout: float, queues: QueueTargets) -> None:
         self._folder = folder
+        self._queues = queues
         self._default_retry = default_retry
         self._default_timeout = default_timeout
         self._seen: dict[Path, _Mark] | None = None
@@ -92,9 +94,11 @@ class PipelineFolder:
     def _read_file(self, path: Path) -> Definition | InvalidPipeline:
         try:
             expect_regular(path)
-            return read_pipeline(
+            definition = read_pipeline(
                 pipeline_bytes(path), default_retry=self._default_retry, default_timeout=self._default_timeout
             )
+            self._queues.expect_allowed(definition)
+            return definition
         except InvalidPipeline as error:
             return error.with_traceback(None)
         except OSError as error:

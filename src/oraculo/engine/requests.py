@@ -1,11 +1,14 @@
 """From a request's bytes to a run that is ready to be created."""
 
 import hashlib
+from itertools import islice
 from urllib.parse import urlsplit
 
 from oraculo.core import machine, naming
 from oraculo.core.message import valid_traceparent
-from oraculo.core.request import Limits, definition_of, new_run, read_request
+from oraculo.core.pipeline import MAX_FAULTS, Definition
+from oraculo.core.queue_targets import QueueTargets
+from oraculo.core.request import Limits, RunRequest, definition_of, new_run, read_request
 from oraculo.core.webhook_targets import WebhookTargets
 from oraculo.engine.cache import Plans
 from oraculo.engine.catalogue import Catalogue
@@ -21,12 +24,21 @@ def fingerprint_of(body: bytes) -> str:
 
 
 class RunMaker:
-    def __init__(self, catalogue: Catalogue, plans: Plans, clock: Clock, entropy: Entropy, settings: Settings) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        plans: Plans,
+        queues: QueueTargets,
+        clock: Clock,
+        entropy: Entropy,
+        settings: Settings,
+    ) -> None:
         self._catalogue = catalogue
         self._plans = plans
         self._clock = clock
         self._entropy = entropy
         self._limits = Limits(settings.limits.payload_bytes, settings.limits.request_bytes)
+        self._queues = queues
         self._targets = WebhookTargets(settings.webhook.allow)
         self._default_timeout = settings.runs.timeout
         self._default_retry = settings.runs.retry
@@ -54,6 +66,7 @@ class RunMaker:
         definition = definition_of(
             request, self._catalogue, default_timeout=self._default_timeout, default_retry=self._default_retry
         )
+        self._expect_queues(request, definition)
         run = new_run(
             request,
             definition,
@@ -68,3 +81,19 @@ class RunMaker:
         """Raises InvalidRequest for a webhook whose URL itself names an address that it may not reach."""
         if webhook is not None and (fault := self._targets.host_fault(urlsplit(webhook).hostname or "")):
             raise InvalidRequest(Fault("webhook", fault))
+
+    def _expect_queues(self, request: RunRequest, definition: Definition) -> None:
+        """Raises InvalidRequest for queues that no run may send or reply to."""
+        found = islice(self._queues.step_faults(definition), MAX_FAULTS)
+        faults = [_at(request, number, fault) for number, fault in found]
+        if request.responder_em is not None and (fault := self._queues.fault(request.responder_em)):
+            faults.append(Fault("responder_em", fault))
+        if faults:
+            raise InvalidRequest(faults)
+
+
+def _at(request: RunRequest, number: int, fault: Fault) -> Fault:
+    """Return the fault at the field of the request that brought it about."""
+    if request.destinos is not None:
+        return Fault(f"destinos[{number}]", fault.problem)
+    return Fault("tipo" if request.pipeline is None else "pipeline", str(fault))

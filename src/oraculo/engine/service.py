@@ -14,6 +14,7 @@ from functools import partial
 
 from oraculo.core.events import Untaken
 from oraculo.core.naming import QueueNames
+from oraculo.core.queue_targets import QueueTargets
 from oraculo.engine.aftermath import Consequences
 from oraculo.engine.cache import HotRuns, Plans
 from oraculo.engine.catalogue import Catalogue
@@ -111,13 +112,21 @@ class Engine:
         self.results = LargeResults(objects, self._earlier, self._claim_fault, settings, telemetry, self.threads)
 
         # What comes in.
+        self.queue_targets = QueueTargets(settings.queues.allow)
         self.catalogue = Catalogue(
-            settings.routes, settings.pipelines, runs.retry, runs.timeout, self.threads, telemetry, self._reader
+            settings.routes,
+            settings.pipelines,
+            runs.retry,
+            runs.timeout,
+            self.threads,
+            telemetry,
+            self._reader,
+            self.queue_targets,
         )
         self.destinations = Destinations(broker, self.catalogue, self.names, telemetry)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
         self.own_queues = OwnQueues(broker, self.inbox, own_queues, engine)
-        self.maker = RunMaker(self.catalogue, self.plans, clock, entropy, settings)
+        self.maker = RunMaker(self.catalogue, self.plans, self.queue_targets, clock, entropy, settings)
         self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._untaken)
 
         # What goes out.

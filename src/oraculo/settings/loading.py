@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 
 from oraculo.core.naming import nearest
+from oraculo.core.queue_targets import patterns_fault
 from oraculo.core.webhook_targets import allow_fault
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.settings.sections import Route, Section, Settings, split_list
@@ -237,6 +238,7 @@ _CHECKS: dict[Place, Callable[[Any], str | None]] = {
     Place("store", "url"): store_url_fault,
     Place("objects", "url"): objects_url_fault,
     Place("webhook", "secret"): secret_fault,
+    Place("queues", "allow"): patterns_fault,
     Place("webhook", "allow"): allow_fault,
     Place("bullmq", "queues"): bullmq_queues_fault,
     Place("bullmq", "entry"): bullmq_name_fault,

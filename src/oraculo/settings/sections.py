@@ -35,6 +35,7 @@ Keys = Annotated[
 ]
 Flag = Annotated[bool, Meta(description="true or false")]
 Hosts = Annotated[tuple[str, ...], Meta(description="a list of hosts, addresses and networks")]
+Patterns = Annotated[tuple[str, ...], Meta(description="a list of patterns, as escavador_*")]
 Names = Annotated[tuple[str, ...], Meta(description="a list of names")]
 Route = Annotated[tuple[str, ...], Meta(description="a list of destinations")]
 Port = Annotated[int, Meta(ge=0, le=65535, description="a port: a whole number from 0 to 65535")]
@@ -71,6 +72,12 @@ class BrokerSettings(Section, frozen=True):
     @property
     def urls(self) -> tuple[str, ...]:
         return split_urls(self.url)
+
+
+class QueueSettings(Section, frozen=True):
+    """Which queues the outside may name. See docs/brokers.md."""
+
+    allow: Patterns = ()  # that requests, pipelines and calls may name; none: all but system queues
 
 
 class StoreSettings(Section, frozen=True):
@@ -165,6 +172,7 @@ class LogSettings(Section, frozen=True):
 
 class Settings(Section, frozen=True):
     broker: BrokerSettings = BrokerSettings()
+    queues: QueueSettings = QueueSettings()
     store: StoreSettings = StoreSettings()
     objects: ObjectSettings = ObjectSettings()
     api: ApiSettings = ApiSettings()

@@ -31,7 +31,7 @@ from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import CelerySettings
 
-REPLIES = "oraculo-respostas"  # the exchange and the queue on Celery's broker, with our prefix
+REPLIES = naming.BRIDGE_REPLIES  # the exchange and the queue on Celery's broker, with our prefix
 
 
 class CeleryBridge:
