@@ -96,5 +96,6 @@ async def test_only_what_can_break_a_rule_is_said_to_be_refused_for_it(service: 
         ("put", "/pipelines/{name}"),
         ("get", "/filas/{fila}/dlq"),
         ("post", "/filas/{fila}/dlq/reenviar"),
+        ("delete", "/filas/{fila}/dlq/{letter_id}"),
     }
     assert "HTTPValidationError" not in document["components"]["schemas"]
