@@ -1,12 +1,23 @@
 """What the intake takes at once, and what it decides for each run in it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TypeGuard
 
+from oraculo.core.events import BrokerLost, Cancelled, Repeated, RunDue
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes
-from oraculo.engine.inputs import Answer, Arrived, Note, OfRun, Rest, Submission
+from oraculo.engine.inputs import Answer, Arrived, Note, OfRun, Rest, Submission, WideInput, Wish
 from oraculo.ports.telemetry import AnswerTaken
+
+MOST_TASKS = 5000  # that are created, cancelled or repeated in one commit: all others wait for as long as it takes
+_OF_WHOLE_RUN = (Cancelled, Repeated, RunDue, BrokerLost)
+
+
+def is_of_whole_run(item: OfRun) -> TypeGuard[Wish]:
+    """Return whether it may change every task of its run."""
+    return type(item) is Wish and isinstance(item.event, _OF_WHOLE_RUN)
 
 
 @dataclass(slots=True)
@@ -52,6 +63,26 @@ class Batch:
 
     def of_run(self, run_id: str, item: OfRun) -> None:
         self.by_run.setdefault(run_id, []).append(item)
+
+    def leave_wide(self, weighed: Sequence[WideInput]) -> Sequence[WideInput]:
+        """Take out the widest, so that what is left is at most MOST_TASKS wide, and return them."""
+        if sum(one.width for one in weighed) <= MOST_TASKS:
+            return ()
+        narrow_first = sorted(weighed, key=lambda one: (one.width, -one.priority))
+        left = accumulate(one.width for one in narrow_first)
+        wide = narrow_first[sum(width <= MOST_TASKS for width in left) :]
+        inputs = {id(one.input) for one in wide}
+        self.submissions = [one for one in self.submissions if id(one) not in inputs]
+        for one in wide:
+            if isinstance(one.input, Wish):
+                self._take_out(one.input)
+        return wide
+
+    def _take_out(self, wish: Wish) -> None:
+        items = self.by_run[wish.run_id]
+        items.remove(wish)
+        if not items:
+            del self.by_run[wish.run_id]
 
     def leave_out(self, resting: Mapping[str, Rest]) -> None:
         """But for the notes, unless a race was lost: they are few, and say what is not to be done again."""

@@ -4,7 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from heapq import heapify, heappop, heappush
+from itertools import chain, count
 from math import inf
 from typing import NamedTuple, TypeVar
 
@@ -91,6 +92,19 @@ Input = Arrived | Submission | Wish | Resend
 OfRun = Answer | BadAnswer | Wish | Resend | Note
 
 
+class WideInput(NamedTuple):
+    """A run to be created, or a wish that changes all of one, and how many tasks that are."""
+
+    input: Submission | Wish
+    width: int
+    priority: int
+
+
+def arrived_with(one: Input) -> Arrived | None:
+    """The message that it is, or came as."""
+    return one if isinstance(one, Arrived) else one.arrived if isinstance(one, Submission) else None
+
+
 T = TypeVar("T")
 _PATIENCE = 30.0
 
@@ -140,12 +154,17 @@ class Inbox:
     prefetch, wishes and submissions by the callers who wait for them, notes by the outbox's window.
 
     `most_held`: messages for runs that rest. They take places of the prefetch, and what comes for other runs needs
-    some."""
+    some. `crowded_at`: so many inputs and notes are more than is decided soon."""
 
-    def __init__(self, linger: float, most_held: float = inf) -> None:
+    def __init__(self, linger: float, most_held: float = inf, crowded_at: float = inf) -> None:
         self._inputs: deque[Input] = deque()
         self._notes: deque[Note] = deque()
         self._notes_are_urgent = False
+        self._wide: list[tuple[int, int, WideInput]] = []  # a heap: the higher priority first, then the older
+        self._numbers = count()
+        self._crowded_at = crowded_at
+        self._holds_back = False
+        self.on_eased: Callable[[], object] = lambda: None
         self._held: dict[str, _Held] = {}  # by the runs that rest
         self._lets_rest = True
         self._most_held = most_held
@@ -155,13 +174,20 @@ class Inbox:
 
     def __len__(self) -> int:
         held = sum(len(held.inputs) + len(held.notes) for held in self._held.values())
-        return len(self._inputs) + len(self._notes) + held
+        return len(self._inputs) + len(self._notes) + len(self._wide) + held
+
+    def holds_back(self) -> bool:
+        """Return whether so much waits to be decided that more should not come yet. `on_eased` is called once that is
+        over. Wide inputs do not count: what they wait for is their turn."""
+        self._holds_back = len(self._inputs) + len(self._notes) >= self._crowded_at
+        return self._holds_back
 
     @property
     def arrived(self) -> Iterator[Arrived]:
         """The messages among them."""
         held = (held.inputs for held in self._held.values())
-        return (one for one in chain(self._inputs, *held) if isinstance(one, Arrived))
+        wide = (one.input for _, _, one in self._wide)
+        return filter(None, map(arrived_with, chain(self._inputs, wide, *held)))
 
     def put(self, inputs: Iterable[Input]) -> None:
         self._inputs.extend(inputs)
@@ -183,10 +209,12 @@ class Inbox:
 
     def forget_arrived(self, consumer: Consumer) -> None:
         """What a consumer brought that is lost: the broker delivers it again."""
-        self._keep_only(lambda one: not isinstance(one, Arrived) or one.consumer is not consumer)
+        self._keep_only(lambda one: (arrived := arrived_with(one)) is None or arrived.consumer is not consumer)
 
     def _keep_only(self, is_kept: Callable[[Input], bool]) -> None:
         self._inputs = deque(filter(is_kept, self._inputs))
+        self._wide = [each for each in self._wide if is_kept(each[2].input)]
+        heapify(self._wide)
         for held in self._held.values():
             held.inputs[:] = filter(is_kept, held.inputs)
 
@@ -234,6 +262,22 @@ class Inbox:
         for run_id in list(self._held):
             self._end_rest(run_id)
 
+    # -- wide inputs ----------------------------------------------------------------------------------------------
+
+    def set_aside(self, wide: Iterable[WideInput]) -> None:
+        """They wait for their turn, in which nothing else is decided."""
+        for one in wide:
+            heappush(self._wide, (-one.priority, next(self._numbers), one))
+
+    def take_wide(self, most: int) -> Sequence[Input]:
+        """Those whose turn it is: together up to `most` tasks wide, or one that is wider."""
+        taken: list[Input] = []
+        while self._wide and (self._wide[0][2].width <= most or not taken):
+            one = heappop(self._wide)[2]
+            most -= one.width
+            taken.append(one.input)
+        return taken
+
     # -- what the intake takes ------------------------------------------------------------------------------------
 
     def wake(self) -> None:
@@ -241,12 +285,15 @@ class Inbox:
             self._waiter.set_result(None)
 
     async def take(self, limit: int) -> tuple[Sequence[Input], Sequence[Note]]:
-        """All that is there, up to `limit` of each; waits when there is nothing. May return nothing when woken."""
-        if not self._inputs and not self._notes_are_urgent:
+        """All that is there, up to `limit` of each; waits when there is nothing. May return nothing when woken, or when
+        there are wide inputs."""
+        if not self._inputs and not self._notes_are_urgent and not self._wide:
             await self._wait()
         inputs = [self._inputs.popleft() for _ in range(min(limit, len(self._inputs)))]
         notes = [self._notes.popleft() for _ in range(min(limit, len(self._notes)))]
         self._notes_are_urgent &= bool(self._notes)
+        if self._holds_back and not self.holds_back():
+            self.on_eased()
         return inputs, notes
 
     async def _wait(self) -> None:

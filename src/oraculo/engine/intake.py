@@ -19,9 +19,9 @@ from oraculo.core.json_guard import MAX_DEPTH
 from oraculo.core.machine import Verdict
 from oraculo.core.message import Message, correlation_id_of, decode_message
 from oraculo.core.naming import QueueNames
-from oraculo.core.run import Changes, Run
+from oraculo.core.run import Changes, Run, RunHead
 from oraculo.core.slices import slices
-from oraculo.engine.batches import Batch, Decision
+from oraculo.engine.batches import MOST_TASKS, Batch, Decision, is_of_whole_run
 from oraculo.engine.cache import HotRuns, Plans
 from oraculo.engine.inputs import (
     Answer,
@@ -33,6 +33,9 @@ from oraculo.engine.inputs import (
     OfRun,
     Resend,
     Submission,
+    WideInput,
+    Wish,
+    arrived_with,
     is_withdrawn,
 )
 from oraculo.engine.offload import Offload
@@ -119,12 +122,14 @@ class Intake:
         while not (self._stopping and not len(self._inbox)):
             self._idle.set()
             inputs, notes = await self._inbox.take(self._limit)
+            wide = self._inbox.take_wide(MOST_TASKS)
             self._idle.clear()
-            if inputs or notes:
-                self._at_work = inputs
-                await self._process_surely(inputs, notes)
-                self._at_work = ()
-                await asyncio.sleep(0)  # a store that answers at once must not keep the others from the event loop
+            for some_inputs, some_notes in ((inputs, notes), (wide, ())):  # apart: the small ones do not wait
+                if some_inputs or some_notes:
+                    self._at_work = (*inputs, *wide) if some_inputs is inputs else wide
+                    await self._process_surely(some_inputs, some_notes)
+                    self._at_work = ()
+                    await asyncio.sleep(0)  # a store that answers at once must not keep others from the event loop
         await self._settled()
         self.stopped = True
 
@@ -137,9 +142,9 @@ class Intake:
         """For messages that wait here for long, as when the store is away: they are not to be delivered again."""
         held: dict[Consumer, list[Delivery]] = {}
         settling = [one for batch in self._settling.values() for one in batch.arrived]
-        for one in (*self._at_work, *self._inbox.arrived, *settling):
-            if isinstance(one, Arrived):
-                held.setdefault(one.consumer, []).append(one.delivery)
+        at_work = filter(None, map(arrived_with, self._at_work))
+        for one in (*at_work, *self._inbox.arrived, *settling):
+            held.setdefault(one.consumer, []).append(one.delivery)
         for consumer, deliveries in held.items():
             with suppress(OraculoError):  # then it was given back already, with its consumer
                 await consumer.extend(deliveries)
@@ -214,12 +219,12 @@ class Intake:
 
     async def _give_back(self, one: Input, error: Exception) -> None:
         """The one that broke it: a message is tried again later, up to the delivery limit; a caller is told."""
-        if isinstance(one, Arrived):
+        if (arrived := arrived_with(one)) is not None:
             why = f"{type(error).__name__}: {error}"
-            delay = _delay_before(one.delivery, error)
-            retrying = self._is_settled(one.consumer, one.consumer.retry(one.delivery, delay, why))
-            await self._settle_beside(retrying, Batch(handled=[one]))
-        elif one.done is not None and not one.done.done():
+            delay = _delay_before(arrived.delivery, error)
+            retrying = self._is_settled(arrived.consumer, arrived.consumer.retry(arrived.delivery, delay, why))
+            await self._settle_beside(retrying, Batch(handled=[arrived]))
+        elif not isinstance(one, Arrived) and one.done is not None and not one.done.done():
             one.done.set_exception(error)
 
     # -- one batch --------------------------------------------------------------------------------------------
@@ -233,6 +238,7 @@ class Intake:
             await self._refresh_pipelines()
             for arrived in batch.unknown:
                 self._read_arrived(arrived, batch, is_last_try=True)
+        wide = await self._leave_wide(batch) if len(inputs) > 1 else ()
         if batch.large:
             await self._offload.keep(batch.large)
         submissions, created, conflicts, runs = batch.submissions, 0, 0, 0
@@ -258,6 +264,7 @@ class Intake:
             if conflicts:
                 batch.give_up(self._lost_again(decisions, committed.conflicts))
             conflicts += len(committed.conflicts)
+        self._inbox.set_aside(wide)
         for run_id, items in batch.resting.items():
             self._inbox.hold(run_id, items)
         for stray in batch.strays:
@@ -272,6 +279,23 @@ class Intake:
                 seconds=self._clock.now() - started,
             )
         )
+
+    async def _leave_wide(self, batch: Batch) -> Sequence[WideInput]:
+        """Take out the widest, where all together are too many tasks for one commit, and return them."""
+        wishes = [item for items in batch.by_run.values() for item in items if is_of_whole_run(item)]
+        if len(batch.submissions) + len(wishes) <= 1:
+            return ()
+        heads = await self._heads({wish.run_id for wish in wishes})
+        by_head: list[tuple[Submission | Wish, RunHead]] = [(one, one.changes.run.head) for one in batch.submissions]
+        by_head += [(wish, heads[wish.run_id]) for wish in wishes if wish.run_id in heads]
+        weighed = [WideInput(one, head.total, head.priority) for one, head in by_head]
+        return batch.leave_wide(weighed)
+
+    async def _heads(self, run_ids: Collection[str]) -> dict[str, RunHead]:
+        hot = {run_id: run.head for run_id in run_ids if (run := self._hot.get(run_id)) is not None}
+        if cold := [run_id for run_id in run_ids if run_id not in hot]:
+            return hot | await self._store.heads(cold)
+        return hot
 
     def _lost_again(self, decisions: Iterable[Decision], conflicts: Collection[str]) -> list[str]:
         """Wide ones are not tried a third time in a row: it takes long, and the others would wait for it."""

@@ -21,6 +21,7 @@ from oraculo.engine.publishing import MAX_WAITING, Entry, Key, Line
 from oraculo.engine.rations import Rations
 from oraculo.engine.results import LargeResults
 from oraculo.engine.rounds import Round
+from oraculo.engine.run_turns import FEW
 from oraculo.errors import BrokerError, MessageTooLarge, ObjectLost, ObjectsError, OraculoError
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.ports.clock import Clock
@@ -30,6 +31,7 @@ from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
 PORTION = 500  # commands that are lined up in one go
 _PAGE = 1000
 _NONE: Mapping[str, bytes] = MappingProxyType({})
+_ROOM_FOR_MANY = 0.8  # of a line; the rest is kept for small runs
 _MOST_SEEN = 50_000  # that are remembered
 _COURTESY = 2.0  # seconds that each engine that comes before has
 _MOST_READING = 200  # commands that wait for large results
@@ -52,6 +54,7 @@ class _Shared(NamedTuple):
     now_iso: str
     written: Written | None  # None: there is but one
     references: dict[tuple[int, ...], dict[str, Reference]]
+    are_many: bool  # as of a wide run, for which small ones are not to wait
 
 
 class Outbox:
@@ -84,9 +87,19 @@ class Outbox:
         # Apart, so that neither a queue that did not take something of late, which may take its time to say no again,
         # nor a quarantine that is full holds up the commands.
         self._commands, self._doubtful, self._dead_letters = (
-            Line(broker, clock, telemetry, self._confirmed, self._refused, self._still_wanted, refusing)
+            Line(
+                broker,
+                clock,
+                telemetry,
+                self._confirmed,
+                self._refused,
+                self._still_wanted,
+                refusing,
+                inbox.holds_back,
+            )
             for refusing in (self._refusing, self._refusing, self._refusing_letters)
         )
+        inbox.on_eased = self._wake_lines
         self._in_flight: dict[Key, _Flight] = {}
         self._dying: dict[Key, DeadLettered] = {}  # told when it is in quarantine: a full one is tried again and again
         self._reading: dict[Key, asyncio.Task[None]] = {}  # the large results that a command hands on
@@ -124,8 +137,8 @@ class Outbox:
             await asyncio.sleep(0)
 
     def _add_all(self, run: Run, commands: Sequence[_Wanted], dead_letters: Sequence[_Wanted]) -> None:
-        is_alone = len(commands) + len(dead_letters) == 1
-        shared = _Shared(to_iso(self._clock.now()), None if is_alone else {}, {})
+        count = len(commands) + len(dead_letters)
+        shared = _Shared(to_iso(self._clock.now()), None if count == 1 else {}, {}, count > FEW)
         for number, attempt in commands:
             self._add(run, number, attempt, None, shared)
         for number, attempt in dead_letters:
@@ -136,7 +149,7 @@ class Outbox:
         task = run.tasks[number]
         if key in self._in_flight:
             return
-        if self._line_of(run, number, dead).load >= 1:
+        if not self._has_room(run, number, dead, shared.are_many):
             self._spilled = True
             return
         if _is_overtaken(task, key):  # within the same batch
@@ -146,14 +159,17 @@ class Outbox:
                 return  # found by a later sweep: at once, it would be asked for all the time that the store is away
             self._in_flight[key] = _Flight(task, was_taken=False)
             self._reading[key] = asyncio.create_task(
-                self._read_and_line_up(key, run, references, dead), name="large results"
+                self._read_and_line_up(key, run, references, dead, shared.are_many), name="large results"
             )
             self._reading[key].add_done_callback(partial(self._has_read, key))
         else:
             body = encode_command(run, task, shared.now_iso, self._names.answers, written=shared.written)
-            self._line_up(key, run, dead, body)
+            self._line_up(key, run, dead, body, shared.are_many)
 
-    def _line_up(self, key: Key, run: Run, dead: str | None, body: bytes) -> None:
+    def _has_room(self, run: Run, number: int, dead: str | None, are_many: bool) -> bool:
+        return self._line_of(run, number, dead).load < (_ROOM_FOR_MANY if are_many else 1)
+
+    def _line_up(self, key: Key, run: Run, dead: str | None, body: bytes, are_many: bool) -> None:
         number, task = key[1], run.tasks[key[1]]
         queue = self._names.physical(run.plan.steps[number].queue)
         if dead is not None:
@@ -163,7 +179,7 @@ class Outbox:
         self._in_flight[key] = _Flight(task, task.status is TaskStatus.RUNNING)
         own = None if dead is not None else _message_key(run, task)
         message = Outgoing(queue, body, run.head.priority, dead, expires_at, key=own, leaves_room=True)
-        self._line_of(run, number, dead).add(key, message)
+        self._line_of(run, number, dead).add(key, message, age=run.head.created_at, is_one_of_many=are_many)
 
     def _line_of(self, run: Run, number: int, dead: str | None) -> Line:
         if dead is not None:
@@ -175,7 +191,7 @@ class Outbox:
         return self._commands
 
     async def _read_and_line_up(
-        self, key: Key, run: Run, references: Mapping[str, Reference], dead: str | None
+        self, key: Key, run: Run, references: Mapping[str, Reference], dead: str | None, are_many: bool
     ) -> None:
         """Left unsent when the object store is away: the sweep tries again. A result that is lost will not come back:
         then the task fails and says so, and its dead letter keeps the reference."""
@@ -187,12 +203,13 @@ class Outbox:
                 self._note_lost(key, error)
                 return
         task = run.tasks[key[1]]
-        if self._line_of(run, key[1], dead).load >= 1:  # it filled up while the results were read
+        if not self._has_room(run, key[1], dead, are_many):  # it filled up while the results were read
             self._spilled = True
             return
         if not _is_overtaken(task, key):  # while the results were read
             now_iso = to_iso(self._clock.now())
-            self._line_up(key, run, dead, encode_command(run, task, now_iso, self._names.answers, results))
+            body = encode_command(run, task, now_iso, self._names.answers, results)
+            self._line_up(key, run, dead, body, are_many)
             del self._reading[key]
 
     def _note_lost(self, key: Key, error: ObjectLost) -> None:
@@ -218,6 +235,10 @@ class Outbox:
     @property
     def _lines(self) -> tuple[Line, ...]:
         return self._commands, self._doubtful, self._dead_letters
+
+    def _wake_lines(self) -> None:
+        for line in self._lines:
+            line.wake()
 
     @property
     def trouble(self) -> str | None:

@@ -1,12 +1,11 @@
-"""A line of messages on their way to the broker: in order, a batch at a time, until each is confirmed."""
+"""A line of messages on their way to the broker: runs take turns, a batch at a time, until each is confirmed."""
 
 import asyncio
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import accumulate, islice
+from itertools import count
 
 from oraculo.core.troubled import TroubledQueues
+from oraculo.engine.run_turns import RunTurns
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.ports.clock import Clock
@@ -20,6 +19,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
 Entry = tuple[Key, Outgoing]
+_Numbered = tuple[int, Entry]  # in the order in which they were added
 Confirmed = Callable[[Sequence[Key], Sequence[str], float], None]  # which broker took each, and since when it was asked
 Refused = Callable[[Sequence[Entry], BrokerError], None]
 StillWanted = Callable[[Sequence[Entry], bool], Awaitable[Sequence[Entry]]]  # and whether they have waited for long
@@ -28,7 +28,8 @@ StillWanted = Callable[[Sequence[Entry], bool], Awaitable[Sequence[Entry]]]  # a
 class Line:
     """`confirmed` and `refused` are told of what became of each message: a broker that is away is waited for, one that
     says no to a message does not hold up the others. `still_wanted` is asked before each try: what waits for a broker
-    may be wanted no longer. `refusing`: where queues are noted that did not take something."""
+    may be wanted no longer. `refusing`: where queues are noted that did not take something. `holds_back`: whether the
+    engine has too much to decide as it is; the many commands of wide runs then wait until `wake` is called."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Line:
         refused: Refused,
         still_wanted: StillWanted,
         refusing: TroubledQueues,
+        holds_back: Callable[[], bool] = lambda: False,
     ) -> None:
         self._broker = broker
         self._clock = clock
@@ -47,10 +49,12 @@ class Line:
         self._refused = refused
         self._still_wanted = still_wanted
         self._refusing = refusing
-        self._waiting: deque[Entry] = deque()
-        self._bytes = 0
-        self._under_way = 0  # of those that wait, how many the broker is asked to take now
-        self._waited = 0  # of those that wait, how many already did when the broker was last away
+        self._holds_back = holds_back
+        self._turns: RunTurns[_Numbered] = RunTurns()
+        self._numbers = count()
+        self._under_way: Sequence[_Numbered] = ()  # what the broker is asked to take now
+        self._bytes = 0  # of both
+        self._waited = 0  # whatever has a lower number already waited when the broker was last away
         self.trouble: str | None = None  # why the broker did not take the last batch
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
@@ -59,17 +63,23 @@ class Line:
     @property
     def load(self) -> float:
         """How full it is, from 0 to 1."""
-        return max(len(self._waiting) / MAX_WAITING, self._bytes / MAX_WAITING_BYTES)
+        return max((len(self._turns) + len(self._under_way)) / MAX_WAITING, self._bytes / MAX_WAITING_BYTES)
 
     @property
     def has_more(self) -> bool:
         """Than what the broker is asked to take now."""
-        return len(self._waiting) > self._under_way
+        return bool(self._turns)
 
-    def add(self, key: Key, message: Outgoing) -> None:
-        self._waiting.append((key, message))
+    def add(self, key: Key, message: Outgoing, *, age: float = 0.0, is_one_of_many: bool = False) -> None:
+        """`age`: when its run was created."""
+        numbered = next(self._numbers), (key, message)
+        self._turns.add(key[0], numbered, priority=message.priority, age=age, is_one_of_many=is_one_of_many)
         self._bytes += len(message.body)
         self._empty.clear()
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look again whether the commands of wide runs may go out."""
         self._wake.set()
 
     async def flushed(self) -> None:
@@ -78,28 +88,29 @@ class Line:
 
     async def run(self) -> None:
         while True:
-            if not self._waiting:
-                self._empty.set()
+            self._under_way = self._under_way or self._next_batch()
+            if not self._under_way:
+                if not self._turns:
+                    self._empty.set()
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            batch = self._next_batch()
-            self._under_way = len(batch)
-            await self._publish(batch)
-            self._waited = max(0, self._waited - len(batch))
-            for _, message in batch:
-                self._waiting.popleft()
-                self._bytes -= len(message.body)
+            await self._publish([entry for _, entry in self._under_way])
+            self._bytes -= sum(map(_size, self._under_way))
+            self._under_way = ()
 
-    def _next_batch(self) -> list[Entry]:
-        sizes = accumulate(len(message.body) for _, message in islice(self._waiting, PUBLISHED_TOGETHER))
-        count = bisect_right(list(sizes), PUBLISHED_BYTES)
-        return list(islice(self._waiting, max(1, count)))
+    def _next_batch(self) -> list[_Numbered]:
+        few_only = self._holds_back()
+        return self._turns.take(PUBLISHED_TOGETHER, PUBLISHED_BYTES, _size, few_only=few_only)
+
+    @property
+    def _have_waited(self) -> bool:
+        return self._waited > 0 and any(number < self._waited for number, _ in self._under_way)
 
     async def _publish(self, batch: Sequence[Entry]) -> None:
         """Until the broker has answered. Meanwhile runs time out by their own deadlines, and say why."""
         pause = _FIRST_PAUSE
-        while batch := await self._still_wanted(batch, self._waited > 0):
+        while batch := await self._still_wanted(batch, self._have_waited):
             started = self._clock.now()
             try:
                 vias = await self._broker.publish([message for _, message in batch])
@@ -116,7 +127,7 @@ class Line:
                     return
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
-                self._waited = len(self._waiting)
+                self._waited = next(self._numbers)
             else:
                 self.trouble = None
                 self._refusing.works(message.queue for _, message in batch)
@@ -150,3 +161,7 @@ class Line:
             return
         for entry in batch:
             await self._publish([entry])
+
+
+def _size(numbered: _Numbered) -> int:
+    return len(numbered[1][1].body)

@@ -106,7 +106,7 @@ class Engine:
         # Of its own: the texts that users put may take seconds each, one after the other, and hold up nobody else.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="oraculo-pipelines")
         self.plans = Plans()
-        self.inbox = Inbox(engine.note_linger, most_held=(engine.prefetch + 1) // 2)
+        self.inbox = Inbox(engine.note_linger, (engine.prefetch + 1) // 2, crowded_at=engine.batch)
         self.watchers = Watchers()
         self._earlier = self._earlier_results()
         self.results = LargeResults(objects, self._earlier, self._claim_fault, settings, telemetry, self.threads)
