@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oraculo.bootstrap import build, make_earlier_objects, make_objects, make_worker
-from oraculo.errors import InvalidSettings
+from oraculo.errors import InvalidSettings, ObjectsUnavailable
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.objects import Objects
 from oraculo.settings import load_settings
@@ -88,6 +88,40 @@ def test_what_cannot_be_reached_from_here_is_told(scheme: str, words: str, monke
         make_objects(load_settings({"ORACULO_OBJECTS_URL": f"{scheme}://bucket/prefix?key=secret"}))
     assert words in caught.value.faults[0].problem
     assert "secret" not in str(caught.value)
+
+
+SECRETS = "memory://ana:s3cr%40t@b/x?token=t0ken&listings_expiry_time=5"
+
+
+async def test_a_password_in_the_url_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = make_objects(load_settings({"ORACULO_OBJECTS_URL": SECRETS}))
+    assert isinstance(objects, RemoteObjects)
+    assert await objects.check() == "memory://ana:***@b/x"
+    with pytest.raises(ObjectsUnavailable) as not_there:
+        await objects.get("ab/x/y")
+
+    def fail(path: str) -> bytes:
+        raise OSError(f"no login to {SECRETS} as s3cr@t with t0ken for {path}")
+
+    monkeypatch.setattr(objects._fs, "cat_file", fail)
+    with pytest.raises(ObjectsUnavailable) as failed:
+        await objects.get("ab/x/y")
+    assert "memory://ana:***@b/x: OSError: no login to memory://ana:***@b/x?token=***&" in str(failed.value)
+    for told in (str(not_there.value), str(failed.value)):
+        assert "s3cr" not in told
+        assert "t0ken" not in told
+
+
+@pytest.mark.parametrize("error", ["bad URL '{}'", "bad password s3cr@t", "bad token t0ken"])
+def test_a_place_that_cannot_be_used_is_told_without_its_password(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str, **options: Any) -> Any:
+        raise ValueError(error.format(SECRETS))
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    with pytest.raises(InvalidSettings, match="cannot be used: bad") as refused:
+        make_objects(load_settings({"ORACULO_OBJECTS_URL": SECRETS}))
+    assert "s3cr" not in str(refused.value)
+    assert "t0ken" not in str(refused.value)
 
 
 async def test_workers_are_given_the_object_store_only_when_its_url_is_set(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from oraculo.ports.objects import Objects
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import Telemetry
 from oraculo.settings import Settings
+from oraculo.settings.urls import without_secrets
 from oraculo.stores.objects import FolderObjects, RemoteObjects
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.telemetry.hub import Hub
@@ -187,7 +188,8 @@ def make_objects(settings: Settings) -> Objects | None:
         missing = f"{scheme}:// needs a package that is not installed ({error}): {advice}"
         raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", missing)) from error
     except Exception as error:  # each package refuses options and places in its own words
-        raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", f"{scheme}://… cannot be used: {error}")) from error
+        told = without_secrets(str(error), url)
+        raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", f"{scheme}://… cannot be used: {told}")) from error
 
 
 def make_earlier_objects(settings: Settings) -> Objects | None:

@@ -3,7 +3,10 @@
 import asyncio
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from oraculo.bootstrap import make_objects, make_store
+from oraculo.cli.app import app
 from oraculo.engine.janitor import claim_fault
 from oraculo.settings import ObjectSettings, Settings, StoreSettings
 from tests.cli.test_doctor import doctor
@@ -33,6 +36,15 @@ def test_a_place_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
     assert code == 1
     assert checks["objects"]["estado"] == "erro"
     assert "ORACULO_OBJECTS_URL" in checks["objects"]["o_que_fazer"]
+
+
+def test_a_password_in_the_url_is_not_shown() -> None:
+    env = {"ORACULO_OBJECTS_URL": "memory://ana:s3cret@b/x?token=t0ken"}
+    for args in (["doctor"], ["doctor", "--json"]):
+        said = CliRunner().invoke(app, args, env=env).stdout
+        assert "memory://ana:***@b/x" in said
+        assert "s3cret" not in said
+        assert "t0ken" not in said
 
 
 def claim_place(store_url: str) -> None:

@@ -2,11 +2,13 @@
 Redis after it."""
 
 import re
+from urllib.parse import parse_qsl, unquote
 
 EMPTY = "has an empty URL or host in its list; they are separated by single commas"
 
 _NEXT_URL = re.compile(r",\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _PARTS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^/?#]*)(.*)", re.DOTALL)
+_SECRET_OPTION = re.compile("secret|pass|token|key|cred|sas|auth|signature", re.IGNORECASE)  # of a query
 _TOKENS = ("nats://", "tls://")  # what stands alone before their `@` is one, and secret
 
 
@@ -23,6 +25,19 @@ def redacted(url: str) -> str:
     if user and not colon and scheme in _TOKENS:
         user = "***"
     return f"{scheme}{user}{colon and ':***'}{at}{hosts}{_path(rest)}"
+
+
+def without_secrets(text: str, url: str) -> str:
+    """Return words that may quote the URL, without its password and the secret options of its query."""
+    parts = _PARTS.match(url)
+    if parts is None:
+        return text
+    who = parts[2].rpartition("@")[0] or parts[3].rpartition("@")[0]
+    query = parse_qsl(url.partition("?")[2])
+    secrets = [who.partition(":")[2], *(value for key, value in query if _SECRET_OPTION.search(key))]
+    for secret in sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True):
+        text = text.replace(secret, "***") if secret else text
+    return text
 
 
 def split_urls(text: str) -> tuple[str, ...]:

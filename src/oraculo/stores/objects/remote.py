@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 from oraculo.core.reference import CLAIM, OWNER, is_run_folder
 from oraculo.errors import ObjectLost, ObjectsError, ObjectsUnavailable
 from oraculo.ports.objects import RunFolder
+from oraculo.settings.urls import redacted, without_secrets
 from oraculo.stores.objects.threads import Threads
 
 # A bucket is not made in silence, and its folders are only part of a name.
@@ -37,7 +38,9 @@ class RemoteObjects:
 
         place, _, query = url.partition("?")
         self.name = place.partition(":")[0].lower()
-        self.shared_place = place
+        self.shared_place = place  # another place has another name; it may hold a password, and is shown to nobody
+        self._shown = redacted(place)
+        self._url = url
         options = _PATIENCE.get(self.name, {}) | dict(parse_qsl(query))
         self._fs, root = url_to_fs(place, **options)
         self._root = str(root).rstrip("/")
@@ -77,7 +80,7 @@ class RemoteObjects:
         if self._checked_at is None or time.monotonic() - self._checked_at > _CHECKED_FOR:
             await self._threads.call(self._prove)
             self._checked_at = time.monotonic()
-        return self.shared_place
+        return self._shown
 
     async def close(self) -> None:
         self._threads.close()
@@ -122,7 +125,7 @@ class RemoteObjects:
                 if key != CLAIM:
                     self._must_be_there()
                 raise ObjectLost(
-                    f"there is no {key} in {self.shared_place}; was it put into another ORACULO_OBJECTS_URL?"
+                    f"there is no {key} in {self._shown}; was it put into another ORACULO_OBJECTS_URL?"
                 ) from None
 
     def _must_be_there(self) -> None:
@@ -131,7 +134,7 @@ class RemoteObjects:
             self._fs.cat_file(self._path(CLAIM))
         except FileNotFoundError:
             raise ObjectsUnavailable(
-                f"{self.shared_place} is not there, or has no object '{CLAIM}', which the first engine that starts "
+                f"{self._shown} is not there, or has no object '{CLAIM}', which the first engine that starts "
                 "with it writes there: is it the orchestrator's ORACULO_OBJECTS_URL?"
             ) from None
 
@@ -173,14 +176,14 @@ class RemoteObjects:
                 return moment
         moment = _seconds(self._fs.modified(path))
         if moment is None:
-            raise ObjectsError(f"{self.name} does not tell when {path} was written")
+            raise ObjectsError(f"{self.name} does not tell when {without_secrets(path, self._url)} was written")
         return moment
 
     def _prove(self) -> None:
         with self._translated():
             self._write(_CHECK, b"{}")
             if bytes(self._fs.cat_file(self._path(_CHECK))) != b"{}":
-                raise ObjectsUnavailable(f"{self.shared_place} does not give back what was put")
+                raise ObjectsUnavailable(f"{self._shown} does not give back what was put")
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
@@ -194,7 +197,8 @@ class RemoteObjects:
         except ObjectsError:
             raise
         except Exception as error:
-            raise ObjectsUnavailable(f"{self.shared_place}: {type(error).__name__}: {error}") from error
+            told = without_secrets(str(error), self._url)
+            raise ObjectsUnavailable(f"{self._shown}: {type(error).__name__}: {told}") from error
 
 
 def _seconds(moment: object) -> float | None:
