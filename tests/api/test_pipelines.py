@@ -1,4 +1,5 @@
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from oraculo.core.message import Message, encode_message
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.telemetry import LoopFailed
+from oraculo.settings import LimitSettings, Settings
 from tests.waiting import until
 
-from .service import Service, assert_problem, running
+from .service import SETTINGS, Service, assert_problem, running
 
 YAML = """
 name: meu
@@ -325,3 +327,28 @@ async def test_a_pipeline_shows_the_queue_of_each_step_and_what_its_author_may_n
     assert "'ENHANCED_IMAGES'" in warned[0][1]
     assert (await service.client.get("/pipelines/meu")).json() == shown
     assert (await service.client.put("/pipelines/meu", json=shown)).status_code == 200
+
+
+def bounded_by(**limits: int) -> Settings:
+    return msgspec.structs.replace(SETTINGS, limits=LimitSettings(**limits))
+
+
+async def test_only_so_many_pipelines_are_stored(tmp_path: Path) -> None:
+    async with running(tmp_path, bounded_by(pipelines=2)) as service:
+        for name in ("um", "dois", "dois"):
+            assert (await service.client.put(f"/pipelines/{name}", content=YAML.replace("meu", name))).is_success
+        reply = await service.client.put("/pipelines/tres", content=YAML.replace("meu", "tres"))
+        assert_problem(reply, 409, None, "2 pipelines are stored; ORACULO_LIMITS_PIPELINES allows no more")
+        assert (await service.client.get("/pipelines/tres")).status_code == 404
+        assert (await service.client.delete("/pipelines/um")).status_code == 204
+        assert (await service.client.put("/pipelines/tres", content=YAML.replace("meu", "tres"))).is_success
+
+
+async def test_the_stored_pipelines_have_only_so_many_bytes(tmp_path: Path) -> None:
+    large = json.dumps({"steps": [{"id": "a", "queue": "q", "type": "T", "config": {"x": "x" * 3000}}]})
+    async with running(tmp_path, bounded_by(pipelines_bytes=5000)) as service:
+        for text in (large, large.replace("xxx", "yyy")):
+            assert (await service.client.put("/pipelines/um", content=text)).is_success
+        reply = await service.client.put("/pipelines/dois", content=large)
+        assert_problem(reply, 409, None, "would have", "ORACULO_LIMITS_PIPELINES_BYTES allows 5000")
+        assert (await service.client.get("/pipelines/dois")).status_code == 404

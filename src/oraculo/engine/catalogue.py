@@ -21,6 +21,7 @@ from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, PipelineFileMended, PipelineFileRejected, Telemetry
 from oraculo.ports.threads import handed_over
+from oraculo.settings import LimitSettings
 
 _PATIENCE = 30.0  # seconds for those before: while the store is frozen each takes as long as it may
 
@@ -46,7 +47,9 @@ class Catalogue:
         telemetry: Telemetry | None = None,
         reader: Executor | None = None,
         queues: QueueTargets | None = None,
+        limits: LimitSettings | None = None,
     ) -> None:
+        self._limits = limits or LimitSettings()
         self._queues = queues or QueueTargets()
         self.routes = routes
         self._threads = threads
@@ -180,7 +183,8 @@ class Catalogue:
             self._telemetry.emit(PipelineFileMended(file))
 
     async def put(self, name: str, text: bytes, store: Store, clock: Clock) -> tuple[Definition, bool]:
-        """The definition, and whether its name is new. Raises InvalidPipeline with step and fault."""
+        """The definition, and whether its name is new. Raises InvalidPipeline with step and fault, or
+        Conflict."""
         # A large text takes seconds to read, and the engine has other things to do, for which it needs its threads.
         read = partial(
             read_pipeline,
@@ -195,10 +199,22 @@ class Catalogue:
             await self._refresh_stored(store)  # another engine may have put or deleted it a moment ago
             is_new = name not in self._merged and name not in self._unreadable
             body = encode_definition(definition)
+            self._expect_room(name, body)
             await store.put_pipeline(name, body, clock.now())
             self._unreadable.pop(name, None)
             self._take_stored({**self._stored, name: (body, definition)})
         return definition, is_new
+
+    def _expect_room(self, name: str, body: bytes) -> None:
+        """Raise Conflict when one more would be too many: each is kept in memory, and takes more room there."""
+        others = [text for other, (text, _) in self._stored.items() if other != name]
+        others += [b""] * len(self._unreadable.keys() - {name})
+        size, limits = sum(map(len, others)) + len(body), self._limits
+        if len(others) >= limits.pipelines:
+            raise Conflict(f"{len(others)} pipelines are stored; ORACULO_LIMITS_PIPELINES allows no more: delete one")
+        if size > limits.pipelines_bytes:
+            most = f"ORACULO_LIMITS_PIPELINES_BYTES allows {limits.pipelines_bytes}"
+            raise Conflict(f"with this one the stored pipelines would have {size} bytes; {most}: delete one")
 
     async def delete(self, name: str, store: Store) -> None:
         """Raises NotFound, also when another engine was faster, or Conflict."""

@@ -122,6 +122,7 @@ class Engine:
             telemetry,
             self._reader,
             self.queue_targets,
+            settings.limits,
         )
         self.destinations = Destinations(broker, self.catalogue, self.names, telemetry)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()

@@ -104,6 +104,8 @@ class ApiSettings(Section, frozen=True):
 class LimitSettings(Section, frozen=True):
     payload_bytes: Bytes = 1024 * 1024  # of a request's payload, and of each destination's; over it: 413
     request_bytes: Bytes = 32 * 1024 * 1024  # of a whole request; over it: 413
+    pipelines: CountOrNone = 1000  # that the API stores; one more: 409
+    pipelines_bytes: BytesOrNone = 16 * 1024 * 1024  # of all that the API stores, as JSON; over it: 409
 
 
 class RunSettings(Section, frozen=True):
