@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 _WHAT = {
+    "__main__": "`python -m oraculo`",
     "cli": "the commands",
     "main": "for uvicorn",
     "celery_app": "for Celery: the app `orquestrador_core`",

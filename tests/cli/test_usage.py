@@ -64,6 +64,7 @@ def test_version_as_text_and_as_json() -> None:
         "submit",
         "runs list",
         "runs watch",
+        "queues list",
         "dlq redrive",
         "pipelines validate",
         "doctor",
@@ -72,8 +73,9 @@ def test_version_as_text_and_as_json() -> None:
         "simulate",
     ],
 )
-def test_every_command_has_help(command: str) -> None:
-    result = invoke(*command.split(), "--help")
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_every_command_has_help(command: str, option: str) -> None:
+    result = invoke(*command.split(), option)
     assert result.exit_code == 0
     assert f"Usage: oraculo {command}" in result.stdout.replace("root", "oraculo")
 
@@ -84,6 +86,21 @@ def test_a_group_without_a_command_shows_its_help_and_ends_with_2(group: list[st
     assert result.exit_code == 2
     assert "Usage:" in result.output
     assert "oraculo: \n" not in result.stderr
+
+
+def test_the_package_runs_as_a_module(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "oraculo", "version"], cwd=tmp_path, env=environment(), capture_output=True, check=True
+    )
+    assert told.stdout.decode() == f"oraculo {__version__}\n"
+
+
+@pytest.mark.parametrize(("words", "found"), [("oraculo ru", "runs"), ("oraculo runs wa", "watch")])
+def test_a_shell_completes_commands(tmp_path: Path, words: str, found: str) -> None:
+    variables = {"_ORACULO_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    assert run(cwd=tmp_path, env=variables).stdout == f"{found}\n"
+    script = run(cwd=tmp_path, env={"_ORACULO_COMPLETE": "source_bash"}).stdout
+    assert "complete -o default -F _oraculo_completion oraculo" in script
 
 
 def test_an_unknown_option_is_one_line_that_names_the_help() -> None:

@@ -86,7 +86,7 @@ def _tell(error: Exception) -> int:
 app = typer.Typer(
     cls=OneLineErrors,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,  # plain help is there in half the time
     pretty_exceptions_enable=False,
     help="ORÁCULO: orchestrates work that many services do together.",

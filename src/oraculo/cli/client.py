@@ -64,6 +64,9 @@ class Server:
     def post(self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Any:
         return self._asked("POST", path, content=body, headers={**_JSON, **(headers or {})} if body else headers)
 
+    def put(self, path: str, body: bytes, kind: str) -> Any:
+        return self._asked("PUT", path, content=body, headers={"Content-Type": kind})
+
     def delete(self, path: str) -> Any:
         return self._asked("DELETE", path)
 

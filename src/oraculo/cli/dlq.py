@@ -2,28 +2,33 @@
 
 import json
 import shlex
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 import typer
 
 from oraculo.cli import output
+from oraculo.cli.bulk import Yes, bulk, confirm
 from oraculo.cli.client import Refused, Server, queue_path
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
+from oraculo.cli.prefixes import letter_id as whole_letter_id
 from oraculo.cli.queues import print_queues
 from oraculo.cli.table import Column, print_table
 from oraculo.cli.times import moment, moments
-from oraculo.errors import BrokerUnavailable, NotFound
+from oraculo.errors import BrokerUnavailable, InvalidInput, NotFound
 from oraculo.ports.broker import LETTER_SEPARATOR
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: list, show, redrive, discard.")
+
+T = TypeVar("T")
 
 _PAGE = 100
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue they came from, without .dlq.")]
 LetterId = Annotated[str, typer.Argument(metavar="ID", help="As `dlq list QUEUE` shows it.")]
+OptionalLetterId = Annotated[str | None, typer.Argument(metavar="[ID]", help="As `dlq list QUEUE` shows it.")]
 LetterIds = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Only these; all unless given.")]
 OptionalQueue = Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="The queue they came from.")]
 
@@ -113,7 +118,8 @@ def show(
     """Show one dead letter with its reason and its body."""
     with Server(url, api_key) as server:
         _expect_broker_of(letter_id, _brokers_away(server))
-        letter = next((each for each in _letters(server, queue) if each["id"] == letter_id), None)
+        letters = {each["id"]: each for each in _letters(server, queue)}
+        letter = letters.get(whole_letter_id(letter_id, letters))
         if letter is None:
             raise NotFound(f"queue '{queue}' has no dead letter with the id {letter_id}")
         if as_json:
@@ -149,11 +155,12 @@ def redrive(
     queue: Queue, ids: LetterIds = None, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
 ) -> None:
     """Try dead letters again: all of QUEUE, or those named. A failed task's run is opened again."""
-    body = msgspec.json.encode({"ids": ids} if ids else {})
     with Server(url, api_key) as server:
-        if not ids:
+        if ids:
+            done = _with_whole_ids(server, queue, ids, lambda whole: _redrive(server, queue, whole))
+        else:
             _warned(_brokers_away(server), "sent again")
-        done = server.post(queue_path(queue, "/reenviar"), body)
+            done = _redrive(server, queue, None)
         if as_json:
             output.print_json(done)
             return
@@ -164,14 +171,65 @@ def redrive(
         )
 
 
+def _redrive(server: Server, queue: str, ids: Sequence[str] | None) -> dict[str, Any]:
+    done: dict[str, Any] = server.post(queue_path(queue, "/reenviar"), msgspec.json.encode({"ids": ids} if ids else {}))
+    return done
+
+
+def _with_whole_ids(server: Server, queue: str, ids: Sequence[str], call: Callable[[Sequence[str]], T]) -> T:
+    """Call with the ids; when one is not there, with those that they are the beginnings of."""
+    try:
+        return call(ids)
+    except Refused as error:
+        if error.status != 404:
+            raise
+        known = [each["id"] for each in _letters(server, queue)]
+        whole = [whole_letter_id(each, known) for each in ids]
+        if whole == list(ids):
+            raise
+    return call(whole)
+
+
 @app.command()
 def discard(
-    queue: Queue, letter_id: LetterId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
+    queue: Queue,
+    letter_id: OptionalLetterId = None,
+    all_of_them: Annotated[bool, typer.Option("--all", help="All of QUEUE that are there now.")] = False,
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Delete one dead letter for good."""
+    """Delete one dead letter for good, or with --all every one of QUEUE."""
+    if all_of_them == (letter_id is not None):
+        raise InvalidInput.at("ID", "give the id of a dead letter, or --all")
     with Server(url, api_key) as server:
-        server.delete(queue_path(queue, f"/{quote(letter_id, safe='')}"))
+        if letter_id is None:
+            _discard_all(server, queue, yes, as_json)
+            return
+        ids = _with_whole_ids(server, queue, [letter_id], lambda whole: _discard(server, queue, whole))
     if as_json:
-        output.print_json({"fila": queue, "id": letter_id, "descartada": True})
+        output.print_json({"fila": queue, "id": ids[0], "descartada": True})
     else:
-        output.print_line(f"queue {queue}: dead letter {letter_id} discarded")
+        output.print_line(f"queue {queue}: dead letter {ids[0]} discarded")
+
+
+def _discard(server: Server, queue: str, ids: Sequence[str]) -> Sequence[str]:
+    for each in ids:
+        server.delete(queue_path(queue, f"/{quote(each, safe='')}"))
+    return ids
+
+
+def _discard_all(server: Server, queue: str, yes: bool, as_json: bool) -> None:
+    """Discard the dead letters that were listed: one that comes meanwhile stays."""
+    _warned(_brokers_away(server), "discarded")
+    ids = [letter["id"] for letter in _letters(server, queue)]
+    letters = output.counted(len(ids), "dead letter")
+    if ids:
+        confirm(f"Discard {letters} of queue {queue} for good?", yes)
+    done = bulk("discarding", ids, lambda each: _discard(server, queue, [each]))
+    if as_json:
+        output.print_json({"fila": queue, "descartadas": len(done.succeeded), "recusadas": done.refused})
+    else:
+        output.print_line(f"queue {queue}: {output.counted(len(done.succeeded), 'dead letter')} discarded")
+    done.end()

@@ -26,4 +26,4 @@ ApiKey = Annotated[
     typer.Option("--api-key", envvar="ORACULO_API_KEY", help="Sent with each request.", show_envvar=True),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-RunId = Annotated[str, typer.Argument(metavar="ID", help="The run's correlation_id.")]
+RunId = Annotated[str, typer.Argument(metavar="ID", help="The run's correlation_id, or a beginning that only it has.")]

@@ -12,16 +12,17 @@ from oraculo.cli import output
 from oraculo.cli.client import Server
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, GivenUrl, Url
 from oraculo.cli.table import Column, print_table
-from oraculo.errors import Fault, InvalidPipeline
+from oraculo.errors import Fault, InvalidInput, InvalidPipeline
 
 if TYPE_CHECKING:
     from oraculo.core.pipeline import Definition
 
 _MOST_STEPS = 50  # of a definition whose queues are listed
 
-app = typer.Typer(no_args_is_help=True, help="Pipelines: list, show, validate.")
+app = typer.Typer(no_args_is_help=True, help="Pipelines: list, show, validate, put, delete.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="As `pipelines list` shows it.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A YAML or JSON file; its `name` is the pipeline's.")]
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="YAML or JSON files, or folders of them.")]
 
 
@@ -62,6 +63,42 @@ def show(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: As
             typer.echo(f"# warning: {Fault(warning['campo'], warning['motivo'])}")
         yaml.SafeDumper.add_multi_representer(float, yaml.SafeDumper.represent_float)  # also for numbers as written
         typer.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())
+
+
+@app.command()
+def put(file: File, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
+    """Define or replace a pipeline on the server, from a YAML or JSON file.
+
+    Warns of types that look mistyped, and of queues that nobody serves now.
+    """
+    from oraculo.core.pipeline_text import read_pipeline
+    from oraculo.engine.pipeline_folder import pipeline_bytes
+
+    try:
+        text = pipeline_bytes(file)
+    except OSError as error:
+        raise InvalidInput.at(str(file), f"cannot be read: {error.strerror}") from None
+    definition = read_pipeline(text)
+    kind = "application/json" if file.suffix == ".json" else "application/yaml"
+    with Server(url, api_key) as server:
+        document = server.put(f"/pipelines/{quote(definition.name, safe='')}", text, kind)
+        if as_json:
+            output.print_json(document)
+            return
+        output.print_line(f"pipeline {document['name']} is in use: {output.counted(len(document['steps']), 'step')}")
+        for warning in document["avisos"]:
+            output.note(f"warning: {Fault(warning['campo'], warning['motivo'])}")
+
+
+@app.command()
+def delete(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
+    """Delete a pipeline that was put; one of the folder, or built in, of that name is used again."""
+    with Server(url, api_key) as server:
+        server.delete(f"/pipelines/{quote(name, safe='')}")
+    if as_json:
+        output.print_json({"name": name, "apagado": True})
+    else:
+        output.print_line(f"pipeline {name} deleted")
 
 
 @app.command()

@@ -31,11 +31,14 @@ class TaskRow(msgspec.Struct):
     attempt: int = 0
     percent: float | None = None
     note: str = ""
+    phase: str | None = None  # where it is while it is open, as the server said when it was last looked at
 
     def apply(self, entry: Mapping[str, Any]) -> None:
         event, detail = entry["evento"], entry["detalhe"] or ""
         self.status = STATUS_AFTER.get(event, self.status)
         self.attempt = max(self.attempt, entry["tentativa"] or 0)
+        if event in STATUS_AFTER or event == "tentativa_falhou":
+            self.phase = None
         if event == "progresso":
             self._take_progress(detail)
         elif event in STATUS_AFTER:
@@ -63,6 +66,15 @@ class Board:
     def apply(self, entry: Mapping[str, Any]) -> None:
         if (row := self._rows.get(entry["tarefa"])) is not None:
             row.apply(entry)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def show_phase(self, task: str, attempt: int, phase: str | None) -> None:
+        """Take what was seen of a task, unless its history knows of a later attempt."""
+        row = self._rows[task]
+        if row.status in OPEN and attempt >= row.attempt:
+            row.phase = phase
 
     def rows(self, limit: int) -> tuple[Sequence[TaskRow], int]:
         """At most `limit` of them, those in work first when not all can be shown; and how many are left out."""

@@ -1,15 +1,21 @@
 """`oraculo runs`: looking at runs, following them, stopping them and trying again what failed."""
 
-from typing import Annotated
+import sys
+from contextlib import nullcontext, redirect_stdout
+from typing import Annotated, NamedTuple
 
 import typer
 
 from oraculo.cli import output
+from oraculo.cli.bulk import Yes, bulk, confirm
 from oraculo.cli.client import Server, run_path
+from oraculo.cli.interrupts import goes_on
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, RunId, Url
+from oraculo.cli.prefixes import each_run, with_run
 from oraculo.cli.run_table import print_run, print_runs
 from oraculo.cli.times import localized, moment_option
 from oraculo.cli.watch import watch_run
+from oraculo.errors import InvalidInput
 
 app = typer.Typer(no_args_is_help=True, help="Runs: list, show, watch, explain, cancel, retry.")
 
@@ -37,6 +43,12 @@ def _filter(
         "ate": moment_option("--until", until),
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+OptionalRunId = Annotated[
+    str | None, typer.Argument(metavar="[ID]", help="The run's correlation_id, or a beginning that only it has.")
+]
+_PREVIEWED = 10
 
 
 @app.command("list")
@@ -68,7 +80,7 @@ def list_runs(
 def show(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """Show a run, its tasks and what came of it."""
     with Server(url, api_key) as server:
-        run = server.get(run_path(run_id))
+        run = with_run(server, run_id, lambda whole: server.get(run_path(whole)))
         if as_json:
             output.print_json(run)
             return
@@ -76,14 +88,18 @@ def show(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json:
 
 
 @app.command()
-def watch(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
+def watch(
+    context: typer.Context, run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
+) -> None:
     """Follow a run live until it ends.
 
     On a terminal a table that moves, else a line for each event; with --json one JSON object a line. Exit status 0
     when the run succeeded (concluida), 1 when it did not.
     """
     with Server(url, api_key) as server:
-        status = watch_run(server, run_id, as_json=as_json)
+        run = with_run(server, run_id, lambda whole: server.get(run_path(whole)))
+        with goes_on(run["correlation_id"], context):
+            status = watch_run(server, run, as_json=as_json)
     raise typer.Exit(output.exit_status(status))
 
 
@@ -91,7 +107,7 @@ def watch(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json
 def explain(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """Say in one sentence what a run waits for."""
     with Server(url, api_key) as server:
-        answer = server.get(run_path(run_id, "/explicacao"))
+        answer = with_run(server, run_id, lambda whole: server.get(run_path(whole, "/explicacao")))
         if as_json:
             output.print_json(answer)
         else:
@@ -99,21 +115,83 @@ def explain(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_js
 
 
 @app.command()
-def cancel(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
-    """Cancel a run that has not ended."""
-    _act(run_id, "/cancelar", url, api_key, as_json)
+def cancel(
+    run_id: OptionalRunId = None,
+    status: Status = None,
+    pipeline: Pipeline = None,
+    text: Text = None,
+    since: Since = None,
+    until: Until = None,
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel a run that has not ended, or all that fit a filter."""
+    wanted = _filter(status, pipeline, text, since, until)
+    with Server(url, api_key) as server:
+        _act(server, _CANCEL, run_id, wanted, yes=yes, as_json=as_json)
 
 
 @app.command()
-def retry(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
-    """Run again only what failed, keeping what succeeded."""
-    _act(run_id, "/repetir", url, api_key, as_json)
-
-
-def _act(run_id: str, action: str, url: str, api_key: str | None, as_json: bool) -> None:
+def retry(
+    run_id: OptionalRunId = None,
+    status: Status = None,
+    pipeline: Pipeline = None,
+    text: Text = None,
+    since: Since = None,
+    until: Until = None,
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run again only what failed, keeping what succeeded: of a run, or of all that fit a filter."""
+    wanted = _filter(status, pipeline, text, since, until)
     with Server(url, api_key) as server:
-        run = server.post(run_path(run_id, action))
-        if as_json:
-            output.print_json(run)
-        else:
-            output.print_line(f"run {run['correlation_id']} {run['status']}")
+        _act(server, _RETRY, run_id, wanted, yes=yes, as_json=as_json)
+
+
+class _Action(NamedTuple):
+    verb: str
+    doing: str
+    path: str
+    statuses: str  # of the runs that it can be done to
+
+
+_CANCEL = _Action("Cancel", "cancelling", "/cancelar", "em_execucao")
+_RETRY = _Action("Retry what failed of", "retrying", "/repetir", "parcial,erro,timeout,cancelada")
+
+
+def _act(
+    server: Server, action: _Action, run_id: str | None, wanted: dict[str, str], *, yes: bool, as_json: bool
+) -> None:
+    if (run_id is None) == (not wanted):
+        raise InvalidInput.at("ID", "give the id of a run, or a filter as --status or --pipeline, and not both")
+    if run_id is None:
+        _act_on_all(server, action, {"status": action.statuses} | wanted, yes=yes, as_json=as_json)
+        return
+    run = with_run(server, run_id, lambda whole: server.post(run_path(whole, action.path)))
+    if as_json:
+        output.print_json(run)
+    else:
+        output.print_line(f"run {run['correlation_id']} {run['status']}")
+
+
+def _act_on_all(server: Server, action: _Action, wanted: dict[str, str], *, yes: bool, as_json: bool) -> None:
+    runs = list(each_run(server, **wanted))
+    if runs and not yes:
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            print_runs(runs[:_PREVIEWED])
+        if len(runs) > _PREVIEWED:
+            output.note(f"… and {output.counted(len(runs) - _PREVIEWED, 'more run')}")
+        confirm(f"{action.verb} {output.counted(len(runs), 'run')}?", yes)
+    ids = [run["correlation_id"] for run in runs]
+    done = bulk(action.doing, ids, lambda each: server.post(run_path(each, action.path)))
+    if as_json:
+        output.print_json({"orquestracoes": done.succeeded, "recusadas": done.refused})
+    else:
+        output.print_line(
+            f"{action.doing}: {output.counted(len(done.succeeded), 'run')} done, {len(done.refused)} refused"
+        )
+    done.end()

@@ -1,9 +1,10 @@
 """`oraculo submit`: starts a run, and may wait for what comes of it."""
 
 import hashlib
-import shlex
+import sys
 import time
 import uuid
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import msgspec
@@ -11,9 +12,11 @@ import typer
 
 from oraculo.cli import output
 from oraculo.cli.client import Refused, Server, Unreachable, header, run_path
+from oraculo.cli.interrupts import goes_on, watch_command
 from oraculo.cli.json_objects import read_object, read_payload
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url, finite
 from oraculo.cli.run_table import print_aggregate
+from oraculo.cli.watch import live_table
 from oraculo.errors import Fault, InvalidRequest, OraculoError
 
 _PATH = "/orquestracoes"
@@ -73,11 +76,22 @@ def submit(
     }
     body = msgspec.json.encode({key: value for key, value in request.items() if value is not None})
     with Server(url, api_key) as server:
-        status, answer = _send(server, body, idempotency_key or _own_key(body, correlation_id), wait)
+        headers = {"Idempotency-Key": header("--idempotency-key", idempotency_key or _own_key(body, correlation_id))}
+        deadline = time.monotonic() + wait
+        status, answer = _taken(server, body, headers, deadline)
+        run_id = answer["correlation_id"]
+        if wait and status != 200:
+            _announce(answer, as_json)
+            is_drawn = sys.stdout.isatty() and not as_json
+            with goes_on(run_id, context), live_table(server, run_id) if is_drawn else nullcontext():
+                status, answer = _waited(server, body, headers, deadline, answer)
         has_ended = status == 200 and "resumo" in answer
-        _show(answer, has_ended, as_json, _where(context))
+        if has_ended or as_json or not wait:
+            _show(answer, has_ended, as_json)
         if wait:
             _end_waiting(answer, has_ended, wait)
+        elif not as_json:
+            output.note(f"follow it with: {watch_command(run_id, context)}")
 
 
 def _expect_one_subject(**subjects: object) -> None:
@@ -100,12 +114,12 @@ def _destination(text: str) -> object:
     return read_object("--destino", text.encode(), _DESTINATION) if text.lstrip().startswith("{") else text
 
 
-def _send(server: Server, body: bytes, key: str, wait: float) -> tuple[int, Any]:
-    """First without waiting: then the run's id is known, whatever becomes of the server. After that again under the
-    same key while there is time: a server waits no longer than its own limit at once, nor while it stops."""
-    deadline = time.monotonic() + wait
-    headers = {"Idempotency-Key": header("--idempotency-key", key)}
-    status, answer = _taken(server, body, headers, deadline)
+def _waited(
+    server: Server, body: bytes, headers: dict[str, str], deadline: float, answer: dict[str, Any]
+) -> tuple[int, dict[str, Any]]:
+    """Ask again under the same key while there is time: a server waits no longer than its own limit at once, nor while
+    it stops."""
+    status = 202
     trouble: OraculoError | None = None
     while status != 200 and (left := deadline - time.monotonic()) > 0:
         asked_at = time.monotonic()
@@ -159,22 +173,23 @@ def _own_key(body: bytes, run_id: str | None) -> str:
     return str(uuid.uuid4()) if run_id is None else hashlib.sha256(body).hexdigest()
 
 
-def _where(context: typer.Context) -> str:
-    """The server, for the next command, if this one named it: what the environment says holds for that one too."""
-    source = context.get_parameter_source("url")
-    is_named = source is not None and source.name == "COMMANDLINE"
-    return f" --url {shlex.quote(context.params['url'])}" if is_named else ""
+def _announce(answer: dict[str, Any], as_json: bool) -> None:
+    """Name the run at once, whatever becomes of the server or of this command."""
+    line = f"run {answer['correlation_id']} {answer['status']}"
+    if as_json:
+        output.note(line)
+        return
+    output.print_line(line)
+    sys.stdout.flush()
 
 
-def _show(answer: dict[str, Any], has_ended: bool, as_json: bool, where: str) -> None:
+def _show(answer: dict[str, Any], has_ended: bool, as_json: bool) -> None:
     if as_json:
         output.print_json(answer)
     elif has_ended:
         print_aggregate(answer)
     else:
-        run_id = answer["correlation_id"]
-        output.print_line(f"run {run_id} {answer['status']}")
-        output.note(f"follow it with: oraculo runs watch {shlex.quote(run_id)}{where}")
+        output.print_line(f"run {answer['correlation_id']} {answer['status']}")
 
 
 def _end_waiting(answer: dict[str, Any], has_ended: bool, wait: float) -> None:

@@ -1,25 +1,30 @@
 """`oraculo runs watch`: a run's history as it happens, drawn as a table or told line by line."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oraculo.cli import output
 from oraculo.cli.client import Refused, Server, Unreachable, run_path
 from oraculo.cli.progress import Board, TaskRow
+from oraculo.cli.run_table import phase
 from oraculo.cli.table import Column, fit, remark
 from oraculo.cli.times import clock, duration, localized
+from oraculo.errors import OraculoError
 
 if TYPE_CHECKING:
     from rich.console import ConsoleDimensions
-    from rich.live import Live
     from rich.text import Text
 
 _END = "fim"
 _PATIENCE = 30.0  # seconds of a server's absence, a restart say, that a watcher sits out
 _PAUSE = 0.5
+_LOOK_EVERY = 1.0  # seconds
+_MOST_LOOKED_AT = 500  # tasks of a run whose phases are looked at: a wide one takes a while to be read
 _BAR_WIDTH = 10
 _COLUMNS = (
     Column("task"),
@@ -36,19 +41,33 @@ class Teller(Protocol):
     def end(self, run: dict[str, Any]) -> None: ...
 
 
-def watch_run(server: Server, run_id: str, *, as_json: bool = False) -> str:
-    """Tells what happens until the run ends. Returns its status."""
-    board = Board(server.get(run_path(run_id)))
+def watch_run(server: Server, run: dict[str, Any], *, as_json: bool = False) -> str:
+    """Show what happens until the run ends, and return its status."""
+    run_id = run["correlation_id"]
     if as_json:
         return _follow(server, run_id, _Json())
     if not sys.stdout.isatty():
         return _follow(server, run_id, _Lines())
-    from rich.console import Console
-    from rich.live import Live
+    with _LiveTable(server, run) as table:
+        return _follow(server, run_id, table)
 
-    console = Console()
-    with Live(drawing(board, console.size), console=console, refresh_per_second=8) as live:
-        return _follow(server, run_id, _Picture(board, live))
+
+@contextmanager
+def live_table(server: Server, run_id: str) -> Iterator[None]:
+    """Draw the run's tasks on a terminal while something else waits for its end. Nothing is left of the drawing."""
+
+    def follow() -> None:
+        with suppress(Exception):  # whoever waits learns of it too, and then closes the connection under this
+            _follow(server, run_id, table)
+
+    try:
+        table = _LiveTable(server, server.get(run_path(run_id)), transient=True)
+    except OraculoError:
+        yield
+        return
+    with table:
+        threading.Thread(target=follow, daemon=True).start()
+        yield
 
 
 def _follow(server: Server, run_id: str, teller: Teller) -> str:
@@ -106,17 +125,47 @@ class _Lines:
         output.print_line(_ending(run))
 
 
-class _Picture:
-    def __init__(self, board: Board, live: "Live") -> None:
-        self._board = board
-        self._live = live
+class _LiveTable:
+    """The tasks as they change. Phases are no entries of the history, so the run is looked at now and then."""
+
+    def __init__(self, server: Server, run: dict[str, Any], *, transient: bool = False) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._server = server
+        self._board = Board(run)
+        self._ending: str | None = None
+        self._over = threading.Event()
+        self._console = Console()
+        self._live = Live(
+            get_renderable=lambda: drawing(self._board, self._console.size, self._ending),
+            console=self._console,
+            refresh_per_second=8,
+            transient=transient,
+        )
+
+    def __enter__(self) -> "_LiveTable":
+        self._live.start(refresh=True)
+        if len(self._board) <= _MOST_LOOKED_AT:
+            threading.Thread(target=self._look, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._over.set()
+        self._live.stop()
 
     def entry(self, entry: dict[str, Any]) -> None:
         self._board.apply(entry)
-        self._live.update(drawing(self._board, self._live.console.size))
 
     def end(self, run: dict[str, Any]) -> None:
-        self._live.update(drawing(self._board, self._live.console.size, _ending(run)))
+        self._over.set()
+        self._ending = _ending(run)
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_EVERY):
+            with suppress(Exception):  # the next look may work, and the end of the run is seen by its events
+                for task in self._server.get(run_path(self._board.run_id))["tarefas"]:
+                    self._board.show_phase(task["id"], task["tentativas"], phase(task))
 
 
 def _ending(run: dict[str, Any]) -> str:
@@ -142,7 +191,7 @@ def _cells(row: TaskRow) -> Iterator[object]:
     yield row.status
     yield row.attempt or None
     yield None if row.percent is None else f"{_bar(row.percent)} {row.percent:.0f} %"
-    yield row.note
+    yield "; ".join(part for part in (row.phase, row.note) if part) or None
 
 
 def _bar(percent: float) -> str:

@@ -1,0 +1,74 @@
+"""One thing done to many: asked before, with a progress bar, and what the server refused told at the end."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from oraculo.cli import output
+from oraculo.cli.client import Refused
+from oraculo.errors import InvalidInput
+
+_NAMED = 5  # refusals that are shown one by one
+_PASSED_ON = (401, 403)  # the others would be refused for the same reason
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+
+
+class Done(NamedTuple):
+    succeeded: Sequence[str]
+    refused: dict[str, str]  # why, by id
+
+    def end(self) -> None:
+        """Name what was refused, and end with 2 when anything was."""
+        for number, (each, why) in enumerate(self.refused.items()):
+            if number == _NAMED:
+                output.note(f"oraculo: {len(self.refused) - _NAMED} more were refused")
+                break
+            output.complain(f"{each}: {why}")
+        if self.refused:
+            raise typer.Exit(output.BAD_USAGE)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask, unless --yes was given. Raises InvalidInput where nobody can answer, and ends with 1 after a no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidInput.at("--yes", f"is missing, and nobody is there to answer: {question}")
+    if not typer.confirm(question, err=True):
+        output.note("nothing was done")
+        raise typer.Exit(output.NOT_SUCCEEDED)
+
+
+def bulk(doing: str, ids: Sequence[str], call: Callable[[str], Any]) -> Done:
+    """Call with each id. What the server refuses stops only that one. Raises Refused when the key is refused."""
+    succeeded, refused = [], {}
+    with _progress(doing, len(ids)) as advance:
+        for each in ids:
+            try:
+                call(each)
+                succeeded.append(each)
+            except Refused as error:
+                if error.status in _PASSED_ON:
+                    raise
+                refused[each] = str(error)
+            advance()
+    return Done(succeeded, refused)
+
+
+@contextmanager
+def _progress(doing: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty() or not total:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(doing, total=total)
+        yield lambda: progress.advance(task)

@@ -1,0 +1,27 @@
+"""Ctrl-C while a run is followed: it ends the command, not the run, and that is said."""
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from oraculo.cli import output
+
+
+@contextmanager
+def goes_on(run_id: str, context: typer.Context) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        output.note(f"run {run_id} goes on; follow it with:")
+        output.note(f"  {watch_command(run_id, context)}")
+        raise typer.Exit(output.INTERRUPTED) from None
+
+
+def watch_command(run_id: str, context: typer.Context) -> str:
+    """Return the command that follows a run, with the server if this command named it, and not the environment."""
+    source = context.get_parameter_source("url")
+    is_named = source is not None and source.name == "COMMANDLINE"
+    where = f" --url {shlex.quote(context.params['url'])}" if is_named else ""
+    return f"oraculo runs watch {shlex.quote(run_id)}{where}"

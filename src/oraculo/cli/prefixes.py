@@ -1,0 +1,61 @@
+"""Ids that are shortened to a prefix which only one run, or dead letter, has."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+from oraculo.cli.client import Refused, Server
+from oraculo.errors import InvalidInput
+
+T = TypeVar("T")
+
+_LONGEST = 128
+_PAGE = 500
+_MOST_RUNS = 10_000  # that have the prefix anywhere in id or name, and are looked at
+_NAMED = 3
+
+
+def with_run(server: Server, run_id: str, call: Callable[[str], T]) -> T:
+    """Call with the id; when no run has it, with that of the one run whose id begins so. Raises InvalidInput and
+    Refused."""
+    try:
+        return call(run_id)
+    except Refused as error:
+        if error.status != 404 or not 0 < len(run_id) <= _LONGEST:
+            raise
+        found = only_one(run_id, (run["correlation_id"] for run in islice(each_run(server, q=run_id), _MOST_RUNS)))
+        if found is None:
+            raise
+    return call(found)
+
+
+def only_one(prefix: str, ids: Iterable[str]) -> str | None:
+    """Return the only id that begins so, None when none does. Raises InvalidInput when several do."""
+    found = [each for each in ids if each.startswith(prefix)]
+    if len(found) > 1:
+        named = ", ".join(found[:_NAMED]) + (", …" if len(found) > _NAMED else "")
+        raise InvalidInput.at("ID", f"'{prefix}' is the beginning of {len(found)} ids: {named}; give more of it")
+    return found[0] if found else None
+
+
+def letter_id(given: str, ids: Iterable[str]) -> str:
+    """Return the whole id of a dead letter. Numbers are not shortened: 8 never means 81."""
+    known = list(ids)
+    if given in known:
+        return given
+    return only_one(given, (each for each in known if not _is_number(each))) or given
+
+
+def _is_number(each: str) -> bool:
+    return each.rpartition(":")[2].replace("-", "").isdecimal()
+
+
+def each_run(server: Server, **wanted: str) -> Iterator[dict[str, Any]]:
+    """Yield every run that fits the query of the API, newest first."""
+    cursor: str | None = None
+    while True:
+        page = server.get("/orquestracoes", **wanted, limit=_PAGE, cursor=cursor)
+        yield from page["orquestracoes"]
+        cursor = page["cursor"]
+        if not cursor:
+            return
