@@ -62,8 +62,8 @@ def run_of(request: dict[str, Any], *known: Definition, **routes: Sequence[str])
     return new_run(asked, definition, run_id=RUN_ID, now=START, plans=Plans())
 
 
-def fan_out(*destinations: Any, **request: Any) -> "Driver":
-    return Driver(run_of({"destinos": list(destinations), **request}))
+def fan_out(*destinations: Any, checked: bool = True, **request: Any) -> "Driver":
+    return Driver(run_of({"destinos": list(destinations), **request}), checked=checked)
 
 
 def flow(*steps: dict[str, Any] | str, request: dict[str, Any] | None = None, **options: Any) -> "Driver":

@@ -69,8 +69,8 @@ def test_a_run_that_is_repeated() -> None:
     driver.at(4).apply(Repeated())
     driver.sent()
     assert lines(driver)[-3:] == [
-        ("orquestracao_reaberta", None, None, None),
-        ("tarefa_reaberta", "a", 1, None),
+        ("orquestracao_reaberta", None, None, "repeated"),
+        ("tarefa_reaberta", "a", 1, "repeated"),
         ("tarefa_enviada", "a", 2, None),
     ]
 

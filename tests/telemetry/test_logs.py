@@ -1,7 +1,5 @@
 import io
-import json
 import logging
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -15,6 +13,7 @@ from oraculo.ports.telemetry import (
     CommandsPublished,
     DeadLettered,
     DeliveryAttempted,
+    HistoryAdded,
     LoopFailed,
     PublishFailed,
     Record,
@@ -25,36 +24,12 @@ from oraculo.ports.telemetry import (
 from oraculo.settings import LogSettings
 from oraculo.telemetry import logs
 from oraculo.telemetry.logs import LogSubscriber, configure_logging
-
-TOUCHED = ("", *logs._OWN_HANDLERS, *logs._CHATTY)
+from tests.telemetry.stage import configured, lines
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    before = [(logging.getLogger(name), logging.getLogger(name).level) for name in TOUCHED]
-    handlers = list(logging.getLogger().handlers)
-    yield
-    for logger, level in before:
-        logger.setLevel(level)
-    logging.getLogger().handlers[:] = handlers
-    structlog.reset_defaults()
-
-
-def configured(
-    level: Literal["debug", "info", "warning"] = "debug", layout: Literal["auto", "json", "console"] = "json"
-) -> io.StringIO:
-    stream = io.StringIO()
-    configure_logging(LogSettings(level=level, format=layout), stream)
-    return stream
-
-
-def lines(stream: io.StringIO) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
 def told(record: Record, level: Literal["debug", "info", "warning"] = "debug") -> dict[str, Any] | None:
@@ -205,7 +180,7 @@ def test_console_in_a_file_has_no_colours() -> None:
         (CommandsPublished(1, 0.1), "debug"),
         (PublishFailed(1, "refused"), "warning"),
         (DeadLettered("q", "not JSON"), "warning"),
-        (DeliveryAttempted("c", "webhook", "delivered"), "debug"),
+        (DeliveryAttempted("c", "webhook", "delivered"), "info"),
         (DeliveryAttempted("c", "webhook", "failed", "503"), "warning"),
         (DeliveryAttempted("c", "webhook", "given_up", "503"), "error"),
         (LoopFailed("timers", "boom"), "error"),
@@ -222,13 +197,14 @@ def test_each_record_is_told_at_its_level(record: Record, level: str) -> None:
 
 
 def test_every_kind_of_record_has_words() -> None:
-    assert set(logs._TELLINGS) == set(Record.__subclasses__())
+    assert set(logs._TELLINGS) == set(Record.__subclasses__()) - {HistoryAdded}
 
 
 def test_a_records_run_is_its_correlation_id_and_what_is_none_is_left_out() -> None:
-    line = told(DeadLettered("q", "no such task", "c9"))
+    line = told(DeadLettered("q", "no such task", "c9", "t", 2))
     assert line is not None
-    assert (line["correlation_id"], line["queue"], line["reason"]) == ("c9", "q", "no such task")
+    assert (line["correlation_id"], line["fila"], line["reason"]) == ("c9", "q", "no such task")
+    assert (line["tarefa"], line["tentativa"]) == ("t", 2)
     assert "run_id" not in line
     nobody = told(DeadLettered("q", "not JSON"))
     assert nobody is not None

@@ -16,6 +16,7 @@ from oraculo.ports.telemetry import (
     DeadLettered,
     DeliveryAttempted,
     EnginesChanged,
+    HistoryAdded,
     LoopFailed,
     PipelineFileMended,
     PublishFailed,
@@ -105,6 +106,7 @@ def test_every_kind_of_record_is_counted() -> None:
         EnginesChanged,  # it is asked at every scrape, also by who is none of the engines
         StoreBack,  # what failed until then was counted, each time
         PipelineFileMended,  # its fault was counted
+        HistoryAdded,  # what of it is counted has a record of its own
     }
     assert set(Metrics()._handlers) == set(Record.__subclasses__()) - of_the_store
 

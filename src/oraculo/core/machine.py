@@ -367,7 +367,7 @@ def _repeated(run: Run, event: Repeated, now: float, changes: Changes) -> Verdic
     quorum_met = run.plan.needed is not None and run.head.succeeded >= run.plan.needed
     if run.is_open or not again or quorum_met:
         return Verdict.REFUSED
-    _reopen(run, again, now, changes)
+    _reopen(run, again, "repeated", now, changes)
     return Verdict.APPLIED
 
 
@@ -376,16 +376,16 @@ def _redriven(run: Run, event: Redriven, now: float, changes: Changes) -> Verdic
     if not task.attempt or task.is_open or task.status is TaskStatus.SUCCEEDED:
         return Verdict.REFUSED
     again = [task, *skipped_after(run, task)]
-    _reopen(run, again, now, changes)
+    _reopen(run, again, "redriven", now, changes)
     blame_others(run, again, changes)
     return Verdict.APPLIED
 
 
-def _reopen(run: Run, tasks: list[Task], now: float, changes: Changes) -> None:
+def _reopen(run: Run, tasks: list[Task], how: str, now: float, changes: Changes) -> None:
     head = run.head
     if not run.is_open:  # else it keeps its deadline, which workers have as the `prazo` of their commands
         move_run(run, RunTrigger.REOPEN, RunStatus.RUNNING)
-        changes.tell(now, Happened.RUN_REOPENED)
+        changes.tell(now, Happened.RUN_REOPENED, detail=how)
         head.ended_at, head.cancelled = None, False
         changes.ended, changes.deliver = False, ()
         head.deadline = head.due_at = now + head.timeout
@@ -397,7 +397,7 @@ def _reopen(run: Run, tasks: list[Task], now: float, changes: Changes) -> None:
         task.percent = task.note = None
         task.dead_letter = task.unsent = False
         changes.touch(task)
-        changes.tell(now, Happened.REOPENED, task.number, task.attempt or None)
+        changes.tell(now, Happened.REOPENED, task.number, task.attempt or None, how)
     for task in tasks:
         if not task.missing:
             _dispatch(run, task, now, changes)

@@ -16,7 +16,7 @@ from oraculo.engine.outbox import Outbox
 from oraculo.engine.results import LargeResults
 from oraculo.engine.timers import Timers
 from oraculo.engine.watchers import Watchers
-from oraculo.ports.telemetry import LoopFailed, RunFinished, Telemetry
+from oraculo.ports.telemetry import HistoryAdded, LoopFailed, RunFinished, Telemetry
 
 # Aggregates whose large results are being read. Past that a run is left to its delivery timer, and to the lookout.
 MAX_READING = 200
@@ -47,6 +47,10 @@ class Consequences:
         if not changes.dirty:
             return
         self._timers.expect(changes)
+        if changes.history:
+            run = changes.run
+            added = HistoryAdded(run.id, run.head.name, changes.history, run.plan.steps, run.tasks)
+            self._telemetry.emit(added)
         if self._reading:
             self._give_up_outdated(changes)
         if changes.ended or changes.deliver:

@@ -174,7 +174,8 @@ class Outbox:
         queue = self._names.physical(run.plan.steps[number].queue)
         if dead is not None:
             dead = f"failed for good at attempt {task.attempt}: {dead}"
-            self._dying[key] = DeadLettered(run.plan.steps[number].queue, dead, run.id)
+            step = run.plan.steps[number]
+            self._dying[key] = DeadLettered(step.queue, dead, run.id, step.id, task.attempt)
         expires_at = None if dead is not None else deadline_of(run, task)
         self._in_flight[key] = _Flight(task, task.status is TaskStatus.RUNNING)
         own = None if dead is not None else _message_key(run, task)

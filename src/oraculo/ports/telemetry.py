@@ -3,10 +3,14 @@
 One frozen record for each kind of happening; the engine tells them by batch, so that telling costs little.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
+
+from oraculo.core.history import HistoryEntry
+from oraculo.core.pipeline import Step
+from oraculo.core.run import Task
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -19,6 +23,16 @@ class BatchCommitted(Record, frozen=True, gc=False):
     created: int
     conflicts: int
     seconds: float  # from the first input taken to the commit
+
+
+class HistoryAdded(Record, frozen=True, gc=False):
+    """What a commit added to a run's history. Read it at once: the tasks go on changing."""
+
+    run_id: str
+    name: str
+    entries: Sequence[HistoryEntry]
+    steps: Sequence[Step]
+    tasks: Sequence[Task]
 
 
 class RunFinished(Record, frozen=True, gc=False):
@@ -52,6 +66,8 @@ class DeadLettered(Record, frozen=True, gc=False):
     queue: str
     reason: str
     run_id: str | None = None
+    task: str | None = None
+    attempt: int | None = None
 
 
 class DeliveryAttempted(Record, frozen=True, gc=False):

@@ -7,10 +7,12 @@ structlog's and stdlib's loggers, uvicorn's included, end in the same handler an
 """
 
 import io
+import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
+from datetime import UTC, datetime
 from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
 from typing import Any, TextIO
 
@@ -30,6 +32,7 @@ from oraculo.ports.telemetry import (
     DeadLettered,
     DeliveryAttempted,
     EnginesChanged,
+    HistoryAdded,
     LoopFailed,
     PipelineFileMended,
     PipelineFileRejected,
@@ -40,6 +43,7 @@ from oraculo.ports.telemetry import (
     StoreBack,
 )
 from oraculo.settings import LogSettings
+from oraculo.telemetry.history_lines import TaskLines, lines_of
 
 LOGGER = "oraculo"
 ECS_VERSION = "8.11.0"
@@ -48,6 +52,7 @@ _HANDLER = "oraculo"
 # lines, or fields, of more than some tens of thousands.
 _LONGEST = 30_000
 _LEVELS = {"debug": DEBUG, "info": INFO, "warning": WARNING, "error": ERROR, "critical": CRITICAL}
+_LEVEL_NAMES = {level: name for name, level in _LEVELS.items()}
 
 # Loggers that bring their own handlers; theirs go, so that a line appears once and in our format.
 _OWN_HANDLERS = ("uvicorn", "uvicorn.error", "uvicorn.access")
@@ -76,13 +81,26 @@ def _handler(stream: TextIO, as_json: bool) -> logging.Handler:
     handler = logging.StreamHandler(stream)
     handler.name = _HANDLER
     rendering = _json_rendering() if as_json else _console_rendering(colours=stream.isatty())
+    _Ready.is_expected = as_json
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
+        _Formatter(
             foreign_pre_chain=[structlog.stdlib.ExtraAdder(), _drop_colours, *_shared()],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
     return handler
+
+
+class _Ready(str):
+    """A line that is JSON already."""
+
+    __slots__ = ()
+    is_expected = False  # the process writes JSON
+
+
+class _Formatter(structlog.stdlib.ProcessorFormatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return record.msg if type(record.msg) is _Ready else super().format(record)
 
 
 def _install(handler: logging.Handler, level: int) -> None:
@@ -160,6 +178,17 @@ def _name_as_ecs(_logger: WrappedLogger, _method: str, event: EventDict) -> Even
     return {**named, "ecs.version": ECS_VERSION, **event}
 
 
+_encode = json.JSONEncoder(default=repr).encode
+
+
+def _named_as_ecs(event: str, level: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return what a line of JSON says, in the same order as one that came through structlog."""
+    at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    head = {"@timestamp": at, "log.level": _LEVEL_NAMES[level], "message": event, "log.logger": LOGGER}
+    rest = {name: _cut(value) if isinstance(value, str) else value for name, value in fields.items()}
+    return head | {"ecs.version": ECS_VERSION} | rest
+
+
 # -- records ----------------------------------------------------------------------------------------------------
 
 
@@ -171,7 +200,7 @@ def _always(event: str, level: int) -> Callable[[Record], _Telling]:
 
 
 _STRAY_LEVELS = {"applied": DEBUG, "duplicate": DEBUG, "late": INFO, "unknown": WARNING}
-_DELIVERY_LEVELS = {"delivered": DEBUG, "failed": WARNING, "given_up": ERROR}
+_DELIVERY_LEVELS = {"delivered": INFO, "failed": WARNING, "given_up": ERROR}
 
 
 def _of_answer(record: AnswerTaken) -> _Telling:
@@ -227,25 +256,53 @@ class LogSubscriber:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._repeats = Repeats()
+        self._task_lines = TaskLines()
         self._logger = logging.getLogger(LOGGER)
         self._log: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(LOGGER)
 
     def __call__(self, record: Record) -> None:
+        now = self._now()
+        for run_id, counts in self._task_lines.left_out(now):
+            self._write(INFO, "lines about tasks were left out", {"correlation_id": run_id, "left_out": counts})
+        if type(record) is HistoryAdded:
+            self._write_history(record, now)
+            return
         event, level = _TELLINGS.get(type(record), _UNFORESEEN)(record)
-        if self._logger.isEnabledFor(level) and (times := self._times(record)):
-            self._log.log(level, event, **_fields(record), **{"times": times} if times > 1 else {})
+        if self._logger.isEnabledFor(level) and (times := self._times(record, now)):
+            fields = _fields(record)
+            if "tarefa" not in fields or self._task_lines.allows(fields["correlation_id"], event, now):
+                self._write(level, event, fields | {"times": times} if times > 1 else fields)
 
-    def _times(self, record: Record) -> int:
+    def _write_history(self, record: HistoryAdded, now: float) -> None:
+        if not self._logger.isEnabledFor(INFO):
+            return
+        for event, level, fields in lines_of(record, with_debug=self._logger.isEnabledFor(DEBUG)):
+            is_bounded = level >= INFO and "tarefa" in fields
+            if not is_bounded or self._task_lines.allows(record.run_id, event, now):
+                self._write(level, event, fields)
+
+    def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
+        """Write one line. As JSON it is made here: on its way through structlog and logging it takes ten times as long,
+        and every run has two."""
+        if not _Ready.is_expected:
+            self._log.log(level, event, **fields)
+            return
+        ready = _Ready(_encode(_named_as_ecs(event, level, fields)))
+        self._logger.handle(logging.LogRecord(LOGGER, level, "", 0, ready, (), None))
+
+    def _times(self, record: Record, now: float) -> int:
         """How many like it the line stands for; 0: it is not to be told."""
         sameness = _SAMENESS.get(type(record))
         same = None if sameness is None else sameness(record)
-        return 1 if same is None else self._repeats.times(same, self._now())
+        return 1 if same is None else self._repeats.times(same, now)
+
+
+_NAMES = {"run_id": "correlation_id", "task": "tarefa", "attempt": "tentativa", "queue": "fila"}
 
 
 def _fields(record: Record) -> dict[str, Any]:
-    fields = {key: value for key, value in msgspec.structs.asdict(record).items() if value is not None}
-    if "run_id" in fields:
-        fields["correlation_id"] = fields.pop("run_id")
+    asked = msgspec.structs.asdict(record).items()
+    fields = {_NAMES.get(key, key): value for key, value in asked if value is not None}
     if "seconds" in fields:
         fields["seconds"] = round(fields["seconds"], 6)
     return fields
