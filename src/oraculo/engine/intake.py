@@ -6,7 +6,7 @@ the changed copy is thrown away and the stored one is loaded again: the store is
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeGuard
 
@@ -256,7 +256,8 @@ class Intake:
                 self._telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
                 batch.give_up(list(by_run))  # the rest is committed: to decide it again would count late answers twice
                 break
-            created += self._conclude_creations(submissions, committed, batch)
+            birthdays = await self._birthdays(submissions, committed)
+            created += self._conclude_creations(submissions, committed, birthdays, batch)
             self._conclude(decisions, committed.conflicts, batch)
             runs += len(decisions) - len(committed.conflicts)
             submissions = []
@@ -464,14 +465,35 @@ class Intake:
             return Committed((), frozenset())
         return await self._store.commit(creations, changes)
 
-    def _conclude_creations(self, submissions: Sequence[Submission], committed: Committed, batch: Batch) -> int:
+    async def _birthdays(self, submissions: Sequence[Submission], committed: Committed) -> Mapping[str, float]:
+        """Return when the runs were created that an earlier attempt of these submissions may have made.
+
+        Another request under the same key may have made the run: its commands have other deadlines, and only one with
+        this time of creation is the submission's own."""
+        doubtful = [
+            one.changes.run.id
+            for one, created in zip(submissions, committed.created, strict=True)
+            if one.uncertain and created == Created(Outcome.SAME, one.changes.run.id)
+        ]
+        while doubtful:
+            try:
+                heads = await self._store.heads(doubtful)
+            except StoreUnavailable:  # what else the batch holds is committed, and must not be decided again
+                await asyncio.sleep(_FIRST_PAUSE)
+            else:
+                return {run_id: head.created_at for run_id, head in heads.items()}
+        return {}
+
+    def _conclude_creations(
+        self, submissions: Sequence[Submission], committed: Committed, birthdays: Mapping[str, float], batch: Batch
+    ) -> int:
         """Returns how many of them are new runs."""
         count = 0
         for one, created in zip(submissions, committed.created, strict=True):
             if created.outcome is _CREATED:
                 self._hot.keep(one.changes.run)
                 self._aftermath.committed(one.changes)
-            elif one.uncertain and created == Created(Outcome.SAME, one.changes.run.id):
+            elif one.uncertain and birthdays.get(created.run_id) == one.changes.run.head.created_at:
                 # An attempt before this one was written, though it was said to have failed: the run is this request's.
                 self._aftermath.committed(one.changes)
                 created = Created(Outcome.CREATED, created.run_id)
