@@ -32,6 +32,19 @@ FOUND_LATER = {
 }
 
 
+# Found by the oracle, with the scenarios that it found them in.
+FOUND_BY_THE_ORACLE = {
+    42: "a request that was sent twice, the second time while a commit failed, sent commands with its own deadline",
+    52: "the same",
+}
+
+
+@pytest.mark.parametrize("seed", FOUND_BY_THE_ORACLE)
+def test_a_seed_in_which_the_oracle_found_something_is_clean(seed: int) -> None:
+    outcome = run_seed(seed, scenario=random_scenario(random.Random(f"scenario {seed}")))
+    assert outcome.is_clean, f"{FOUND_BY_THE_ORACLE[seed]}: {outcome.violations}"
+
+
 @pytest.mark.parametrize("seed", FOUND)
 def test_a_seed_that_found_something_is_clean(seed: int) -> None:
     scenario = msgspec.structs.replace(

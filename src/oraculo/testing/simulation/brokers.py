@@ -138,13 +138,15 @@ class HostBroker:
             raise BrokerUnavailable("refused by the simulation")
         self._refuse_too_large(messages)
         if trouble.happens("hang"):
-            await trouble.hold_up(20.0)
+            await trouble.hold_up(self._host, 20.0)
             messages = messages[: trouble.choose(len(messages) + 1)]
             await self._deliver(messages)
             raise BrokerUnavailable("hung in the simulation")
         full = self._full(messages) if trouble.happens("not_taken") else ()
-        await self._deliver([message for message in messages if message.queue not in full])
+        taken = [message for message in messages if message.queue not in full]
+        await self._deliver(taken)
         trouble.step(self._host)
+        trouble.world.confirmed(self._host, self.name, taken)
         if full:
             vias = [None if message.queue in full else self.name for message in messages]
             left = [place for place, via in enumerate(vias) if via is None]
@@ -251,12 +253,13 @@ class HostConsumer:
         await self._server.thawed()
         self._trouble.step(self._host)
         self._expect_connection()
+        self._trouble.world.took(self._host, self._server.name, self, deliveries)
         return deliveries
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         self._trouble.step(self._host)
         for delivery in deliveries:
-            self._trouble.world.acked(self._host, delivery)
+            self._trouble.world.acked(self._host, self._server.name, delivery)
         if self._trouble.happens("lost_ack"):
             raise BrokerUnavailable("the ack was lost in the simulation")
         await self._reach()
@@ -265,11 +268,13 @@ class HostConsumer:
 
     async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
         self._trouble.step(self._host)
+        self._trouble.world.put_aside(self, delivery)
         await self._reach()
         await self._real.retry(delivery, delay, reason)
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
         self._trouble.step(self._host)
+        self._trouble.world.put_aside(self, delivery)
         await self._reach()
         await self._real.dead_letter(delivery, reason)
         self._trouble.step(self._host)
@@ -294,7 +299,8 @@ class HostConsumer:
 
     async def cut(self) -> None:
         self._is_cut = True
-        await self._real.close()
+        await self.close()
 
     async def close(self) -> None:
+        self._trouble.world.released(self)
         await self._real.close()

@@ -1,7 +1,6 @@
 """Running one seed, and telling what came of it."""
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -15,7 +14,7 @@ from oraculo.ports.broker import Outgoing
 from oraculo.testing.simulation.brokers import Server
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.hosts import own_tasks
-from oraculo.testing.simulation.scenario import Action, Scenario, random_scenario
+from oraculo.testing.simulation.scenario import Action, Scenario, full_scenario
 from oraculo.testing.simulation.virtual_time import Stuck, VirtualLoop
 from oraculo.testing.simulation.world import Attempt, Garbage, Violation, World
 
@@ -39,15 +38,17 @@ class Outcome(msgspec.Struct):
         return not self.violations
 
 
-def run_seed(seed: int, faults: Faults | None = None, scenario: Scenario | None = None) -> Outcome:
-    """Simulates one seed from its first moment to its rest, and returns what the laws found."""
-    scenario = scenario or random_scenario(random.Random(f"scenario {seed}"))
+def run_seed(
+    seed: int, faults: Faults | None = None, scenario: Scenario | None = None, *, by_laws_alone: bool = False
+) -> Outcome:
+    """Simulates one seed from its first moment to its rest, and returns what the laws and the oracle found."""
+    scenario = scenario or full_scenario(seed)
     faults = Faults.usual() if faults is None else faults
     loop = VirtualLoop()
     loop.set_task_factory(own_tasks)  # type: ignore[arg-type]
     asyncio.set_event_loop(loop)
     try:
-        world = World(scenario, faults, seed, loop)
+        world = World(scenario, faults, seed, loop, by_laws_alone=by_laws_alone)
         try:
             loop.run_until_complete(_play(world))
         except Stuck as error:
@@ -130,15 +131,20 @@ async def _act(world: World, action: Action) -> None:
         world.tell(f"answered: {action.kind}: {type(error).__name__}: {error}")
 
 
+class _Envelope(msgspec.Struct):
+    payload: msgspec.Raw
+
+
 async def _submit(world: World, action: Action) -> None:
     """As a client does that must know: it asks again, under the same key, until it hears an answer."""
+    world.asked(action.body)
     while True:
         operations = world.operations()
         try:
             if operations is not None:
                 async with asyncio.timeout(5.0):
                     submitted = await operations.submit(action.body, idempotency_key=action.key)
-                world.accepted(submitted.run_id)
+                world.accepted(submitted.run_id, action.key, action.body)
                 return
         except TimeoutError:
             pass
@@ -147,6 +153,7 @@ async def _submit(world: World, action: Action) -> None:
 
 async def _enqueue(world: World, action: Action) -> None:
     server = await _reachable(world)
+    world.asked(bytes(msgspec.json.decode(action.body, type=_Envelope).payload))
     await server.real.publish([Outgoing("orquestrador", action.body)])
 
 
@@ -165,23 +172,27 @@ async def _reachable(world: World) -> Server:
 
 async def _cancel(world: World, action: Action) -> None:
     if operations := world.operations():
+        world.operator_asks("cancel", f"r{action.subject}")
         await operations.cancel(f"r{action.subject}")
 
 
 async def _repeat(world: World, action: Action) -> None:
     if operations := world.operations():
+        world.operator_asks("repeat", f"r{action.subject}")
         world.reopens(f"r{action.subject}")
         await operations.repeat(f"r{action.subject}")
 
 
 async def _redrive(world: World, action: Action) -> None:
     if operations := world.operations():
+        world.operator_asks("redrive", action.queue)
         async with world.redriving():
             await operations.redrive(action.queue)
 
 
 async def _discard(world: World, action: Action) -> None:
     if operations := world.operations():
+        world.operator_asks("discard", action.queue)
         for letter in await operations.dead_letters(action.queue, limit=1):
             await operations.discard(action.queue, letter.id)
 

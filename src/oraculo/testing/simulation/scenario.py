@@ -54,6 +54,7 @@ class Scenario(msgspec.Struct, frozen=True):
     drops_repeats: bool = False  # the brokers know a command that they had
     tells_losses: bool = True  # a broker that forgets everything tells those that are connected
     failure_rate: float = 0.15
+    final_rate: float = 0.0  # how many of the failures ask for no further attempt
     latency: float = 0.5
 
     def stand_in(self, step: str | None) -> StandIn:
@@ -79,6 +80,62 @@ def random_scenario(dice: random.Random) -> Scenario:
     brokers, drops_repeats = dice.choice((1, 1, 2, 3)), dice.random() < 0.3
     tells_losses = dice.random() < 0.5
     return msgspec.structs.replace(scenario, brokers=brokers, drops_repeats=drops_repeats, tells_losses=tells_losses)
+
+
+def full_scenario(seed: int) -> Scenario:
+    """The scenario of a seed, with more of what the contract speaks of.
+
+    Drawn from dice of their own: without the additions, a seed that once found something is still the same story."""
+    return _with_more(random_scenario(random.Random(f"scenario {seed}")), random.Random(f"more {seed}"))
+
+
+def _with_more(scenario: Scenario, dice: random.Random) -> Scenario:
+    pipelines = {name: _richer_pipeline(dice, source) for name, source in scenario.pipelines.items()}
+    bodies: dict[bytes, bytes] = {}  # what is asked twice is the same twice
+    actions = []
+    for action in scenario.actions:
+        if action.kind in ("submit", "enqueue"):
+            if action.body not in bodies:
+                bodies[action.body] = _richer_body(dice, action)
+            action = msgspec.structs.replace(action, body=bodies[action.body])
+        actions.append(action)
+    if (keyed := [one for one in actions if one.key]) and dice.random() < 0.3:
+        actions.append(_key_used_again(dice, dice.choice(keyed)))
+    return msgspec.structs.replace(
+        scenario,
+        pipelines=pipelines,
+        actions=tuple(sorted(actions, key=lambda one: one.at)),
+        final_rate=dice.choice((0.0, 0.2, 0.5)),
+    )
+
+
+def _richer_pipeline(dice: random.Random, source: dict[str, Any]) -> dict[str, Any]:
+    steps = [step | ({"config": {"n": dice.randrange(9)}} if dice.random() < 0.5 else {}) for step in source["steps"]]
+    richer = source | {"steps": steps}
+    if dice.random() < 0.25:
+        richer["quorum"] = dice.choice((dice.randint(1, len(steps)), "50%", "34%"))
+    return richer | ({"onLate": "amend"} if dice.random() < 0.4 else {})
+
+
+def _richer_body(dice: random.Random, action: Action) -> bytes:
+    body = json.loads(action.body)
+    request = body if action.kind == "submit" else body["payload"]
+    request["payload"]["parametros"] = {"lingua": dice.choice(("pt", "en"))}
+    if dice.random() < 0.4:
+        request["prioridade"] = dice.randint(0, 9)
+    for destination in request.get("destinos", ()):
+        destination |= {"payload": {"own": dice.randrange(9)}} if dice.random() < 0.2 else {}
+        destination |= {"timeout": dice.choice((3, 8))} if dice.random() < 0.15 else {}
+    if "destinos" in request and dice.random() < 0.2:
+        request["quorum"] = dice.choice((dice.randint(1, len(request["destinos"])), "34%", "60%"))
+    return json.dumps(body).encode()
+
+
+def _key_used_again(dice: random.Random, first: Action) -> Action:
+    """By mistake, for another request."""
+    other = json.loads(first.body)
+    other |= {"correlation_id": f"{other['correlation_id']}-other", "payload": {"other": True}}
+    return msgspec.structs.replace(first, at=first.at + dice.uniform(0, 5), body=json.dumps(other).encode())
 
 
 def _pipeline(dice: random.Random, name: str) -> dict[str, Any]:

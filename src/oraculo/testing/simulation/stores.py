@@ -40,13 +40,14 @@ class HostStore:
         await trouble.world.committed(self._host, creations, changes, committed)
         trouble.step(self._host)
         if trouble.happens("lost_commit"):
+            trouble.world.commit_was_lost(self._host)
             raise StoreUnavailable("the commit's answer was lost in the simulation")
         return committed
 
     async def _reach(self) -> None:
         self._trouble.step(self._host)
         if self._trouble.happens("slow_store"):
-            await self._trouble.hold_up(2.0)
+            await self._trouble.hold_up(self._host, 2.0, in_store=True)
             self._trouble.step(self._host)
 
     async def _read(self, reading: Any) -> Any:

@@ -22,12 +22,23 @@ class Watched(Protocol):
     def too_large(self, server: str, message: Outgoing) -> None: ...
     def dropped(self, message: Outgoing) -> None: ...
     def deliver_later(self, broker: MemoryBroker, message: Outgoing, delay: float) -> None: ...
-    def acked(self, host: Host, delivery: Delivery) -> None: ...
+    def confirmed(self, host: Host, server: str, messages: Sequence[Outgoing]) -> None: ...
+    def took(self, host: Host, server: str, consumer: object, deliveries: Sequence[Delivery]) -> None: ...
+    def acked(self, host: Host, server: str, delivery: Delivery) -> None: ...
+    def put_aside(self, consumer: object, delivery: Delivery) -> None: ...
+    def released(self, consumer: object) -> None: ...
+    def stalled(self) -> None: ...
+    def was_busy(self, host: Host, since: float, until: float) -> None: ...
+    def commit_was_lost(self, host: Host) -> None: ...
     async def committed(
         self, host: Host, creations: Sequence[Creation], changes: Sequence[Changes], committed: Committed
     ) -> None: ...
     async def reread(self) -> None: ...
     def crash(self, host: Host) -> None: ...
+
+
+# Faults that keep an engine from deciding.
+_OF_THE_STORE = frozenset({"failed_commit", "lost_commit", "failed_read", "engine_crash"})
 
 
 class Trouble:
@@ -45,6 +56,8 @@ class Trouble:
             return False
         self.counts[kind] += 1
         self.last = max(self.last, asyncio.get_running_loop().time())
+        if kind in _OF_THE_STORE:
+            self.world.stalled()
         return True
 
     def step(self, host: Host) -> None:
@@ -58,10 +71,13 @@ class Trouble:
     def up_to(self, seconds: float) -> float:
         return self._dice.random() * seconds
 
-    async def hold_up(self, at_most: float) -> None:
+    async def hold_up(self, host: Host, at_most: float, *, in_store: bool = False) -> None:
         """Something takes its time; until it is over, nothing counts as undisturbed."""
         seconds = self.up_to(at_most)
-        self.last = max(self.last, asyncio.get_running_loop().time() + seconds)
+        moment = asyncio.get_running_loop().time()
+        self.last = max(self.last, moment + seconds)
+        if in_store:
+            self.world.was_busy(host, moment, moment + seconds)
         await asyncio.sleep(seconds)
 
     def choose(self, count: int) -> int:

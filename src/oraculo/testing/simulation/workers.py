@@ -1,18 +1,18 @@
 """The workers of a simulation: as slow and as unreliable as the scenario says."""
 
 import asyncio
+import json
 import random
 from collections.abc import Sequence
 from typing import Any, Protocol
-
-import msgspec
 
 from oraculo.core import naming
 from oraculo.core.message import decode_message
 from oraculo.errors import BrokerError, InvalidInput
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.testing.simulation.scenario import Scenario
-from oraculo.worker import App, Context
+from oraculo.testing.simulation.worker_oracle import Identity
+from oraculo.worker import App, Context, DoNotRetry
 
 
 class Factory(Protocol):
@@ -20,26 +20,41 @@ class Factory(Protocol):
     def scenario(self) -> Scenario: ...
     @property
     def dice(self) -> random.Random: ...
+    def handler_begins(self, identity: Identity) -> None: ...
+    def handler_ends(self, server: str, identity: Identity, payload: dict[str, Any]) -> None: ...
 
 
 def sdk_app(queues: Sequence[str], world: Factory) -> App:
     app = App("simulated")
 
     async def work(payload: dict[str, Any], ctx: Context) -> dict[str, Any]:
+        identity = (ctx.correlation_id, ctx.tarefa or "", ctx.tentativa)
+        world.handler_begins(identity)
         if world.dice.random() < 0.3:
             ctx.progress(world.dice.random() * 100, "on the way")
         stand_in = world.scenario.stand_in(ctx.tarefa)
         await asyncio.sleep(world.dice.expovariate(1 / stand_in.latency))
         if world.dice.random() < stand_in.failure_rate:
-            raise RuntimeError(f"attempt {ctx.tentativa} failed in the simulation")
-        return {"tarefa": ctx.tarefa}
+            error = _failure(world, f"attempt {ctx.tentativa} failed in the simulation")
+            payload = {"status": "erro", "erros": [f"{type(error).__name__}: {error}"]}
+            world.handler_ends("", identity, payload | ({"repetir": False} if isinstance(error, DoNotRetry) else {}))
+            raise error
+        result = {"tarefa": ctx.tarefa}
+        field = "dados" if ctx.queue.startswith("escavador") else "resultado"
+        world.handler_ends("", identity, {"status": "ok", field: result})
+        return result
 
     for queue in queues:
         app.queue(queue)(work)
     return app
 
 
-async def plain_worker(queue: str, broker: Broker, world: Factory) -> None:
+def _failure(world: Factory, text: str) -> Exception:
+    is_final = world.scenario.final_rate and world.dice.random() < world.scenario.final_rate
+    return DoNotRetry(text) if is_final else RuntimeError(text)
+
+
+async def plain_worker(queue: str, broker: Broker, server: str, world: Factory) -> None:
     """A worker with nothing but the broker's client: it names its task in the payload, and never the attempt."""
     while True:
         try:
@@ -47,23 +62,24 @@ async def plain_worker(queue: str, broker: Broker, world: Factory) -> None:
             while deliveries := await consumer.take(5):
                 for delivery in deliveries:
                     await asyncio.sleep(world.dice.expovariate(1 / world.scenario.latency))
-                    await broker.publish([Outgoing(naming.ANSWERS, _plain_answer(delivery.body, world))])
+                    await broker.publish([Outgoing(naming.ANSWERS, _plain_answer(delivery.body, server, world))])
                     await consumer.ack([delivery])
         except (BrokerError, InvalidInput):
             await asyncio.sleep(0.5)
         await asyncio.sleep(0.5)
 
 
-def _plain_answer(body: bytes, world: Factory) -> bytes:
+def _plain_answer(body: bytes, server: str, world: Factory) -> bytes:
     command = decode_message(body)
     failed = world.dice.random() < world.scenario.failure_rate
     payload: dict[str, Any] = {"tarefa": command.tarefa}
     payload |= {"status": "erro", "erros": [f"{world.dice.random()}"]} if failed else {"resultado": "ok"}
-    return msgspec.json.encode(
+    world.handler_ends(server, (command.correlation_id, command.tarefa or "", command.tentativa), payload)
+    return json.dumps(  # written otherwise than the SDK writes it: a result is kept as it came
         {
             "correlation_id": command.correlation_id,
             "tipo_evento": naming.EXECUTED,
             "payload": payload,
             "timestamp": f"2026-01-01T00:00:00.{world.dice.randrange(10**6):06d}Z",
         }
-    )
+    ).encode()

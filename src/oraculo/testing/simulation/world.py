@@ -15,8 +15,10 @@ import msgspec
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import naming
+from oraculo.core.history import HistoryEntry
 from oraculo.core.message import Message, decode_message
 from oraculo.core.run import Changes, Run
+from oraculo.core.views import run_view
 from oraculo.engine.cache import Plans
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine
@@ -27,13 +29,17 @@ from oraculo.ports.telemetry import Silent
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.simulation.brokers import HostBroker, Server, State
+from oraculo.testing.simulation.expected_run import Defaults
 from oraculo.testing.simulation.faults import Faults
-from oraculo.testing.simulation.hosts import Host
+from oraculo.testing.simulation.hosts import OWNER, Host
 from oraculo.testing.simulation.laws import LAWS, Law
+from oraculo.testing.simulation.oracle import Claim, Oracle
 from oraculo.testing.simulation.scenario import PLAIN_QUEUE, Scenario
 from oraculo.testing.simulation.stores import HostStore
+from oraculo.testing.simulation.timeline import Timeline
 from oraculo.testing.simulation.trouble import Trouble
-from oraculo.testing.simulation.virtual_time import SeededEntropy, VirtualClock
+from oraculo.testing.simulation.virtual_time import EPOCH, SeededEntropy, VirtualClock
+from oraculo.testing.simulation.worker_oracle import Identity, WorkerOracle
 from oraculo.testing.simulation.workers import plain_worker, sdk_app
 from oraculo.worker import Worker
 
@@ -45,6 +51,7 @@ RESTART_WITHIN = 6.0
 LOST_FOR_GOOD = 0.3  # the share of brokers that do not come back, when there is another
 AWAY_WITHIN = 25.0  # seconds until a broker is back, unless it is away for good
 MOST_REMEMBERED = 400
+OUTCOME = 10  # the number under which the oracle reports
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -67,7 +74,15 @@ class Attempt(NamedTuple):
 
 
 class World:
-    def __init__(self, scenario: Scenario, faults: Faults, seed: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        faults: Faults,
+        seed: int,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        by_laws_alone: bool = False,
+    ) -> None:
         self.scenario = scenario
         self.loop = loop
         self.clock = VirtualClock(loop)
@@ -93,6 +108,18 @@ class World:
         self.over = asyncio.Event()
         self._plans = Plans()
         self._laws: list[Law] = [law(self) for law in LAWS]
+        self._timeline = Timeline(EPOCH)
+        self._hears_oracles = not by_laws_alone
+        self._worker_oracle = WorkerOracle(self._timeline, self._judged)
+        runs = SETTINGS.runs
+        self._oracle = Oracle(
+            scenario.pipelines,
+            Defaults(runs.timeout, runs.max_attempts, runs.backoff, runs.max_backoff),
+            scenario.engines,
+            self._timeline,
+            self._judged,
+        )
+        self._may_lack_letters = False  # some were lost, or discarded
         self._hosts: dict[str, tuple[Host, Engine | Worker | None, list[HostBroker]]] = {}
         self._keeping: set[asyncio.Task[object]] = set()
         self.lost_for_good: list[Server] = []
@@ -123,7 +150,7 @@ class World:
             self.hear_out(name, host.spawn(service.start()))
         else:
             for connection in connections:  # it knows nothing of several, so there is one for each
-                self.hear_out(name, host.spawn(plain_worker(PLAIN_QUEUE, connection, self)))
+                self.hear_out(name, host.spawn(plain_worker(PLAIN_QUEUE, connection, connection.name, self)))
         self._hosts[name] = (host, service, connections)
         self.tell(f"{name} starts")
 
@@ -152,6 +179,7 @@ class World:
         self.tell(f"{host.name} dies")
         self._disturbed()
         host.die()
+        self._oracle.died(host.name)
         _, _, connections = self._hosts[host.name]
         self._keep(self._after_death(host.name, connections))
 
@@ -193,6 +221,10 @@ class World:
         if len(self.told) < MOST_REMEMBERED:
             self.told.append(f"{self.loop.time():7.2f} s  {what}")
 
+    def _judged(self, how: str) -> None:
+        if self._hears_oracles:
+            self._broken(OUTCOME, "the outcome is the one that the contract has", how)
+
     def law_broken(self, law: Law, how: str) -> None:
         self._broken(law.number, law.says, how)
 
@@ -224,12 +256,16 @@ class World:
         ]
         written = [*created, *(one for one in changes if one.run.id not in committed.conflicts)]
         snapshots = await self.disk.load([one.run.id for one in written])
+        self._oracle.begins_commit(host.name)
         for one in written:
             before = self.runs.get(one.run.id)
             after = self._plans.restore(snapshots[one.run.id])
             self.runs[one.run.id] = after
             for law in self._laws:
                 law.committed(before, after, one.history)
+            claims = [_claim(after, entry) for entry in one.history]
+            document = msgspec.json.encode(run_view(after))
+            self._oracle.committed(host.name, after.id, claims, document, self.loop.time())
             for entry in one.history:
                 self.tell(
                     f"{host.name}: {one.run.id} {entry.what} {_step(after, entry.task)} {entry.detail or ''}".rstrip()
@@ -237,9 +273,7 @@ class World:
 
     async def reread(self) -> None:
         """Something was written without a commit of runs."""
-        self.runs = {
-            run_id: self._plans.restore(one) for run_id, one in (await self.disk.load(list(self.runs))).items()
-        }
+        self.runs = await self._stored()
 
     def published(self, host: Host, server: str, message: Outgoing) -> None:
         self._note_failure(message)
@@ -248,6 +282,10 @@ class World:
             law.published(message, server)
         if message.queue == "respostas":
             self._reply(message)
+        elif not host.name.startswith("engine"):
+            self._worker_oracle.publishes(_life(host, server), message.queue, message.body, self.loop.time())
+        elif message.queue not in (naming.ANSWERS, naming.REQUESTS):
+            self._oracle.command_sent(message.queue, message.body, message.priority, message.reason)
 
     def _note_sent_again(self, message: Outgoing) -> None:
         """What was lost before is waited for in vain no more, unless this is lost too."""
@@ -271,6 +309,7 @@ class World:
 
     def _reply(self, message: Outgoing) -> None:
         reply = decode_message(message.body)
+        self._oracle.delivered(reply.correlation_id, "fila", bytes(reply.payload))
         for law in self._laws:
             law.delivered(reply.correlation_id, "fila", bytes(reply.payload))
 
@@ -279,14 +318,62 @@ class World:
         if self.trouble.happens("refuse"):
             return 503
         run_id = msgspec.json.decode(body)["correlation_id"]
+        self._oracle.delivered(run_id, "webhook", body)
         for law in self._laws:
             law.delivered(run_id, "webhook", body)
         self.trouble.step(host)
         return 200
 
-    def acked(self, host: Host, delivery: Delivery) -> None:
+    def confirmed(self, host: Host, server: str, messages: Sequence[Outgoing]) -> None:
+        if not host.name.startswith("engine"):
+            for message in messages:
+                self._worker_oracle.confirmed(_life(host, server), message.body)
+
+    def took(self, host: Host, server: str, consumer: object, deliveries: Sequence[Delivery]) -> None:
+        moment = self.loop.time()
+        for one in deliveries:
+            if host.name.startswith("engine"):
+                self._oracle.took(host.name, consumer, one.body, redelivered=one.redeliveries > 0, moment=moment)
+            else:
+                self._worker_oracle.took(_life(host, server), server, one.body, moment)
+
+    def acked(self, host: Host, server: str, delivery: Delivery) -> None:
         for law in self._laws:
             law.acked(delivery)
+        if host.name.startswith("engine"):
+            self._oracle.acked(host.name, delivery.body)
+        else:
+            self._worker_oracle.acked(_life(host, server), delivery.body)
+
+    def handler_begins(self, identity: Identity) -> None:
+        self._worker_oracle.begins(OWNER.get(), identity)
+
+    def handler_ends(self, server: str, identity: Identity, payload: dict[str, Any]) -> None:
+        host = OWNER.get()
+        assert host is not None
+        self._worker_oracle.ends(_life(host, server), identity, payload)
+
+    def put_aside(self, consumer: object, delivery: Delivery) -> None:
+        self._oracle.put_aside(consumer, delivery.body)
+
+    def released(self, consumer: object) -> None:
+        self._oracle.released(consumer)
+
+    def commit_was_lost(self, host: Host) -> None:
+        self._oracle.commit_was_lost(host.name)
+
+    def stalled(self) -> None:
+        self._timeline.stalled(self.loop.time(), self.loop.time())
+
+    def was_busy(self, host: Host, since: float, until: float) -> None:
+        self._timeline.was_busy(host.name, since, until)
+
+    def asked(self, body: bytes) -> None:
+        self._oracle.asked(body, self.loop.time())
+
+    def operator_asks(self, kind: str, subject: str) -> None:
+        self._oracle.operator_asks(kind, subject)
+        self._may_lack_letters |= kind == "discard"
 
     def reopens(self, run_id: str) -> None:
         """An operator asks for it."""
@@ -305,7 +392,8 @@ class World:
     def may_reopen(self, run_id: str) -> bool:
         return self._redrives > 0 or run_id in self._reopened
 
-    def accepted(self, run_id: str) -> None:
+    def accepted(self, run_id: str, key: str | None, body: bytes) -> None:
+        self._oracle.accepted(run_id, key, body)
         for law in self._laws:
             law.accepted(run_id)
 
@@ -317,6 +405,7 @@ class World:
         self.tell(f"a message to {message.queue} is too large for {server}")
         told = decode_message(message.body)
         self.too_large_for.setdefault((told.correlation_id, told.tarefa or "", told.tentativa), set()).add(server)
+        self._oracle.too_large(told.correlation_id, told.tarefa or "", told.tentativa)
 
     def dropped(self, message: Outgoing) -> None:
         self.tell(f"a message to {message.queue} is lost")
@@ -344,6 +433,7 @@ class World:
     async def _lose_memory(self, server: Server) -> None:
         self.tell(f"{server.name} loses its memory")
         self._disturbed()
+        self._may_lack_letters = True
         self.garbage = [one for one in self.garbage if one.server != server.name]
         await server.lose_memory()
         for law in self._laws:
@@ -382,12 +472,17 @@ class World:
                     await self._leave(server)
             if self.trouble.happens("clock_jump"):
                 self.clock.skew += self.trouble.up_to(40.0) - 20.0
+                self._timeline.clock_was_set(self.loop.time(), self.clock.skew)
                 self.tell(f"the clock is set to {self.clock.skew:+.1f} s")
             self.undisturbed_since = max(self.undisturbed_since, self.trouble.last)
             if not (self.all_up() and self.is_served):
                 self._disturbed()
+            moment = self.loop.time()
+            if len(self.engines()) < self.scenario.engines:
+                self._timeline.stalled(moment - 1.0, moment)
             for law in self._laws:
                 law.second()
+            self._oracle.second(moment)
 
     async def settle(self) -> bool:
         """With nothing going wrong any more: waits until all has ended. False when it does not."""
@@ -441,6 +536,18 @@ class World:
         self.garbage = [one for one in self.garbage if one.server not in gone]
         for law in self._laws:
             law.at_rest(histories, queues)
+        documents = {run_id: msgspec.json.encode(run_view(run)) for run_id, run in (await self._stored()).items()}
+        is_sure = not (self._may_lack_letters or self.lost_for_good)
+        self._oracle.at_rest(documents, self._resting() if is_sure else None)
+
+    async def _stored(self) -> dict[str, Run]:
+        return {run_id: self._plans.restore(one) for run_id, one in (await self.disk.load(list(self.runs))).items()}
+
+    def _resting(self) -> list[tuple[str, str, int]]:
+        """The commands among the dead letters."""
+        letters = [letter for letter in self.letters if letter.queue not in (naming.ANSWERS, naming.REQUESTS)]
+        commands = [decode_message(letter.body) for letter in letters]
+        return [(one.correlation_id, one.tarefa or "", one.tentativa or 0) for one in commands]
 
     def statuses(self) -> Counter[str]:
         return Counter(run.head.status.value for run in self.runs.values())
@@ -458,6 +565,16 @@ class World:
 
 def _server_names(count: int) -> list[str]:
     return ["simulated"] if count == 1 else [f"simulated-{number}" for number in range(1, count + 1)]
+
+
+def _life(host: Host, server: str) -> object:
+    """A worker without the SDK is one for each broker."""
+    return host if host.name.startswith("worker") else (host, server)
+
+
+def _claim(run: Run, entry: HistoryEntry) -> Claim:
+    task = None if entry.task is None else run.plan.steps[entry.task].id
+    return Claim(entry.what.value, task, entry.attempt, entry.detail or "", entry.at)
 
 
 def _step(run: Run, task: int | None) -> str:

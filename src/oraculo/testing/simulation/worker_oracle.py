@@ -1,0 +1,146 @@
+"""The oracle of the workers: each command is worked on once, answered with what came of it, and acked only then.
+
+It sees what each process took, what its handlers did, what it published and which of that the broker confirmed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from oraculo.testing.simulation.timeline import Timeline
+
+Identity = tuple[str, str, int | None]  # run, task, attempt; a worker without the SDK says no attempt
+
+_EVENTS = {"iniciar_coleta": "resultado_coleta", "iniciar_execucao": "resultado_execucao"}
+_SLACK = 0.0011
+
+
+class _Message(msgspec.Struct):
+    correlation_id: str
+    tipo_evento: str
+    payload: msgspec.Raw
+    tarefa: str | None = None
+    tentativa: int | None = None
+    prazo: str | None = None
+    responder_em: str | None = None
+
+
+@dataclass
+class _Command:
+    message: _Message
+    server: str
+    taken_at: float  # the moment at which this process first took it
+
+
+@dataclass
+class _Process:
+    """What one process did in its life."""
+
+    commands: dict[Identity, _Command] = field(default_factory=dict)
+    begun: set[Identity] = field(default_factory=set)
+    outcomes: dict[Identity, dict[str, Any]] = field(default_factory=dict)  # the payload that is to be answered
+    confirmed: set[Identity] = field(default_factory=set)
+    last: Identity | None = None  # whose outcome came last
+
+
+class WorkerOracle:
+    """`life` is whatever tells one life of a process from another."""
+
+    def __init__(self, timeline: Timeline, report: Callable[[str], None]) -> None:
+        self._timeline = timeline
+        self._report = report
+        self._processes: dict[object, _Process] = {}
+
+    def _of(self, life: object) -> _Process:
+        return self._processes.setdefault(life, _Process())
+
+    def took(self, life: object, server: str, body: bytes, moment: float) -> None:
+        message = _read(body)
+        if message is not None and message.tipo_evento in _EVENTS:
+            self._of(life).commands.setdefault(_identity(message), _Command(message, server, moment))
+
+    def begins(self, life: object, identity: Identity) -> None:
+        """A handler is called with a command."""
+        process = self._of(life)
+        if identity in process.begun:
+            self._report(f"the command {identity} came again and was worked on again by the same worker")
+        process.begun.add(identity)
+
+    def ends(self, life: object, identity: Identity, payload: dict[str, Any]) -> None:
+        """A handler returned or raised, which makes this payload the right answer."""
+        process = self._of(life)
+        process.outcomes[identity], process.last = payload, identity
+
+    def publishes(self, life: object, queue: str, body: bytes, moment: float) -> None:
+        message = _read(body)
+        if message is None:
+            self._report(f"a worker published what is no message: {body!r}")
+            return
+        identity = self._identity_of(life, message)
+        command = self._of(life).commands.get(identity)
+        if command is None:
+            self._report(f"a worker published {message.tipo_evento} of {identity}, a command that it never had")
+        elif queue != (command.message.responder_em or "resultados"):
+            self._report(f"an answer of {identity} went to {queue}, and is awaited on {command.message.responder_em}")
+        elif message.tipo_evento != "progresso":
+            fault = self._answer_fault(self._of(life), identity, command, message, moment)
+            if fault is not None:
+                self._report(f"the answer of {identity} {fault}")
+
+    def confirmed(self, life: object, body: bytes) -> None:
+        """The broker confirmed what was published."""
+        message = _read(body)
+        if message is not None and message.tipo_evento in _EVENTS.values():
+            self._of(life).confirmed.add(self._identity_of(life, message))
+
+    def acked(self, life: object, body: bytes) -> None:
+        message = _read(body)
+        if message is None or message.tipo_evento not in _EVENTS:
+            self._report(f"a worker acked what is no command: {body!r}")
+        elif _identity(message) not in self._of(life).confirmed:
+            self._report(f"the command {_identity(message)} was acked, and no broker has confirmed its answer")
+
+    def _answer_fault(
+        self, process: _Process, identity: Identity, command: _Command, message: _Message, moment: float
+    ) -> str | None:
+        event = _EVENTS[command.message.tipo_evento]
+        if message.tipo_evento != event:
+            return f"is {message.tipo_evento}, and must be {event}"
+        payload, outcome = msgspec.json.decode(message.payload), process.outcomes.get(identity)
+        if payload == outcome or (outcome is not None and _is_failure_with(payload, outcome)):
+            return None
+        if self._is_too_late(command, moment) and payload.get("erros", [""])[0].startswith("deadline passed"):
+            return None
+        return f"says {payload}, and its handler made it {outcome}"
+
+    def _is_too_late(self, command: _Command, moment: float) -> bool:
+        """By any setting that the clock had since the command was taken."""
+        if command.message.prazo is None:
+            return False
+        deadline = datetime.fromisoformat(command.message.prazo).timestamp()
+        return self._timeline.latest_time(command.taken_at, moment) >= deadline - _SLACK
+
+    def _identity_of(self, life: object, message: _Message) -> Identity:
+        """A worker without the SDK does one thing after the other, and does not say which attempt it answers."""
+        last = self._of(life).last
+        return _identity(message) if message.tarefa is not None or last is None else last
+
+
+def _is_failure_with(payload: dict[str, Any], outcome: dict[str, Any]) -> bool:
+    """More may be said of a failure."""
+    said = {key: payload.get(key) for key in ("status", "erros", "repetir")}
+    return outcome["status"] == "erro" and said == {"repetir": None} | outcome
+
+
+def _read(body: bytes) -> _Message | None:
+    try:
+        return msgspec.json.decode(body, type=_Message)
+    except msgspec.DecodeError:
+        return None
+
+
+def _identity(message: _Message) -> Identity:
+    return message.correlation_id, message.tarefa or "", message.tentativa
