@@ -1,6 +1,6 @@
 """Starts a run from any Celery client.
 
-ORACULO_PIPELINES=examples/celery_workers oraculo serve     # which knows the pipeline then
+ORACULO_PIPELINES=examples/celery_workers ORACULO_CELERY_TASKS_ALLOW='loja.*' oraculo serve   # knows the pipeline
 celery -A oraculo.celery_app worker
 python start_a_run.py amqp://localhost
 """

@@ -1,14 +1,30 @@
 """The OpenAPI document says of requests what the service does: a client that is generated from it refuses none that
 would be taken."""
 
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 
 from oraculo.api.schemas import COMPONENTS
+from oraculo.settings import BullmqSettings, CelerySettings
 
-from .service import Service
+from .service import SETTINGS, Service, running
+
+ALLOWING = msgspec.structs.replace(
+    SETTINGS,
+    celery=CelerySettings(tasks_allow=("*",), queues_allow=("*",)),
+    bullmq=BullmqSettings(queues_allow=("*",)),
+)
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Service]:
+    async with running(tmp_path, ALLOWING) as service:
+        yield service
 
 
 def fits(schema: str, value: object) -> None:

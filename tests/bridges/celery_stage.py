@@ -117,7 +117,9 @@ class Bridged(Harness):
             broker=BrokerSettings(prefix=prefix or f"t{uuid.uuid4().hex[:10]}."),
             runs=RunSettings(backoff=0.05, max_attempts=1),
             engine=EngineSettings(poll=0.2),
-            celery=CelerySettings(broker_url=worker_broker, queue=queue, **celery),
+            celery=CelerySettings(
+                broker_url=worker_broker, queue=queue, **{"tasks_allow": ("*",), "queues_allow": ("*",), **celery}
+            ),
         )
         super().__init__(settings=settings, broker=broker)
         prefix = settings.broker.prefix

@@ -87,6 +87,7 @@ class BullCluster(Cluster):
             workers=0,
             ORACULO_BULLMQ_URL=bullmq.url,
             ORACULO_BULLMQ_PREFIX=bullmq.prefix,
+            ORACULO_BULLMQ_QUEUES_ALLOW=",".join(bullmq.queues_allow),
             ORACULO_BULLMQ_QUEUES=",".join(bullmq.queues),
             ORACULO_BULLMQ_LOCK=str(bullmq.lock),
             ORACULO_RUNS_BACKOFF="0.1",

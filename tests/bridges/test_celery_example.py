@@ -38,7 +38,12 @@ async def test_the_example(fleet: Fleet, tmp_path: Path) -> None:
         ORACULO_BROKER_URL=url,
         ORACULO_PREFIX=settings.broker.prefix,
     )
-    bridge = {"ORACULO_CELERY_BROKER_URL": url, "ORACULO_CELERY_QUEUE": queue, "ORACULO_PIPELINES": str(EXAMPLE)}
+    bridge = {
+        "ORACULO_CELERY_BROKER_URL": url,
+        "ORACULO_CELERY_QUEUE": queue,
+        "ORACULO_CELERY_TASKS_ALLOW": "loja.*",
+        "ORACULO_PIPELINES": str(EXAMPLE),
+    }
     cluster = Cluster(tmp_path, url, workers=0, **bridge, ORACULO_PREFIX=settings.broker.prefix)
     try:
         loja.start()

@@ -41,7 +41,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def bridge_to(worker: CeleryWorker) -> dict[str, str]:
-    return {"ORACULO_CELERY_BROKER_URL": worker.broker, "ORACULO_CELERY_QUEUE": worker.queue}
+    return {
+        "ORACULO_CELERY_BROKER_URL": worker.broker,
+        "ORACULO_CELERY_QUEUE": worker.queue,
+        "ORACULO_CELERY_TASKS_ALLOW": "loja.*",
+    }
 
 
 async def submit(cluster: Cluster, task: str, payload: dict[str, Any], *, timeout: float = 100) -> str:

@@ -34,6 +34,8 @@ class Mixed(Cluster):
             ORACULO_PIPELINES=str(EXAMPLES / "mixed"),
             ORACULO_CELERY_BROKER_URL=amqp,
             ORACULO_CELERY_QUEUE=self._celery_queue,
+            ORACULO_CELERY_TASKS_ALLOW="loja.*",
+            ORACULO_BULLMQ_QUEUES_ALLOW="images-queue",
             ORACULO_BULLMQ_URL=redis,
             ORACULO_BULLMQ_PREFIX=self._bull,
         )

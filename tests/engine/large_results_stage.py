@@ -13,7 +13,7 @@ import msgspec
 from oraculo.core.message import decode_message
 from oraculo.errors import ObjectsUnavailable
 from oraculo.ports.objects import RunFolder
-from oraculo.settings import EngineSettings, ObjectSettings, RunSettings, Settings
+from oraculo.settings import CelerySettings, EngineSettings, ObjectSettings, RunSettings, Settings
 from oraculo.stores.objects import FolderObjects
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
@@ -26,7 +26,7 @@ LARGE = "x" * 300_000
 QUICK = EngineSettings(poll=0.05, note_linger=0.005)
 
 
-KEPT = Settings(engine=QUICK, runs=RunSettings(backoff=0.01))
+KEPT = Settings(engine=QUICK, runs=RunSettings(backoff=0.01), celery=CelerySettings(tasks_allow=("t",)))
 
 
 TWO_STEPS = b"""

@@ -12,13 +12,14 @@ from oraculo.core.bridge import Beyond, Bridge
 from oraculo.engine.service import Role
 from oraculo.ports.broker import Capabilities, QueueState
 from oraculo.ports.clock import SystemClock
-from oraculo.settings import BullmqSettings, Settings
+from oraculo.settings import BullmqSettings, CelerySettings, Settings
 from oraculo.testing.harness import Harness
 from tests.waiting import until
 
 CELERY = "no bridge to celery runs here (is ORACULO_CELERY_BROKER_URL set where engines run?)"
 BULLMQ = "no bridge to bullmq runs here (is ORACULO_BULLMQ_URL set where engines run?)"
-MAPPED = Settings(bullmq=BullmqSettings(queues=("images-queue",)))
+ALLOWED = Settings(celery=CelerySettings(tasks_allow=("*",)), bullmq=BullmqSettings(queues_allow=("*",)))
+MAPPED = msgspec.structs.replace(ALLOWED, bullmq=BullmqSettings(queues=("images-queue",), queues_allow=("*",)))
 BEHIND_BULLMQ = ["bullmq://images-queue", "images-queue"]
 
 
@@ -69,7 +70,7 @@ async def explanation(oraculo: Harness, *destinations: str) -> str:
 async def test_a_bridge_that_nobody_has_is_told_with_its_setting(
     broker: type[Counting], role: Role, is_told: bool
 ) -> None:
-    async with Harness(broker=broker(SystemClock()), role=role) as oraculo:
+    async with Harness(broker=broker(SystemClock()), role=role, settings=ALLOWED) as oraculo:
         told = await explanation(oraculo, "celery://app.tarefa", "bullmq://fila")
         assert (f"; {CELERY}; {BULLMQ}; " in told) is is_told
         assert "no bridge" not in await explanation(oraculo, "executador_x")
@@ -78,7 +79,7 @@ async def test_a_bridge_that_nobody_has_is_told_with_its_setting(
 @pytest.mark.parametrize("role", Role)
 async def test_a_bridge_that_another_engine_has_is_not_missed(role: Role) -> None:
     broker = Counting(SystemClock())
-    async with Harness(broker=broker, role=role) as oraculo:
+    async with Harness(broker=broker, role=role, settings=ALLOWED) as oraculo:
         await broker.consume(bridges.QUEUES[bridges.CELERY], prefetch=1)
         told = await explanation(oraculo, "celery://app.tarefa", "bullmq://fila")
         assert CELERY not in told
@@ -86,7 +87,7 @@ async def test_a_bridge_that_another_engine_has_is_not_missed(role: Role) -> Non
 
 
 async def test_a_bridge_that_runs_here_is_not_missed() -> None:
-    oraculo = Harness()
+    oraculo = Harness(settings=ALLOWED)
     oraculo.engine.bridges = [Idle()]
     async with oraculo:
         assert "no bridge" not in await explanation(oraculo, "celery://app.tarefa")

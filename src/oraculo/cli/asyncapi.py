@@ -35,7 +35,7 @@ def _made_here() -> dict[str, Any]:
 
     settings = load_settings()
     runs = settings.runs
-    queues = QueueTargets(settings.queues.allow)
+    queues = QueueTargets(settings.queues.allow, settings.bridges_allow)
     of_folder = Catalogue(settings.routes, settings.pipelines, runs.retry, runs.timeout, queues=queues)
     of_folder.read_folder()
     if of_folder.bad_files:

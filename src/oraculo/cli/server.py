@@ -23,6 +23,7 @@ Apps = Annotated[
 ]
 
 _MEMORY = "memory://"
+_ANY = ("*",)
 
 
 def dev(
@@ -83,8 +84,9 @@ def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
         output.note("oraculo: dev keeps large results with its store and leaves ORACULO_OBJECTS_URL alone")
     return msgspec.structs.replace(
         settings,
-        celery=msgspec.structs.replace(settings.celery, broker_url=""),
-        bullmq=msgspec.structs.replace(settings.bullmq, url=""),
+        # Nothing is behind a bridge here, so what the settings allow there does not matter.
+        celery=msgspec.structs.replace(settings.celery, broker_url="", tasks_allow=_ANY, queues_allow=_ANY),
+        bullmq=msgspec.structs.replace(settings.bullmq, url="", queues_allow=_ANY),
         objects=msgspec.structs.replace(settings.objects, url=""),
         broker=msgspec.structs.replace(settings.broker, url=_MEMORY),
         store=msgspec.structs.replace(settings.store, url=store or settings.store.url),

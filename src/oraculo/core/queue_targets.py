@@ -5,12 +5,13 @@ are those without the prefix.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import translate
 from itertools import islice
 
 from oraculo.core import naming
-from oraculo.core.pipeline import MAX_FAULTS, Definition
+from oraculo.core.bridge_allow import BridgeAllow
+from oraculo.core.pipeline import MAX_FAULTS, Definition, Step
 from oraculo.errors import Fault, InvalidPipeline
 
 _SETTING = "ORACULO_QUEUES_ALLOW"
@@ -18,9 +19,13 @@ _PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,200}")
 
 
 class QueueTargets:
-    """The queues that requests, pipelines and calls may name; without patterns all but system queues."""
+    """The queues that requests, pipelines and calls may name; without patterns all but system queues.
 
-    def __init__(self, patterns: Sequence[str] = ()) -> None:
+    `bridges`: what they may name behind each bridge, by its kind.
+    """
+
+    def __init__(self, patterns: Sequence[str] = (), bridges: Mapping[str, BridgeAllow] | None = None) -> None:
+        self._bridges = bridges
         self._allowed = re.compile("|".join(map(translate, patterns))) if patterns else None
         self._patterns = ", ".join(patterns)
 
@@ -39,8 +44,13 @@ class QueueTargets:
     def step_faults(self, definition: Definition) -> Iterator[tuple[int, Fault]]:
         """Return the steps whose queue no run may send to, each by its number."""
         for number, step in enumerate(definition.steps):
-            if step.bridge is None and (fault := self.fault(step.queue)):
+            if fault := self._step_fault(step):
                 yield number, Fault(f"steps[{number}] ({step.id}).queue", fault)
+
+    def _step_fault(self, step: Step) -> str | None:
+        if step.bridge is None:
+            return self.fault(step.queue)
+        return None if self._bridges is None else self._bridges[step.bridge.kind].fault(step.bridge, step.id)
 
     def expect_allowed(self, definition: Definition) -> None:
         """Raise InvalidPipeline for a definition with queues that no run may send to."""

@@ -112,7 +112,7 @@ class Engine:
         self.results = LargeResults(objects, self._earlier, self._claim_fault, settings, telemetry, self.threads)
 
         # What comes in.
-        self.queue_targets = QueueTargets(settings.queues.allow)
+        self.queue_targets = QueueTargets(settings.queues.allow, settings.bridges_allow)
         self.catalogue = Catalogue(
             settings.routes,
             settings.pipelines,

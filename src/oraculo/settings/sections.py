@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from oraculo.core.bridge import BULLMQ, CELERY
+from oraculo.core.bridge_allow import BridgeAllow, BullmqAllow, CeleryAllow
 from oraculo.core.pipeline import DEFAULT_TIMEOUT
 from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.settings.urls import split_urls
@@ -151,20 +153,31 @@ class WorkerSettings(Section, frozen=True):
 class CelerySettings(Section, frozen=True):
     broker_url: Url = ""  # of the Celery app whose tasks are steps; empty: there is no bridge to Celery
     queue: Text = "celery"  # where tasks go that name no queue: the app's `task_default_queue`
+    tasks_allow: Patterns = ()  # tasks that runs may reach, as `loja.*`; empty: none
+    queues_allow: Patterns = ()  # Celery queues that runs may name besides `queue`; empty: none
     key_prefix: Text = ""  # the app's `global_keyprefix`, when its broker is Redis and it has one
     apps: Names = ()  # worker apps, as module:app, whose commands `celery -A oraculo.celery_app worker` answers
     events: Flag = True  # ask the workers for task events, as Flower does: they tell of revoked and unknown tasks
+
+    @property
+    def allow(self) -> CeleryAllow:
+        return CeleryAllow(self.tasks_allow, self.queues_allow, self.queue)
 
 
 class BullmqSettings(Section, frozen=True):
     url: Url = ""  # of the Redis that BullMQ uses; empty: there is no bridge to BullMQ
     prefix: Text = "bull"  # of BullMQ's keys
     queues: Names = ()  # commands for these queues of ours go on to the BullMQ queues of the same names
+    queues_allow: Patterns = ()  # BullMQ queues that runs may reach by `bullmq://`, as `images-*` or `queue:job`
     entry: Text = "orchestrator-queue"  # jobs of this BullMQ queue start pipelines; `entry = ""` in the file: none do
     legacy: Flag = False  # the workers use `bull` 3 or 4, not `bullmq`
     keep: Seconds = 86400.0  # how long ended jobs of ours, and what they answered, stay in that Redis
     concurrency: Count = 100  # jobs of the entry whose runs one engine follows at a time
     lock: Seconds = 30.0  # after which a job of the entry whose engine died is taken over by another
+
+    @property
+    def allow(self) -> BullmqAllow:
+        return BullmqAllow(self.queues_allow)
 
 
 class LogSettings(Section, frozen=True):
@@ -192,6 +205,11 @@ class Settings(Section, frozen=True):
     @property
     def engine_lease(self) -> float:
         return min(self.engine.lease, self.broker.lease)
+
+    @property
+    def bridges_allow(self) -> Mapping[str, BridgeAllow]:
+        """What runs may reach behind each bridge, by its kind."""
+        return {CELERY: self.celery.allow, BULLMQ: self.bullmq.allow}
 
     @property
     def routes(self) -> dict[str, tuple[str, ...]]:

@@ -25,7 +25,8 @@ WORKER_OPTIONS = {"lockDuration": 2000, "stalledInterval": 1000, "maxStalledCoun
 
 def bull_settings(broker_url: str, redis_url: str, **bullmq: Any) -> Settings:
     """Queues and keys of its own, so that tests may share the servers."""
-    given = {"url": redis_url, "prefix": f"b{uuid.uuid4().hex[:10]}", "entry": "", "lock": 2.0, **bullmq}
+    own = {"prefix": f"b{uuid.uuid4().hex[:10]}", "queues_allow": ("*",), "entry": "", "lock": 2.0}
+    given = {"url": redis_url, **own, **bullmq}
     return msgspec.structs.replace(settings_for(broker_url), bullmq=BullmqSettings(**given))
 
 

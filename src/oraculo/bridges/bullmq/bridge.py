@@ -81,6 +81,7 @@ class BullmqBridge:
             entropy=entropy,
             telemetry=telemetry,
             heed=self._events.heed,
+            allow=settings.allow,
         )
         self._runs = Runs(
             client,

@@ -14,6 +14,7 @@ from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.core import naming
 from oraculo.core.answer_writer import NOT_IN_TIME
 from oraculo.core.bridge import BULLMQ, Bridge
+from oraculo.core.bridge_allow import BullmqAllow
 from oraculo.core.message import Message, decode_message
 from oraculo.core.naming import QueueNames
 from oraculo.errors import InvalidInput, InvalidMessage
@@ -41,6 +42,7 @@ class Handover:
         entropy: Entropy,
         telemetry: Telemetry,
         heed: Callable[[set[str]], Awaitable[None]],
+        allow: BullmqAllow,
     ) -> None:
         self._server = server
         self._ledger = ledger
@@ -52,34 +54,47 @@ class Handover:
         self._entropy = entropy
         self._telemetry = telemetry
         self._heed = heed
+        self._allow = allow
 
     async def take(self, subscription: Subscription, deliveries: Sequence[Delivery]) -> None:
         """Waits for Redis as long as it takes; meanwhile no more than this batch is held."""
         jobs: list[NewJob] = []
         readable: list[Delivery] = []
+        refused: list[Report] = []
         for delivery in deliveries:
             try:
-                jobs.append(self._read(delivery))
-                readable.append(delivery)
+                job, fault = self._read(delivery)
             except InvalidInput as error:
                 if await subscription.dead_letter(delivery, str(error)):
                     self._telemetry.emit(DeadLettered(self._names.logical(delivery.queue), str(error)))
+                continue
+            readable.append(delivery)
+            if fault is None:
+                jobs.append(job)
+            else:
+                refused.append(self._reporter.failed(job.id, job.record, fault, retry=False))
+        await self._reporter.publish(refused)
         await self._hand_over_surely(subscription, readable, jobs)
         await subscription.ack(readable)
 
-    def _read(self, delivery: Delivery) -> NewJob:
+    def _read(self, delivery: Delivery) -> tuple[NewJob, str | None]:
+        """Return the job, and why it may not be added where the settings do not allow it. Raises InvalidInput."""
         command = decode_message(delivery.body)
         if command.tipo_evento not in naming.COMMAND_EVENTS:
             wrong, right = naming.shown(command.tipo_evento), " and ".join(naming.COMMAND_EVENTS)
             raise InvalidMessage.at("tipo_evento", f"{wrong} is not a command; a bridge takes {right}")
-        place = self._place(command, self._names.logical(delivery.queue))
-        return NewJob(
+        queue = self._names.logical(delivery.queue)
+        place = self._place(command, queue)
+        is_named = queue.startswith(naming.BRIDGE_PREFIX)  # else the settings name the queue itself
+        fault = self._allow.fault(place, command.tarefa or "") if is_named else None
+        job = NewJob(
             id=job_id_of(self._names.prefix, command, delivery.body),
             name=place.name or command.tarefa or _DEFAULT_NAME,
             attempts=place.attempts or 1,
             data=bytes(command.payload).decode(),
             record=record_of(place.target, command, delivery.via),
         )
+        return job, fault
 
     def _place(self, command: Message, queue: str) -> Bridge:
         """A command on the bridge's own queue says where it goes on; one on another of ours goes to its namesake."""

@@ -17,6 +17,7 @@ from oraculo.bridges.celery.tasks import ReturnAddress, Task, address_of, make_t
 from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.core import bridge as bridges
 from oraculo.core.answer_writer import describe
+from oraculo.core.bridge import Bridge
 from oraculo.core.message import Message, decode_message
 from oraculo.core.timestamps import from_iso
 from oraculo.errors import BrokerError, InvalidInput
@@ -159,11 +160,15 @@ class TaskHandover:
         try:
             command = decode_message(delivery.body)
             address = address_of(command, delivery.via)
-            task = self._task_of(command, address)
+            destination = read_destination(command)
+            task = self._task_of(command, destination, address)
         except Exception as error:  # noqa: BLE001 - what cannot be read must not come again for ever
             await self._quarantine(batch, delivery, reason_of(error))
             return
         if task.id in self._sent:  # a repeat: its task is with Celery already
+            return
+        if fault := self._settings.allow.fault(destination, command.tarefa or ""):
+            await self._refuse(batch, delivery, address, fault)
             return
         if self._is_late(command):
             await self._refuse(batch, delivery, address, "deadline passed before Celery could be given the task")
@@ -188,11 +193,11 @@ class TaskHandover:
         if await batch.subscription.dead_letter(delivery, reason):
             self._telemetry.emit(DeadLettered(QUEUE, reason))
 
-    def _task_of(self, command: Message, address: ReturnAddress) -> Task:
+    def _task_of(self, command: Message, destination: Bridge, address: ReturnAddress) -> Task:
         return make_task(
             self._app,
             command,
-            read_destination(command),
+            destination,
             address=address,
             reply_exchange=self._address.replies.name,
             default_queue=self._settings.queue,
