@@ -52,7 +52,7 @@ def test_the_file_sets_every_kind_of_value() -> None:
         url = "amqp://a, nats://b"
         [api]
         port = 9000
-        keys = ["k1", "k2"]
+        keys = ["key-1-of-sixteen", "admin:key-2-of-sixteen"]
         [engine]
         poll = 2
         [log]
@@ -63,7 +63,7 @@ def test_the_file_sets_every_kind_of_value() -> None:
     )
     assert settings.pipelines == "fluxos"
     assert settings.broker.urls == ("amqp://a", "nats://b")
-    assert (settings.api.port, settings.api.keys) == (9000, ("k1", "k2"))
+    assert (settings.api.port, settings.api.keys) == (9000, ("key-1-of-sixteen", "admin:key-2-of-sixteen"))
     assert settings.engine.poll == 2.0
     assert settings.log.level == "warning"
     assert settings.routes == {**BUILT_IN_ROUTES, "so_blog": ("escavador_blog",)}
@@ -84,14 +84,14 @@ def test_the_names_that_most_people_use() -> None:
             "ORACULO_BROKER_URL": "amqp://a,redis://b",
             "ORACULO_STORE_URL": "postgresql://u:p@h/db",
             "ORACULO_PIPELINES": "/etc/oraculo/pipelines",
-            "ORACULO_API_KEYS": "one, two,",
+            "ORACULO_API_KEYS": "one-key-of-sixteen, reader:two-key-of-sixteen,",
             "ORACULO_PREFIX": "dev.",
         }
     )
     assert settings.broker.urls == ("amqp://a", "redis://b")
     assert settings.store.url == "postgresql://u:p@h/db"
     assert settings.pipelines == "/etc/oraculo/pipelines"
-    assert settings.api.keys == ("one", "two")
+    assert settings.api.keys == ("one-key-of-sixteen", "reader:two-key-of-sixteen")
     assert settings.broker.prefix == "dev."
 
 
@@ -114,7 +114,8 @@ def _another(name: str, default: object) -> tuple[str, object]:
     if name in special:
         return special[name], special[name]
     if isinstance(default, tuple):
-        return "x,y", ("x", "y")
+        first, second = "x" * 16, "y" * 16
+        return f"{first},{second}", (first, second)
     if isinstance(default, str):
         return "other", "other"
     if isinstance(default, bool):
@@ -218,8 +219,8 @@ def test_what_is_not_utf8_is_told() -> None:
         ("api.port = '80'", "api.port", "whole number from 0 to 65535; got '80'"),
         ("api.port = 65536", "api.port", "from 0 to 65535; got 65536"),
         ("api.port = -1", "api.port", "from 0 to 65535; got -1"),
-        ("api.keys = 'k'", "api.keys", "a list of strings"),
-        ("api.keys = ['']", "api.keys", "not empty"),
+        ("api.keys = 'k'", "api.keys", "a list of keys of 16 characters or more"),
+        ("api.keys = ['']", "api.keys", "has 0 characters in key 1"),
         ("api.max_wait = -1", "api.max_wait", "from 0 to a year; got -1"),
         ("engine.batch = 0", "engine.batch", "1 or more; got 0"),
         ("engine.batch = 1.5", "engine.batch", "whole number"),
@@ -294,6 +295,12 @@ def test_a_fault_in_the_file(toml: str, field: str, says: str) -> None:
         ("ORACULO_API_PORT", "eighty", "whole number from 0 to 65535; got 'eighty'"),
         ("ORACULO_API_KEYS", ",", "nothing between them: write one or more, as a,b, or leave it unset"),
         ("ORACULO_API_KEYS", " , ", "nothing between them"),
+        ("ORACULO_API_KEYS", f"{'x' * 16},{'y' * 15}", "has 15 characters in key 2, and needs 16 or more"),
+        ("ORACULO_API_KEYS", f"reader:{'y' * 15}", "has 15 characters in key 1, and needs 16 or more"),
+        ("ORACULO_API_KEYS", "admin:", "has 0 characters in key 1"),
+        ("ORACULO_API_KEYS", f"raeder:{'y' * 20}", "no role before the ':' of key 1; the roles are reader, operator"),
+        ("ORACULO_API_KEYS", f"reader:{'y' * 20},{'y' * 20}", "has key 2 twice"),
+        ("ORACULO_API_INSECURE", "maybe", "true or false"),
         ("ORACULO_ENGINE_BATCH", "0", "1 or more; got '0'"),
         ("ORACULO_RUNS_TIMEOUT", "soon", "number of seconds"),
         ("ORACULO_BROKER_URL", "http://h", "unknown scheme http://"),

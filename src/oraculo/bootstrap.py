@@ -17,6 +17,7 @@ from oraculo.bridges.outlook import SparingOutlook
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.brokers.vigil import VigilantBroker
+from oraculo.core.loopback import is_loopback
 from oraculo.core.naming import QueueNames, told_apart
 from oraculo.errors import Fault, InvalidSettings, how_to_add
 from oraculo.ports.bridge import Outlook, RunningBridge
@@ -25,7 +26,7 @@ from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import Telemetry
-from oraculo.settings import Settings
+from oraculo.settings import ApiSettings, Settings
 from oraculo.settings.urls import without_secrets
 from oraculo.stores.objects import FolderObjects, RemoteObjects
 from oraculo.stores.sqlite import MEMORY, SqliteStore
@@ -44,6 +45,10 @@ _log = structlog.get_logger("oraculo")
 
 _SQLITE = "sqlite:///"
 
+_NO_KEYS = (
+    "none are set, and other machines can reach {host}; set some, or let in whoever can reach it with --insecure or "
+    "ORACULO_API_INSECURE=true"
+)
 _CANARY_GRACE = 5.0  # seconds that a canary may be late
 
 # The extras that bring each adapter's client.
@@ -293,6 +298,12 @@ def build(settings: Settings, role: "Role | None" = None) -> System:
         must_be_alone=not broker.capabilities.shared and not isinstance(store, SqliteStore),  # whose file has a lock
     )
     return System(settings, engine, Operations(engine), broker, store, objects, metrics, clock, entropy)
+
+
+def expect_keys(api: ApiSettings, host: str) -> None:
+    """Raise InvalidSettings when other machines could call a server that has no keys, and nobody said that they may."""
+    if not (api.keys or api.insecure or is_loopback(host)):
+        raise InvalidSettings(Fault("ORACULO_API_KEYS", _NO_KEYS.format(host=host)))
 
 
 def make_app(system: System, *, workers: Sequence[App] = (), only_health: bool = False) -> "FastAPI":

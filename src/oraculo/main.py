@@ -2,9 +2,10 @@
 
 import sys
 
+import click  # which uvicorn's command line is made with
 from fastapi import FastAPI
 
-from oraculo.bootstrap import build, make_app
+from oraculo.bootstrap import build, expect_keys, make_app
 from oraculo.errors import InvalidSettings
 from oraculo.settings import load_settings
 from oraculo.telemetry.logs import configure_logging
@@ -13,11 +14,19 @@ from oraculo.telemetry.logs import configure_logging
 def _app() -> FastAPI:
     try:
         settings = load_settings()
+        expect_keys(settings.api, _host() or "localhost")
         configure_logging(settings.log)
         return make_app(build(settings))
     except InvalidSettings as error:
         print(f"oraculo: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _host() -> str | None:
+    """Return the `--host` of uvicorn's command line. Under other servers nobody knows it yet: there the API itself
+    refuses each call that comes from another machine."""
+    context = click.get_current_context(silent=True)
+    return context.params.get("host") if context else None
 
 
 app = _app()

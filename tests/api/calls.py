@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 from starlette.routing import BaseRoute, Mount, Route
 
+from oraculo.settings import KeyRole
+
+READER, OPERATOR, ADMIN = KeyRole
+
 _PLACES = {
     "{correlation_id:run}": "conhecida",
     "{tarefa:segment}": "escavador_x",
@@ -21,6 +25,7 @@ _PLACES = {
 class Call:
     method: str
     path: str  # as the route has it
+    role: KeyRole | None = READER  # the least that may make it; None: no key is asked for
 
     @property
     def is_safe(self) -> bool:
@@ -41,24 +46,24 @@ CALLS = (
     Call("GET", "/docs"),
     Call("GET", "/filas"),
     Call("GET", "/filas/{fila:segment}/dlq"),
-    Call("POST", "/filas/{fila:segment}/dlq/reenviar"),
-    Call("DELETE", "/filas/{fila:segment}/dlq/{letter_id:segment}"),
-    Call("GET", "/health"),
-    Call("GET", "/health/ready"),
+    Call("POST", "/filas/{fila:segment}/dlq/reenviar", OPERATOR),
+    Call("DELETE", "/filas/{fila:segment}/dlq/{letter_id:segment}", OPERATOR),
+    Call("GET", "/health", None),
+    Call("GET", "/health/ready", None),
     Call("GET", "/metrics"),
     Call("GET", "/openapi.json"),
     Call("GET", "/orquestracoes"),
-    Call("POST", "/orquestracoes"),
+    Call("POST", "/orquestracoes", OPERATOR),
     Call("GET", "/orquestracoes/{correlation_id:run}"),
-    Call("POST", "/orquestracoes/{correlation_id:run}/cancelar"),
+    Call("POST", "/orquestracoes/{correlation_id:run}/cancelar", OPERATOR),
     Call("GET", "/orquestracoes/{correlation_id:run}/eventos"),
     Call("GET", "/orquestracoes/{correlation_id:run}/explicacao"),
-    Call("POST", "/orquestracoes/{correlation_id:run}/repetir"),
+    Call("POST", "/orquestracoes/{correlation_id:run}/repetir", OPERATOR),
     Call("GET", "/orquestracoes/{correlation_id:run}/resultados/{tarefa:segment}"),
     Call("GET", "/pipelines"),
     Call("GET", "/pipelines/{name:segment}"),
-    Call("PUT", "/pipelines/{name:segment}"),
-    Call("DELETE", "/pipelines/{name:segment}"),
+    Call("PUT", "/pipelines/{name:segment}", ADMIN),
+    Call("DELETE", "/pipelines/{name:segment}", ADMIN),
     Call("GET", "/swagger/{path}"),
 )
 SAFE = [call for call in CALLS if call.is_safe]

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
-from oraculo.settings import Settings
+from oraculo.settings import ApiSettings, Settings
 
 from .calls import CALLS, SAFE, UNSAFE, Call, calls_of
 from .service import SETTINGS, Service, assert_problem, running
@@ -41,7 +42,7 @@ async def _fill(service: Service) -> None:
 
 
 def test_the_table_has_every_route_of_the_application(tmp_path: Path) -> None:
-    assert sorted(CALLS, key=str) == sorted(calls_of(Service(tmp_path).app), key=str)
+    assert sorted(map(str, CALLS)) == sorted(map(str, calls_of(Service(tmp_path).app)))
 
 
 FOREIGN: list[dict[str, str]] = [
@@ -168,3 +169,39 @@ async def test_no_page_may_be_framed(local: httpx2.AsyncClient) -> None:
     for page in pages:
         assert page.headers["x-frame-options"] == "DENY"
         assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+
+
+# -- other machines ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["http://192.168.0.9:8000", "http://[fd00::9]:8000"])
+async def test_without_keys_another_machine_is_refused_whatever_serves(address: str, tmp_path: Path) -> None:
+    """An ASGI server of one's own may listen anywhere, and only a request says on which address it came."""
+    async with running(tmp_path) as service, _local(service) as client:
+        for call in CALLS:
+            reply = await client.request(call.method, f"{address}{call.address}")
+            if call.role is None:
+                assert reply.status_code == 200
+            else:
+                assert_problem(reply, 403, None, "ORACULO_API_KEYS", "ORACULO_API_INSECURE")
+        assert await service.runs() == []
+
+
+INSECURE = msgspec.structs.replace(SETTINGS, api=ApiSettings(insecure=True))
+
+
+@pytest.mark.parametrize("settings", [INSECURE, WITH_KEYS], ids=["insecure", "with keys"])
+async def test_another_machine_may_call_with_a_key_or_when_others_guard_the_server(
+    settings: Settings, tmp_path: Path
+) -> None:
+    async with running(tmp_path, settings) as service, _local(service) as client:
+        for address in ("http://192.168.0.9:8000", f"http://{HOST}"):
+            reply = await client.get(f"{address}/orquestracoes", headers={"Host": "oraculo.example"})
+            assert reply.status_code == 200
+
+
+async def test_an_insecure_server_is_no_prey_of_a_foreign_page(tmp_path: Path) -> None:
+    async with running(tmp_path, INSECURE) as service, _local(service) as client:
+        headers = {"Origin": "http://evil.example"}
+        reply = await client.post("http://192.168.0.9:8000/orquestracoes", json={"tipo": "x"}, headers=headers)
+        assert_problem(reply, 403, None, "page of another site")

@@ -7,6 +7,7 @@ import httpx2
 import msgspec
 import pytest
 
+from oraculo.api import auth
 from oraculo.api.preferences import wait_of
 from oraculo.core.run import RunStatus
 from oraculo.settings import ApiSettings
@@ -89,7 +90,10 @@ async def test_a_key_opens(tmp_path: Path, headers: dict[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("headers", BAD_KEYS)
-async def test_without_a_key_only_health_is_open(tmp_path: Path, headers: dict[Any, Any]) -> None:
+async def test_without_a_key_only_health_is_open(
+    tmp_path: Path, headers: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "WRONG_KEY_PAUSE", 0.01)
     async with running(tmp_path, WITH_KEYS) as service:
         for path in ("/orquestracoes", "/metrics", "/docs", "/openapi.json", "/", "/nada", "/filas"):
             reply = await service.client.get(path, headers=headers)

@@ -313,7 +313,7 @@ def test_a_pipelines_folder_that_is_not_there_is_a_bad_setting() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    env = {"ORACULO_API_KEYS": "segredo-1", "ORACULO_WEBHOOK_SECRET": "whsec_c2VncmVkby0y"}
+    env = {"ORACULO_API_KEYS": "segredo-de-dezesseis", "ORACULO_WEBHOOK_SECRET": "whsec_c2VncmVkby0y"}
     result = CliRunner().invoke(app, ["doctor"], env=env)
     assert "api.keys = 1 set" in result.stdout
     assert "webhook.secret = set" in result.stdout

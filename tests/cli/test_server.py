@@ -22,6 +22,7 @@ from tests.cli.processes import ORACULO, Cli, Process, environment, run, until
 
 Start = Callable[..., Process]
 
+KEY_A, KEY_B = "chave-a-de-dezesseis", "chave-b-de-dezesseis"
 SLOW = """
 import asyncio
 from oraculo.worker import App
@@ -294,28 +295,29 @@ def test_a_server_that_may_open_no_more_files_says_so(start: Start) -> None:
     assert "".join(process.errors).count("connections are refused") == 1
 
 
-def test_serve_on_every_address_without_keys_warns(start: Start) -> None:
-    serve = start("serve", "--host", "0.0.0.0")
-    serve.says("ORACULO_API_KEYS")
+def test_serve_on_every_address_without_keys_and_with_leave_warns(start: Start) -> None:
+    serve = start("serve", "--host", "0.0.0.0", "--insecure")
+    serve.says("whoever can reach 0.0.0.0 can start runs; set ORACULO_API_KEYS")
+    assert httpx2.get(f"{serve.url}/orquestracoes", headers={"Host": "oraculo.example"}).status_code == 200
 
 
 def test_a_key_is_asked_for_and_taken(start: Start) -> None:
-    serve = start("serve", ORACULO_API_KEYS="chave-a,chave-b")
+    serve = start("serve", ORACULO_API_KEYS=f"operator:{KEY_A},{KEY_B}")
     cli = Cli(serve.url)
     refused = cli("runs", "list")
     assert refused.exit_code == 2
     assert "--api-key or ORACULO_API_KEY" in refused.stderr
     assert cli("runs", "list", "--api-key", "errada").exit_code == 2
-    assert cli("runs", "list", "--api-key", "chave-b").exit_code == 0
-    assert cli("runs", "list", env={"ORACULO_API_KEY": "chave-a"}).exit_code == 0
+    assert cli("runs", "list", "--api-key", KEY_B).exit_code == 0
+    assert cli("runs", "list", env={"ORACULO_API_KEY": KEY_A}).exit_code == 0
 
 
 def test_doctor_finds_a_key_that_the_server_does_not_know(start: Start) -> None:
-    serve = start("serve", ORACULO_API_KEYS="chave-a,chave-b")
+    serve = start("serve", ORACULO_API_KEYS=f"operator:{KEY_A},{KEY_B}")
     refusal = f"at {serve.url}, ready, but the server wants an API key that it knows; give it with --api-key or "
     assert doctor_of_server(serve.url, "errada") == (1, "erro", f"{refusal}ORACULO_API_KEY")
     assert doctor_of_server(serve.url, "") == (0, "aviso", f"{refusal}ORACULO_API_KEY")
-    assert doctor_of_server(serve.url, "chave-b")[:2] == (0, "ok")
+    assert doctor_of_server(serve.url, KEY_B)[:2] == (0, "ok")
 
 
 def doctor_of_server(url: str, key: str) -> tuple[int, str, str]:
@@ -346,6 +348,16 @@ def test_uvicorn_serves_the_app(tmp_path: Path) -> None:
     finally:
         server.terminate()
         server.wait(timeout=30)
+
+
+def test_uvicorn_off_loopback_without_keys_does_not_start(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "uvicorn", "oraculo.main:app", "--port", "0", "--host", "0.0.0.0"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("oraculo: ORACULO_API_KEYS: none are set, and other machines can reach 0.0.0.0")
 
 
 def test_what_is_in_work_is_finished_before_the_process_ends(start: Start, tmp_path: Path) -> None:

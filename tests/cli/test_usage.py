@@ -422,6 +422,16 @@ def test_an_engine_that_listens_nowhere_has_no_host() -> None:
     assert "--host: is of no use without --port" in complaint(invoke("engine", "--host", "0.0.0.0"))
 
 
+@pytest.mark.parametrize("command", [["serve"], ["api"], ["dev"], ["dev", "--no-samples"], ["engine"]], ids=" ".join)
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_nothing_is_served_to_other_machines_without_keys(command: list[str], host: str) -> None:
+    env = {"ORACULO_BROKER_URL": "redis://127.0.0.1:1"}
+    told = invoke(*command, "--host", host, "--port", "0", env=env)
+    assert told.exit_code == 2
+    assert f"oraculo: ORACULO_API_KEYS: none are set, and other machines can reach {host}; " in told.stderr
+    assert "--insecure" in told.stderr
+
+
 def test_a_worker_process_cannot_share_memory() -> None:
     told = complaint(invoke("worker", "meus:app"))
     assert "oraculo dev --app meus:app" in told

@@ -54,7 +54,7 @@ def create_app(
     app.add_middleware(ExactPaths)
     if settings.api.keys:
         app.add_middleware(ApiKeys, keys=settings.api.keys)
-    app.add_middleware(Doors, has_keys=bool(settings.api.keys))
+    app.add_middleware(Doors, is_locked=bool(settings.api.keys) or settings.api.insecure)
     app.add_middleware(HeadAsGet)
     app.add_middleware(ToldToAskAgain, is_stopping=lambda: not engine.accepting)
     app.openapi = document_of(app, with_keys=bool(settings.api.keys))  # type: ignore[method-assign]

@@ -6,7 +6,6 @@ can send a body only as a form or as plain text, unless the server allows more, 
 """
 
 from collections.abc import Mapping
-from ipaddress import IPv6Address, ip_address
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi import HTTPException
@@ -14,11 +13,12 @@ from starlette._utils import get_route_path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from oraculo.api.auth import OPEN_PATHS, SAFE_METHODS
 from oraculo.api.bodies import JSON_KINDS, PIPELINE_KINDS, expect_kind
 from oraculo.api.paths import PIPELINES
 from oraculo.api.problems import http_problem
+from oraculo.core.loopback import is_loopback
 
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _NO_FRAMES = {"X-Frame-Options": "DENY", "Content-Security-Policy": "frame-ancestors 'none'"}
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _FOREIGN_PAGE = (
@@ -27,16 +27,21 @@ _FOREIGN_PAGE = (
 )
 _FOREIGN_HOST = (
     "The Host {host} is no name of this machine. Without API keys the server answers only to localhost, 127.0.0.1 and "
-    "[::1]; set ORACULO_API_KEYS to give it other names."
+    "[::1]; set ORACULO_API_KEYS, or ORACULO_API_INSECURE=true where a proxy decides who may call."
+)
+_NO_KEYS = (
+    "This server has no API keys, so it answers only to its own machine; set ORACULO_API_KEYS, or "
+    "ORACULO_API_INSECURE=true to let in whoever can reach it."
 )
 
 
 class Doors:
     """Refuses what a foreign web page may have sent, and forbids that a page is shown inside another."""
 
-    def __init__(self, app: ASGIApp, *, has_keys: bool) -> None:
+    def __init__(self, app: ASGIApp, *, is_locked: bool) -> None:
+        """`is_locked`: there are keys, or others guard the server, as `insecure` says."""
         self._app = app
-        self._has_keys = has_keys
+        self._is_locked = is_locked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,13 +55,14 @@ class Doors:
         await self._app(scope, receive, _without_frames(send))
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        if not self._has_keys and _came_by_loopback(scope) and not _names_this_machine(headers.get("host", "")):
-            raise HTTPException(421, _FOREIGN_HOST.format(host=headers["host"]))
+        path = get_route_path(scope)
+        if not self._is_locked:
+            _expect_this_machine(scope, headers, path)
         if scope["method"] in SAFE_METHODS:
             return
         if _is_of_foreign_page(headers):
             raise HTTPException(403, _FOREIGN_PAGE)
-        expect_kind(headers, _kinds(get_route_path(scope)))
+        expect_kind(headers, _kinds(path))
 
 
 def _kinds(path: str) -> frozenset[str]:
@@ -89,29 +95,24 @@ def _place(url: SplitResult) -> tuple[str | None, int | None]:
 # -- which machine -----------------------------------------------------------------------------------------------
 
 
-def _came_by_loopback(scope: Scope) -> bool:
-    """A UNIX socket has no port: whoever may open its file may call."""
-    server = scope.get("server")
-    return server is not None and server[1] is not None and _is_loopback(server[0])
+def _expect_this_machine(scope: Scope, headers: Headers, path: str) -> None:
+    """Raise 403 for a call from another machine, and 421 for one by a name that is not of this machine."""
+    address, port = scope.get("server") or (None, None)
+    if address is None or port is None:  # a UNIX socket: whoever may open its file may call
+        return
+    if not is_loopback(address):
+        if path not in OPEN_PATHS:
+            raise HTTPException(403, _NO_KEYS)
+    elif not _names_this_machine(host := headers.get("host", "")):
+        raise HTTPException(421, _FOREIGN_HOST.format(host=host))
 
 
 def _names_this_machine(host: str) -> bool:
-    """Without a Host, no browser sent it."""
+    """Return whether a Host is of this machine. Without one, no browser sent the request."""
     try:
-        name = urlsplit(f"//{host}").hostname
+        return not host or is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False
-    return not host or (name is not None and (name == "localhost" or name.endswith(".localhost") or _is_loopback(name)))
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return False
-    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
-        parsed = parsed.ipv4_mapped
-    return parsed.is_loopback
 
 
 # -- frames ------------------------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from oraculo import __version__
-from oraculo.api.auth import OPEN_PATHS
-from oraculo.api.doors import SAFE_METHODS
+from oraculo.api.auth import OPEN_PATHS, SAFE_METHODS, role_needed
 from oraculo.api.problems import PROBLEM_JSON
 from oraculo.api.schemas import COMPONENTS, Schema, ref
+from oraculo.settings import KeyRole
 
 TITLE = "ORÁCULO"
 DESCRIPTION = (
@@ -23,7 +23,7 @@ Responses = dict[int | str, dict[str, Any]]
 _PROBLEMS = {
     400: "The body is not acceptable JSON.",
     401: "No API key, or an unknown one.",
-    403: "A browser sent it for a page of another site.",
+    403: "A browser sent it for a page of another site, or the key's role does not allow it.",
     404: "There is no such thing.",
     408: "The rest of the body did not come.",
     409: "It clashes with what is there.",
@@ -124,7 +124,7 @@ def _document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
             refusals += [] if with_keys else [421]
             _add_refusals(operation, refusals)
             if with_keys and path not in OPEN_PATHS:
-                _require_key(operation)
+                _require_key(operation, role_needed(method.upper(), path))
     if with_keys:
         components["securitySchemes"] = _SECURITY_SCHEMES
     return document
@@ -140,7 +140,9 @@ def _without_supposed_refusals(document: dict[str, Any], schemas: dict[str, Sche
         schemas.pop(name, None)
 
 
-def _require_key(operation: dict[str, Any]) -> None:
+def _require_key(operation: dict[str, Any], role: KeyRole) -> None:
+    described = operation.get("description")
+    operation["description"] = f"{described}\n\n" * bool(described) + f"The key needs the role `{role}`."
     operation["security"] = [{name: []} for name in _SECURITY_SCHEMES]
     _add_refusals(operation, [401])
 

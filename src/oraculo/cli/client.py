@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from oraculo.cli.options import LOOPBACK
 from oraculo.cli.output import read_json
+from oraculo.core.loopback import is_loopback
 from oraculo.errors import InvalidInput, OraculoError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Server:
             headers={"Authorization": f"Bearer {header('--api-key', api_key)}"} if api_key else {},
             timeout=httpx2.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
             verify=self.url.startswith("https:"),  # certificates take long to load, and plain HTTP has none
-            trust_env=urlsplit(self.url).hostname not in LOOPBACK,  # no proxy stands before this machine
+            trust_env=not is_loopback(urlsplit(self.url).hostname or ""),  # no proxy stands before this machine
         )
 
     def __enter__(self) -> "Server":

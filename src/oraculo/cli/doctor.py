@@ -14,9 +14,10 @@ import typer
 from oraculo import __version__
 from oraculo.cli import output
 from oraculo.cli.client import Refused, Server, Unreachable, failing
-from oraculo.cli.options import DEFAULT_URL, LOOPBACK, ApiKey, AsJson
+from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson
 from oraculo.cli.pipelines import check_files
 from oraculo.cli.table import Column, print_table
+from oraculo.core.loopback import is_loopback
 from oraculo.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -180,8 +181,10 @@ def _settings_checks(settings: "Settings") -> Iterator[Check]:
     if _names_any_queue(settings):
         advice = "set ORACULO_PREFIX, or ORACULO_QUEUES_ALLOW to patterns of your own, as escavador_*,executador_*"
         yield Check("queues", WARNING, "requests may name any queue of the broker, those of others too", advice)
-    if settings.api.host not in LOOPBACK and not settings.api.keys:
-        yield Check("api keys", WARNING, f"none, and it listens on {settings.api.host}", "set ORACULO_API_KEYS")
+    if not is_loopback(settings.api.host) and not settings.api.keys:
+        is_meant = settings.api.insecure
+        detail = f"none, and it listens on {settings.api.host}{'' if is_meant else '; a server refuses to start'}"
+        yield Check("api keys", WARNING if is_meant else ERROR, detail, "set ORACULO_API_KEYS")
     if settings.pipelines:
         yield _pipelines(Path(settings.pipelines))
 

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def finite(number: float | None) -> float | None:

@@ -22,6 +22,10 @@ Apps = Annotated[
     typer.Option("--app", metavar="MODULE:APP", help="Worker app to run in this process. Repeatable."),
 ]
 
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Without API keys, let in whoever can reach it: others guard the door.")
+]
+
 _MEMORY = "memory://"
 _ANY = ("*",)
 
@@ -42,6 +46,7 @@ def dev(
     store: Annotated[
         str | None, typer.Option(metavar="URL", help="Where the state is kept, as sqlite:///dev.db.")
     ] = None,
+    insecure: Insecure = False,
 ) -> None:
     """Run everything in one process; no servers needed.
 
@@ -55,13 +60,13 @@ def dev(
     from oraculo.samples.workers import make_sample_app
     from oraculo.settings import load_settings
 
-    settings = _dev_settings(load_settings(), store)
+    settings = _open(_dev_settings(load_settings(), store), insecure)
     apps = [load_app(target) for target in app or ()]
     if samples is not False:
         taken = {queue for each in apps for queue in each.handlers}
         sample_app = make_sample_app(pace, without=taken)
         apps += [sample_app] if sample_app.handlers else []
-    listener = serving.listen(host, settings.api.port if port is None else port)
+    listener = serving.listen(settings.api, host, port)
     serving.serve(settings, apps, listener, Welcome(settings, apps, samples=samples), quiet=True)
 
 
@@ -94,7 +99,16 @@ def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
     )
 
 
-def serve(host: Host = None, port: Port = None, app: Apps = None) -> None:
+def _open(settings: "Settings", insecure: bool) -> "Settings":
+    """Return the settings, and with `--insecure` those of a server that others guard."""
+    return (
+        msgspec.structs.replace(settings, api=msgspec.structs.replace(settings.api, insecure=True))
+        if insecure
+        else settings
+    )
+
+
+def serve(host: Host = None, port: Port = None, app: Apps = None, insecure: Insecure = False) -> None:
     """Run the API and the engine.
 
     The settings are those of oraculo.toml and, over it, the environment. Any number may run on one store and one
@@ -104,14 +118,14 @@ def serve(host: Host = None, port: Port = None, app: Apps = None) -> None:
     from oraculo.cli.welcome import Greeting
     from oraculo.settings import load_settings
 
-    settings = load_settings()
+    settings = _open(load_settings(), insecure)
     apps = [load_app(target) for target in app or ()]
     host = host or settings.api.host
-    listener = serving.listen(host, settings.api.port if port is None else port)
+    listener = serving.listen(settings.api, host, port)
     serving.serve(settings, apps, listener, Greeting(settings, apps, host))
 
 
-def api(host: Host = None, port: Port = None) -> None:
+def api(host: Host = None, port: Port = None, insecure: Insecure = False) -> None:
     """Run the API alone, beside `oraculo engine`.
 
     It creates runs, sends their first commands and does what people ask; answers and deadlines are the engines'.
@@ -121,10 +135,10 @@ def api(host: Host = None, port: Port = None) -> None:
     from oraculo.engine.service import Role
     from oraculo.settings import load_settings
 
-    settings = load_settings()
+    settings = _open(load_settings(), insecure)
     expect_shared_broker(settings, "use `oraculo serve`")
     host = host or settings.api.host
-    listener = serving.listen(host, settings.api.port if port is None else port)
+    listener = serving.listen(settings.api, host, port)
     serving.serve(settings, (), listener, Greeting(settings, (), host), role=Role.FRONT)
 
 
@@ -134,6 +148,7 @@ def engine(
         int | None,
         typer.Option(min=0, max=65535, help="Port for /health and /metrics; without it nothing listens."),
     ] = None,
+    insecure: Insecure = False,
 ) -> None:
     """Run an engine without the API, beside `oraculo api`.
 
@@ -145,13 +160,15 @@ def engine(
 
     if host is not None and port is None:
         raise InvalidSettings(Fault("--host", "is of no use without --port: nothing listens then"))
-    settings = load_settings()
+    settings = _open(load_settings(), insecure)
     expect_shared_broker(settings, "use `oraculo serve`")
     if port is None:
         serving.run_engine(settings)
         return
     host = host or settings.api.host
-    serving.serve(settings, (), serving.listen(host, port), Greeting(settings, (), host), only_health=True)
+    serving.serve(
+        settings, (), serving.listen(settings.api, host, port), Greeting(settings, (), host), only_health=True
+    )
 
 
 class Runner(StrEnum):

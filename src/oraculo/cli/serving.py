@@ -24,6 +24,7 @@ from oraculo.bootstrap import (
     System,
     build,
     collect_garbage_less_often,
+    expect_keys,
     make_app,
     make_broker,
     make_objects,
@@ -36,7 +37,7 @@ from oraculo.errors import BrokerUnavailable, Fault, InvalidSettings, how_to_add
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.objects import Objects
-from oraculo.settings import Settings
+from oraculo.settings import ApiSettings, Settings
 from oraculo.telemetry.logs import configure_logging
 from oraculo.worker import App, Worker
 
@@ -57,15 +58,23 @@ class OnReady(Protocol):
         ...
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Bound before anything is started, so that a port in use is one line. Raises InvalidSettings."""
+def listen(settings: ApiSettings, host: str, port: int | None) -> socket.socket:
+    """Bound before anything is started, so that a port in use is one line. Raises InvalidSettings, also when other
+    machines could call a server that has no keys."""
+    port = settings.port if port is None else port
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
     except (socket.gaierror, UnicodeError) as error:
         raise InvalidSettings(Fault("--host", f"{host} is no address of this machine: {error}")) from None
     except OSError as error:
         raise InvalidSettings(_why_not(error, host, port)) from None
+    try:
+        expect_keys(settings, listener.getsockname()[0])
+    except InvalidSettings:
+        listener.close()
+        raise
+    return listener
 
 
 def _why_not(error: OSError, host: str, port: int) -> Fault:

@@ -8,7 +8,8 @@ import msgspec
 from oraculo import __version__
 from oraculo.bootstrap import System
 from oraculo.cli import output
-from oraculo.cli.options import DEFAULT_URL, LOOPBACK
+from oraculo.cli.options import DEFAULT_URL
+from oraculo.core.loopback import is_loopback
 from oraculo.ports.store import RunQuery
 from oraculo.samples.requests import SAMPLE_REQUESTS
 from oraculo.settings import Settings
@@ -30,7 +31,7 @@ class Greeting:
                 "oraculo: warning: with memory:// only workers in this process can reach the queues; "
                 "add them with --app, or set ORACULO_BROKER_URL"
             )
-        if self._host not in LOOPBACK and not self._settings.api.keys:
+        if not is_loopback(self._host) and not self._settings.api.keys:
             output.note(f"oraculo: warning: whoever can reach {self._host} can start runs; set ORACULO_API_KEYS")
         _say([f"ORÁCULO {__version__} at {address} (broker {system.broker.name}, store {system.store.name})"])
 

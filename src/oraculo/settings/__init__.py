@@ -1,5 +1,6 @@
 """Settings: `oraculo.toml`, and over it the environment, read once into one frozen object made of small ones."""
 
+from oraculo.settings.keys import KeyRole, read_key
 from oraculo.settings.loading import load_settings
 from oraculo.settings.sections import (
     BUILT_IN_ROUTES,
@@ -30,6 +31,7 @@ __all__ = [
     "BullmqSettings",
     "CelerySettings",
     "EngineSettings",
+    "KeyRole",
     "LimitSettings",
     "LogSettings",
     "ObjectSettings",
@@ -40,4 +42,5 @@ __all__ = [
     "WebhookSettings",
     "WorkerSettings",
     "load_settings",
+    "read_key",
 ]

@@ -18,6 +18,7 @@ from oraculo.core.naming import nearest
 from oraculo.core.queue_targets import patterns_fault
 from oraculo.core.webhook_targets import allow_fault
 from oraculo.errors import Fault, InvalidSettings
+from oraculo.settings.keys import keys_fault
 from oraculo.settings.sections import Route, Section, Settings, split_list
 from oraculo.settings.values import (
     broker_url_fault,
@@ -237,6 +238,7 @@ _CHECKS: dict[Place, Callable[[Any], str | None]] = {
     Place("broker", "url"): broker_url_fault,
     Place("store", "url"): store_url_fault,
     Place("objects", "url"): objects_url_fault,
+    Place("api", "keys"): keys_fault,
     Place("webhook", "secret"): secret_fault,
     Place("queues", "allow"): patterns_fault,
     Place("webhook", "allow"): allow_fault,

@@ -32,8 +32,8 @@ Prefix = Annotated[
     Meta(pattern=r"\A[A-Za-z0-9_.-]{0,64}\Z", description="at most 64 letters, digits, '_', '-' or '.'"),
 ]
 Keys = Annotated[
-    tuple[Annotated[str, Meta(min_length=1)], ...],
-    Meta(description="a list of strings that are not empty", extra=_SECRET),
+    tuple[str, ...],
+    Meta(description="a list of keys of 16 characters or more, each bare or as reader:KEY", extra=_SECRET),
 ]
 Flag = Annotated[bool, Meta(description="true or false")]
 Hosts = Annotated[tuple[str, ...], Meta(description="a list of hosts, addresses and networks")]
@@ -100,6 +100,7 @@ class ApiSettings(Section, frozen=True):
     host: Text = "127.0.0.1"  # the address to listen on
     port: Port = 8000  # 0: one that is free
     keys: Keys = ()  # when there are some, every call but the health checks needs one
+    insecure: Flag = False  # without keys: others guard the server, so it answers to any machine and any `Host`
     max_wait: Pause = 300.0  # the longest `Prefer: wait`
 
 
