@@ -5,6 +5,7 @@ import sys
 import click  # which uvicorn's command line is made with
 from fastapi import FastAPI
 
+from oraculo.api.server import bind_every_server_of
 from oraculo.bootstrap import build, expect_keys, make_app
 from oraculo.errors import InvalidSettings
 from oraculo.settings import load_settings
@@ -16,10 +17,12 @@ def _app() -> FastAPI:
         settings = load_settings()
         expect_keys(settings.api, _host() or "localhost")
         configure_logging(settings.log)
-        return make_app(build(settings))
+        app = make_app(build(settings))
     except InvalidSettings as error:
         print(f"oraculo: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    bind_every_server_of(app, settings.api)
+    return app
 
 
 def _host() -> str | None:

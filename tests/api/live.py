@@ -6,17 +6,19 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from socket import socket
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from oraculo.settings import Settings
+from oraculo.api.server import bind
+from oraculo.settings import ApiSettings, Settings
 
 from .service import SETTINGS, Service
 
 T = TypeVar("T")
 Wrap = Callable[[ASGIApp], ASGIApp]
+Parser = Literal["auto", "h11", "httptools"]
 
 
 def _as_it_is(app: ASGIApp) -> ASGIApp:
@@ -26,20 +28,23 @@ def _as_it_is(app: ASGIApp) -> ASGIApp:
 class _Server(uvicorn.Server):
     """A server that tells when it takes requests."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, settings: ApiSettings) -> None:
         super().__init__(config)
+        self._settings = settings
         self.ready = threading.Event()
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
+        bind(self.config, self._settings)
         await super().startup(sockets)
         self.ready.set()
 
 
 class LiveService:
-    def __init__(self, folder: Path, settings: Settings, wrap: Wrap) -> None:
+    def __init__(self, folder: Path, settings: Settings, wrap: Wrap, parser: Parser) -> None:
         self._folder = folder
         self._settings = settings
         self._wrap = wrap
+        self._parser = parser
         self._made = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
@@ -47,9 +52,14 @@ class LiveService:
         self._loop = asyncio.get_running_loop()
         self.service = Service(self._folder, self._settings)
         config = uvicorn.Config(
-            self._wrap(self.service.app), port=0, log_level="critical", lifespan="on", timeout_graceful_shutdown=1
+            self._wrap(self.service.app),
+            port=0,
+            http=self._parser,
+            log_level="critical",
+            lifespan="on",
+            timeout_graceful_shutdown=1,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, self._settings.api)
         self._made.set()
         await self._server.serve()
 
@@ -57,8 +67,8 @@ class LiveService:
         self._thread.start()
         assert self._made.wait(10)
         assert self._server.ready.wait(10), "uvicorn did not start"
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -71,9 +81,11 @@ class LiveService:
 
 
 @contextmanager
-def live(folder: Path, settings: Settings = SETTINGS, wrap: Wrap = _as_it_is) -> Iterator[LiveService]:
+def live(
+    folder: Path, settings: Settings = SETTINGS, wrap: Wrap = _as_it_is, parser: Parser = "auto"
+) -> Iterator[LiveService]:
     """`wrap` may put something around the application, as a witness of what arrives."""
-    service = LiveService(folder, settings, wrap)
+    service = LiveService(folder, settings, wrap, parser)
     service.start()
     try:
         yield service

@@ -108,7 +108,7 @@ def serve(
         lifespan="on",
         timeout_graceful_shutdown=_CONNECTION_GRACE,
     )
-    server = _Server(config, lambda: ready(system, _address(listener)), system.engine.quiesce)
+    server = _Server(config, settings.api, lambda: ready(system, _address(listener)), system.engine.quiesce)
     with listener:
         _run(_serve(system, server, listener), config)
 
@@ -147,15 +147,23 @@ def _address(listener: socket.socket) -> str:
 
 class _Server(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, ready: Callable[[], Awaitable[None]], quiesce: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        settings: ApiSettings,
+        ready: Callable[[], Awaitable[None]],
+        quiesce: Callable[[], None],
     ) -> None:
         super().__init__(config)
+        self._settings = settings
         self._ready = ready
         self._quiesce = quiesce
         self._file_limit = FileLimit()
         self.wake: Callable[[], object] = lambda: None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        from oraculo.api.server import bind  # here, so that a worker process loads without FastAPI
+
+        bind(self.config, self._settings)
         await super().startup(sockets=sockets)
         await self._ready()
 

@@ -102,6 +102,9 @@ class ApiSettings(Section, frozen=True):
     keys: Keys = ()  # when there are some, every call but the health checks needs one
     insecure: Flag = False  # without keys: others guard the server, so it answers to any machine and any `Host`
     max_wait: Pause = 300.0  # the longest `Prefer: wait`
+    header_timeout: Seconds = 10.0  # for the headers of a request; then 408, and the connection is closed
+    keep_alive: Seconds = 5.0  # after which a connection without a request is closed
+    client_connections: Count = 256  # that one client address may have at a time; over it: 429
 
 
 class LimitSettings(Section, frozen=True):

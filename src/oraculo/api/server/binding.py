@@ -1,0 +1,65 @@
+"""Puts the bounds of connections on a uvicorn server, once its configuration is loaded."""
+
+import logging
+import socket
+from functools import partial
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from oraculo.api.server.bounds import Bounds
+from oraculo.api.server.connection import BoundedConnection
+from oraculo.api.server.h11_parser import BoundedH11
+from oraculo.settings import ApiSettings
+
+_logger = logging.getLogger("oraculo.api")
+
+
+def bind(config: uvicorn.Config, settings: ApiSettings) -> None:
+    """Bound the connections of the server that will start with `config`, which must be loaded."""
+    config.timeout_keep_alive = settings.keep_alive  # type: ignore[assignment]  # any number of seconds will do
+    config.ws_protocol_class = None  # the API has no WebSockets, and their connections would know no bounds
+    protocol = _bounded(config.http_protocol_class)
+    config.http_protocol_class = partial(protocol, bounds=Bounds(settings))  # type: ignore[assignment]
+
+
+def _bounded(protocol: type[Any]) -> type[BoundedConnection]:
+    """Return the bounded form of uvicorn's `protocol`. Another parser than the two that we can bound is replaced."""
+    if issubclass(protocol, H11Protocol):
+        return BoundedH11
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+        from oraculo.api.server.httptools_parser import BoundedHttpTools
+    except ModuleNotFoundError:
+        return _instead_of(protocol, BoundedH11)
+    return BoundedHttpTools if issubclass(protocol, HttpToolsProtocol) else _instead_of(protocol, BoundedHttpTools)
+
+
+def _instead_of(protocol: type[Any], bounded: type[BoundedConnection]) -> type[BoundedConnection]:
+    _logger.warning("the HTTP parser %s cannot be bounded; %s is used", protocol.__name__, bounded.parser_name)
+    return bounded
+
+
+def bind_every_server_of(app: object, settings: ApiSettings) -> None:
+    """Bound each uvicorn server of this process that serves `app`.
+
+    `uvicorn oraculo.main:app` makes its server before it imports the app, and an app never sees its server. So the
+    bounds are put on when the server starts.
+    """
+    start = uvicorn.Server.startup
+
+    async def start_bounded(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
+        if _serves(server.config.loaded_app, app):
+            bind(server.config, settings)
+        await start(server, sockets)
+
+    uvicorn.Server.startup = start_bounded  # type: ignore[assignment,method-assign]
+
+
+def _serves(loaded: object, app: object) -> bool:
+    """Whether `loaded` is the app, or one of uvicorn's own wrappers around it."""
+    while loaded is not None and loaded is not app:
+        loaded = getattr(loaded, "app", None) if type(loaded).__module__.startswith("uvicorn.") else None
+    return loaded is app

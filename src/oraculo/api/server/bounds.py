@@ -1,0 +1,97 @@
+"""The numbers that bound connections, and the count of each client's connections."""
+
+import ipaddress
+import logging
+import time
+from collections.abc import Hashable
+from typing import Protocol
+
+from oraculo.core.repeats import Repeats
+from oraculo.settings import ApiSettings
+
+HEAD_BYTES = 64 * 1024  # of a request line and its headers, of trailers, and of what else stands around chunks
+HEAD_FIELDS = 100  # headers of a request, and trailers
+# What a chunk may bring along besides its data: its size and line ends, and an extension in proportion to the data.
+_AROUND_A_CHUNK = 16
+_AROUND_A_BYTE = 2
+
+_logger = logging.getLogger("oraculo.api")
+
+
+class Seat(Protocol):
+    """A connection, as the count of a client's connections sees it."""
+
+    def is_serving(self) -> bool:
+        """Whether a request is being answered."""
+        ...
+
+    def give_way(self) -> None:
+        """Close, for a newer connection of the same client."""
+        ...
+
+
+class Bounds:
+    """The bounds that the connections of one server share."""
+
+    def __init__(self, settings: ApiSettings) -> None:
+        self.header_timeout = settings.header_timeout
+        self._most = settings.client_connections
+        self._connections: dict[Hashable, dict[Seat, None]] = {}  # of each client, the oldest first
+        self._repeats = Repeats()
+
+    def enter(self, client: Hashable, connection: Seat) -> bool:
+        """Count a connection of `client`; False when it has as many as it may.
+
+        The oldest on which nothing is asked gives way, so that silent connections keep out nobody.
+        """
+        connections = self._connections.setdefault(client, {})
+        if len(connections) >= self._most:
+            idle = next((one for one in connections if not one.is_serving()), None)
+            if idle is None:
+                return False
+            del connections[idle]
+            idle.give_way()
+        connections[connection] = None
+        return True
+
+    def leave(self, client: Hashable, connection: Seat) -> None:
+        """Count `connection` no longer."""
+        connections = self._connections.get(client, {})
+        connections.pop(connection, None)
+        if not connections:
+            self._connections.pop(client, None)
+
+    def log(self, what: str, address: str) -> None:
+        """Log what was done to a connection, and the same again at most once a minute."""
+        if times := self._repeats.times(what, time.monotonic()):
+            _logger.warning("%s (%s%s)", what, address, f", and {times - 1} more" if times > 1 else "")
+
+
+def client_of(address: str) -> Hashable:
+    """Return what counts as one client: an IPv4 address, or the network of an IPv6 address, which is one customer's."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip.packed
+    return ip.packed[:8] if ip.ipv4_mapped is None else ip.ipv4_mapped.packed
+
+
+class ChunkOverhead:
+    """The bytes of a body that are no data: sizes and extensions of chunks, and trailers.
+
+    What honest chunks need is taken off, so that only excess is left.
+    """
+
+    def __init__(self) -> None:
+        self._excess = 0
+
+    def take(self, read: int, data: int, chunks: int) -> None:
+        """Count `read` bytes, of which `data` are data in `chunks` new chunks."""
+        allowed = data + _AROUND_A_BYTE * data + _AROUND_A_CHUNK * chunks
+        self._excess = max(0, self._excess + read - allowed)
+
+    @property
+    def is_too_much(self) -> bool:
+        return self._excess > HEAD_BYTES

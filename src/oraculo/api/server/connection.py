@@ -1,0 +1,210 @@
+"""What every connection has to keep to, whichever parser reads it: how long a header may take, how many connections a
+client may have, and what is answered to who does not."""
+
+import asyncio
+from collections.abc import Hashable
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from oraculo.api.problems import PROBLEM_JSON, RETRY_SECONDS, Problem
+from oraculo.api.server.bounds import HEAD_BYTES, HEAD_FIELDS, Bounds, client_of
+
+# After a refusal what still comes is read and dropped for so long, so that the refusal arrives: to close a connection
+# with unread bytes tells the other end to throw away what it has not read.
+_LINGER_SECONDS = 1.0
+_LINGER_BYTES = 1024 * 1024
+
+_UNREADABLE = "This is no request that HTTP/1.1 knows."
+_TOO_MANY = "Your address has as many connections as one may have; close some, or ask again in a moment."
+_LATE = "The headers of the request did not come in time; send it again."
+TOO_LARGE = f"Headers, trailers and chunk extensions may have {HEAD_BYTES} bytes and {HEAD_FIELDS} fields; send less."
+
+
+class BoundedConnection(asyncio.Protocol):
+    """The bounds of one connection, to stand before uvicorn's protocol of either parser."""
+
+    parser_name: str
+    # Of uvicorn's protocols, with types of their own in each.
+    loop: Any
+    transport: Any
+    client: Any
+    cycle: Any
+    server_state: Any
+    _unset_keepalive_if_required: Any
+
+    def __init__(self, *args: Any, bounds: Bounds, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._bounds = bounds
+        self._counted_as: Hashable | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._is_refused = False
+        self._dropped = 0  # bytes that came after a refusal
+        self.is_in_head = True  # what comes next belongs to the headers of a request
+
+    # -- for the parsers -------------------------------------------------------------------------------------------
+
+    @property
+    def piece_size(self) -> int:
+        """Bytes that the parser may be given now."""
+        return HEAD_BYTES
+
+    @property
+    def has_part_of_head(self) -> bool:
+        """Whether some of a request's headers came, and not all."""
+        raise NotImplementedError
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether the parser met more than is allowed."""
+        raise NotImplementedError
+
+    def feed(self, piece: bytes) -> None:
+        """Hand `piece` to uvicorn's parser."""
+        raise NotImplementedError
+
+    def head_ended(self) -> None:
+        """Note that the headers of a request are complete."""
+        self.is_in_head = False
+        self._stop_head_timer()
+
+    def message_ended(self) -> None:
+        """Note that a request is complete, and that another may follow."""
+        self.is_in_head = True
+
+    def refuse_too_large(self) -> None:
+        """Refuse what has more than is allowed."""
+        self.refuse(431, TOO_LARGE)
+
+    # -- asyncio's callbacks ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self.client is not None:
+            client = client_of(self.client[0])
+            if not self._bounds.enter(client, self):
+                self._bounds.log("a client had as many connections as it may, and got 429", self.client[0])
+                self.refuse(429, _TOO_MANY)
+                return
+            self._counted_as = client
+        self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._counted_as is not None:
+            self._bounds.leave(self._counted_as, self)
+        self._stop_head_timer()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            self._drop(data)
+            return
+        while data and not self._is_refused and not self.transport.is_closing():
+            size = self.piece_size
+            piece, data = data[:size], data[size:]
+            self.feed(piece)
+        if not self._is_refused and not self.is_serving():
+            self._start_head_timer()
+
+    def shutdown(self) -> None:
+        if self._is_refused:
+            self.transport.close()
+        else:
+            super().shutdown()  # type: ignore[misc]
+
+    # -- making room for newer connections of a client ---------------------------------------------------------------
+
+    def is_serving(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def give_way(self) -> None:
+        self._bounds.log(
+            "a client had as many connections as it may, and its oldest idle one was closed", self._address()
+        )
+        self.transport.abort()
+
+    # -- the deadline for headers ----------------------------------------------------------------------------------
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._head_timer = self.loop.call_later(self._bounds.header_timeout, self._head_is_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self.has_part_of_head:
+            self._bounds.log("the headers of a request did not come in time, and it got 408", self._address())
+            self.refuse(408, _LATE)
+        else:
+            self.transport.abort()
+
+    # -- refusals --------------------------------------------------------------------------------------------------
+
+    def send_400_response(self, _msg: str) -> None:
+        """Answer what the parser cannot read; uvicorn calls it."""
+        if self.is_overfull:
+            self.refuse_too_large()
+        else:
+            self.refuse(400, _UNREADABLE)
+
+    def refuse(self, status: int, detail: str) -> None:
+        """Answer with a problem, and close the connection.
+
+        Where another reply is under way, or this request has one, the connection is only closed: the client would take
+        one for the other.
+        """
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        self._stop_head_timer()
+        self._unset_keepalive_if_required()
+        if status == 431:
+            self._bounds.log("a request had too large headers, trailers or chunk extensions", self._address())
+        if self.is_serving():
+            has_begun = self.cycle.response_started or self.is_in_head
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if has_begun:
+                self.transport.abort()
+                return
+        elif not self.is_in_head:
+            self.transport.abort()
+            return
+        self.transport.write(self._refusal(status, detail))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._linger_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+        else:
+            self.transport.close()
+
+    def _refusal(self, status: int, detail: str) -> bytes:
+        phrase = HTTPStatus(status).phrase
+        slug = phrase.lower().replace(" ", "-")
+        body = msgspec.json.encode(Problem(f"urn:oraculo:problem:{slug}", phrase, status, detail))
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", PROBLEM_JSON.encode()),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            headers.append((b"retry-after", RETRY_SECONDS.encode()))
+        lines = [b"HTTP/1.1 %d %s" % (status, phrase.encode()), *(b"%s: %s" % header for header in headers)]
+        return b"\r\n".join([*lines, b"", body])
+
+    def _drop(self, data: bytes) -> None:
+        self._dropped += len(data)
+        if self._dropped > _LINGER_BYTES:
+            self.transport.abort()
+
+    def _address(self) -> str:
+        return self.client[0] if self.client else "a local socket"
