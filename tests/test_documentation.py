@@ -11,6 +11,8 @@ from pymongo.asynchronous.collection import AsyncCollection
 from oraculo import errors
 from oraculo.cli.client import Refused, Unreachable
 from oraculo.ports.broker import NotAnId, NotMoved, NotTaken
+from oraculo.settings import KeyRole
+from oraculo.settings.loading import _VARIABLES
 from oraculo.stores.mongo.server import Server
 from oraculo.stores.mongo.writes import EMBEDDED_TASKS, Birth
 from oraculo.testing.store_runs import creation, make_run
@@ -55,6 +57,12 @@ def test_they_show_the_same_commands() -> None:
 def test_they_name_the_same_settings() -> None:
     setting = re.compile(r"ORACULO_\w+")
     assert sorted(setting.findall(PORTUGUESE)) == sorted(setting.findall(ENGLISH))
+
+
+def test_the_threat_model_names_settings_and_roles_that_there_are() -> None:
+    text = (ROOT / "SECURITY.md").read_text("utf-8")
+    assert set(re.findall(r"ORACULO_\w+", text)) <= _VARIABLES.keys()
+    assert re.findall(r"^  \| `(\w+)` \|", text, re.MULTILINE) == list(KeyRole)
 
 
 def test_they_have_as_many_rows_of_tables_and_the_same_links() -> None:
