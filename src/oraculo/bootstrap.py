@@ -308,29 +308,30 @@ def expect_keys(api: ApiSettings, host: str) -> None:
 
 def make_app(system: System, *, workers: Sequence[App] = (), only_health: bool = False) -> "FastAPI":
     """The API over `system`, with the engine and the embedded `workers` living as long as it does. `only_health`: for
-    an engine that others ask nothing but how it is."""
+    an engine that others ask nothing but how it is. Their start is in its `state.starting`."""
     from oraculo.api.app import create_app  # here, so that a worker process and `doctor` load without FastAPI
+    from oraculo.engine.starting import Starting
 
     settings = system.settings
     embedded = [make_worker(app, system.broker, settings, system.clock, system.objects) for app in workers]
+    starting = Starting(system.engine, [worker.start for worker in embedded])
 
     @asynccontextmanager
     async def lifespan(_app: "FastAPI") -> AsyncIterator[None]:
         """Workers stop first: what they still answer has an engine to go to."""
         try:
-            await system.engine.start()
-            try:
-                for worker in embedded:
-                    await worker.start()
-                yield
-            finally:
-                await asyncio.gather(*(worker.stop() for worker in embedded))
+            await starting.begin()
+            yield
         finally:
+            await starting.abandon()
+            await asyncio.gather(*(worker.stop() for worker in embedded))
             await system.engine.stop()
 
-    return create_app(
+    app = create_app(
         system.engine, system.operations, settings, system.metrics, lifespan=lifespan, only_health=only_health
     )
+    app.state.starting = starting
+    return app
 
 
 def make_worker(app: App, broker: Broker, settings: Settings, clock: Clock, objects: Objects | None = None) -> Worker:

@@ -9,7 +9,7 @@ from oraculo import __version__
 from oraculo.api import asyncapi, docs_page, events, health, pipelines, queues, runs
 from oraculo.api.auth import ApiKeys
 from oraculo.api.bodies import Room
-from oraculo.api.context import Context
+from oraculo.api.context import Context, OnceStarted
 from oraculo.api.doors import Doors
 from oraculo.api.openapi import DESCRIPTION, TITLE, document_of
 from oraculo.api.paths import ExactPaths, HeadAsGet
@@ -48,8 +48,9 @@ def create_app(
     largest = max(settings.limits.request_bytes, settings.limits.payload_bytes)
     app.state.context = Context(operations, settings, metrics, Room(largest))
     install_problems(app)
-    for part in (health,) if only_health else (events, runs, pipelines, queues, asyncapi, health):
-        app.include_router(part.router)
+    app.include_router(health.router)
+    for part in () if only_health else (events, runs, pipelines, queues, asyncapi):
+        app.include_router(part.router, dependencies=[OnceStarted])
     docs_page.install(app)
     app.add_middleware(ExactPaths)
     if settings.api.keys:

@@ -36,6 +36,11 @@ async def _no_webhook(request: Request) -> None:
         raise Conflict(f"This call has the header {ID_HEADER} of a webhook, and no webhook may change a run.")
 
 
+async def _expect_started(request: Request) -> None:
+    await (await _operations(request)).expect_started()
+
+
 Shared = Annotated[Context, Depends(_context)]
 Door = Annotated[Operations, Depends(_operations)]
 NotForWebhooks = Depends(_no_webhook)
+OnceStarted = Depends(_expect_started)

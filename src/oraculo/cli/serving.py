@@ -33,7 +33,7 @@ from oraculo.bootstrap import (
 from oraculo.cli import output
 from oraculo.cli.file_limit import FileLimit
 from oraculo.cli.forking import children_spared
-from oraculo.errors import BrokerUnavailable, Fault, InvalidSettings, how_to_add
+from oraculo.errors import BrokerUnavailable, Fault, InvalidSettings, OraculoError, how_to_add
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.objects import Objects
@@ -43,6 +43,7 @@ from oraculo.worker import App, Worker
 
 if TYPE_CHECKING:
     from oraculo.engine.service import Role
+    from oraculo.engine.starting import Starting
 
 # Seconds for requests under way. Those that wait for a run are let go before, so only a slow peer takes them.
 _CONNECTION_GRACE = 5
@@ -100,35 +101,40 @@ def serve(
     configure_logging(settings.log)
     system = build(settings, role)
     system.engine.peers.has_apis_beside = only_health
+    app = make_app(system, workers=apps, only_health=only_health)
     config = uvicorn.Config(
-        make_app(system, workers=apps, only_health=only_health),
+        app,
         log_config=None,
         access_log=not quiet,
         log_level="warning" if quiet else None,
         lifespan="on",
         timeout_graceful_shutdown=_CONNECTION_GRACE,
     )
-    server = _Server(config, settings.api, lambda: ready(system, _address(listener)), system.engine.quiesce)
+    starting: Starting = app.state.starting
+    server = _Server(config, settings.api, starting, lambda: ready(system, _address(listener)), system.engine.quiesce)
     with listener:
-        _run(_serve(system, server, listener), config)
+        _run(_serve(system, server, listener, starting), config)
 
 
-async def _serve(system: System, server: "_Server", listener: socket.socket) -> None:
-    # Started before uvicorn, which would tell a fault as a traceback; a second start does nothing, nor a second stop.
+async def _serve(system: System, server: "_Server", listener: socket.socket, starting: "Starting") -> None:
+    # Begun before uvicorn, which would tell a fault as a traceback; to begin twice does nothing, nor to stop twice.
     # So is uvicorn's own watch for signals: a start may wait for the store, and who is PID 1 has to ask for SIGTERM.
     stop = asyncio.Event()
     server.wake = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
     with server.capture_signals():
         try:
-            if await _is_started(system, stop):
+            if await _is_done(starting.begin(), stop):
                 await server.serve(sockets=[listener])
         finally:
+            await starting.abandon()
             await system.engine.stop()
+    if server.fault is not None:
+        raise server.fault
 
 
-async def _is_started(system: System, stop: asyncio.Event) -> bool:
+async def _is_done(start: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
     """False when it is told to stop before."""
-    starting = asyncio.create_task(system.engine.start())
+    starting = asyncio.create_task(start)
     stopping = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -150,13 +156,17 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         settings: ApiSettings,
+        starting: "Starting",
         ready: Callable[[], Awaitable[None]],
         quiesce: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._settings = settings
+        self._starting = starting
         self._ready = ready
         self._quiesce = quiesce
+        self._announcing: asyncio.Task[None] | None = None
+        self.fault: BaseException | None = None  # which ended it
         self._file_limit = FileLimit()
         self.wake: Callable[[], object] = lambda: None
 
@@ -164,8 +174,20 @@ class _Server(uvicorn.Server):
         from oraculo.api.server import bind  # here, so that a worker process loads without FastAPI
 
         bind(self.config, self._settings)
+        self._starting.on_failure = self._fail
         await super().startup(sockets=sockets)
-        await self._ready()
+        if self._starting.is_waiting:
+            self._announcing = asyncio.create_task(self._announce())
+        else:
+            await self._ready()
+
+    async def _announce(self) -> None:
+        with suppress(OraculoError):  # then the start has failed, which `_fail` hears
+            await self._starting.finished()
+            await self._ready()
+
+    def _fail(self, fault: BaseException) -> None:
+        self.fault, self.should_exit = fault, True
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _TICKS == 0:
@@ -175,6 +197,8 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Waiting requests are answered and live streams end by themselves, so that none has to be cancelled."""
         self._quiesce()
+        if self._announcing is not None:
+            self._announcing.cancel()
         await super().shutdown(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -203,7 +227,7 @@ async def _run_engine(system: System) -> None:
     loop = asyncio.get_running_loop()
     with _first_signal(lambda: loop.call_soon_threadsafe(stop.set)):
         try:
-            if await _is_started(system, stop):
+            if await _is_done(system.engine.start(), stop):
                 output.note(f"oraculo: engine {system.engine.peers.name} is running")
             await stop.wait()
         finally:

@@ -372,6 +372,11 @@ class Operations:
         """Those that share the store and are alive."""
         return await self._engine.living_engines()
 
+    async def expect_started(self) -> None:
+        """Raise StoreUnavailable while the start has not ended: before, nothing can be read or asked."""
+        if (why := self._engine.not_started) is not None:
+            raise StoreUnavailable(f"the server is starting: {why}")
+
     def _expect_accepting(self) -> None:
         if not self._engine.accepting:
             raise StoreUnavailable("the engine is starting or stopping; try again in a moment")

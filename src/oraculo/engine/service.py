@@ -50,6 +50,7 @@ from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import Settings
 
 _FIRST_PAUSE, _PAUSE_AFTER_FAILURE = 0.1, 1.0
+_SILENCE = 1.0  # seconds, after which a store that says nothing counts as one that is waited for
 _THREADS = 4
 _LAST_NOTES = 2.0  # seconds, at the end, for what was sent to be noted
 
@@ -179,13 +180,17 @@ class Engine:
         self._duties: list[asyncio.Task[None]] = []
         self._deciding: asyncio.Task[None] | None = None
         self.accepting = False
+        self.not_started: str | None = "the start has not begun"  # why nothing can be asked of it yet
+        self.awaits_store = asyncio.Event()  # the start takes longer, because the store does
 
     # -- start ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         if self.accepting:
             return
+        self.not_started = f"waits for the store {self.store.name}"
         await self._open_store()
+        self.not_started = "the store is open, the rest is starting"
         if self._earlier is not None:
             await self._earlier.look()
         self._connected = await self._connects()
@@ -199,6 +204,7 @@ class Engine:
             self._pumps.append(self._duty(f"consume {queue}", partial(self.own_queues.pump, queue)))
         for bridge in self.bridges:
             await bridge.start()
+        self.not_started = None
         self.accepting = True
 
     def _works(self) -> dict[str, Callable[[], Awaitable[None]]]:
@@ -266,6 +272,7 @@ class Engine:
         """A server that is still starting is waited for, and that is told."""
         loop = asyncio.get_running_loop()
         pause, deadline = _FIRST_PAUSE, loop.time() + self.settings.store.patience
+        silent = loop.call_later(_SILENCE, self.awaits_store.set)
         while True:
             try:
                 await self.store.start()
@@ -274,11 +281,14 @@ class Engine:
                     await claim(self.objects, self.store, self.telemetry)
                 if self.role is Role.WHOLE:
                     await self.peers.join(self.broker.name if self._must_be_alone else None)
+                silent.cancel()
                 return
             except StoreUnavailable as error:
                 if loop.time() >= deadline:
                     raise
                 self.telemetry.emit(LoopFailed("store", f"waits for it: {error}"))
+                self.not_started = f"waits for the store {self.store.name}: {error}"
+                self.awaits_store.set()
             await asyncio.sleep(pause)
             pause = min(pause * 2, _PAUSE_AFTER_FAILURE)
 
@@ -429,6 +439,8 @@ class Engine:
 
     async def health(self) -> Health:
         """All at once: whoever asks waits for the slowest, and not for one after the other."""
+        if self.not_started is not None:
+            return Health({"engine": self.not_started}, is_ready=False)
         own = {"engine": self._intake.trouble if self.accepting else "not taking work: it is starting or stopping"}
         broker, store, behind = await asyncio.gather(
             broker_health(self.broker), fault_of(self.store.check), self._health_behind()

@@ -1,5 +1,6 @@
 """Connections to one SQLite file: opened, brought up to date, and their errors made ours."""
 
+import errno
 import re
 import sqlite3
 import time
@@ -230,6 +231,14 @@ def ours(error: Exception, path: str) -> StoreError:
     told = _kind_of(error)(f"SQLite file {path}: {_in_words(error)}")
     told.__cause__ = error
     return told
+
+
+def is_for_want_of_room(error: StoreError) -> bool:
+    """Return whether the disk, or a quota, is full, as far as the system says so."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(cause, "sqlite_errorcode", 0) in _OF_THE_DISK | {sqlite3.SQLITE_FULL}
 
 
 def _in_words(error: Exception) -> str:

@@ -22,7 +22,7 @@ from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapsh
 from oraculo.stores.copies import unchanged_among
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
 from oraculo.stores.sql.listing import one_list_a_status
-from oraculo.stores.sqlite.connections import MEMORY, Translated, make_parent
+from oraculo.stores.sqlite.connections import MEMORY, Translated, is_for_want_of_room, make_parent
 from oraculo.stores.sqlite.file_lock import FileLock
 from oraculo.stores.sqlite.lanes import Lane, Writer
 from oraculo.stores.sqlite.ledger import QUERIES, SqliteJob, as_json, prune, write_all
@@ -55,10 +55,13 @@ class SqliteStore:
     # -- opening and closing ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises StoreError and not StoreUnavailable: a file that cannot be opened now is no server that comes up."""
+        """Raises StoreError and not StoreUnavailable: a file that cannot be opened now is no server that comes up. A
+        full disk is another matter: somebody makes room."""
         try:
             await self._open()
         except StoreUnavailable as error:
+            if is_for_want_of_room(error):
+                raise
             raise StoreError(str(error)) from error
 
     async def _open(self) -> None:
