@@ -114,7 +114,7 @@ def _another(name: str, default: object) -> tuple[str, object]:
     if name in special:
         return special[name], special[name]
     if isinstance(default, tuple):
-        first, second = "x" * 16, "y" * 16
+        first, second = ("10.0.0.1", "10.0.0.2") if name == "ORACULO_API_PROXIES" else ("x" * 16, "y" * 16)
         return f"{first},{second}", (first, second)
     if isinstance(default, str):
         return "other", "other"
@@ -255,6 +255,7 @@ def test_what_is_not_utf8_is_told() -> None:
         ("store.url = 'sqlite://'", "store.url", "names no file"),
         ("store.url = 'sqlite:///'", "store.url", "names no file"),
         ("queues.allow = ['a b*']", "queues.allow", "a pattern has"),
+        ("api.proxies = ['proxy.local']", "api.proxies", "no address or network"),
         ("webhook.allow = ['http://a']", "webhook.allow", "no host, address or network"),
         ("webhook.secret = 'whsec_abc'", "webhook.secret", "base64"),
         ("webhook.secret = 'whsec_c2V$jcmV0'", "webhook.secret", "base64"),

@@ -25,6 +25,9 @@ def _as_it_is(app: ASGIApp) -> ASGIApp:
     return app
 
 
+async def _no_app(*_: object) -> None: ...
+
+
 class _Server(uvicorn.Server):
     """A server that tells when it takes requests."""
 
@@ -46,7 +49,12 @@ class LiveService:
         self._wrap = wrap
         self._parser = parser
         self._made = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        """As `oraculo serve` does it: on the event loop that uvicorn prefers."""
+        with asyncio.Runner(loop_factory=uvicorn.Config(_no_app).get_loop_factory()) as runner:
+            runner.run(self._serve())
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -74,6 +82,10 @@ class LiveService:
         self._server.should_exit = True
         self._thread.join(20)
         assert not self._thread.is_alive(), "uvicorn did not stop"
+
+    @property
+    def is_answering(self) -> bool:
+        return bool(self._server.server_state.tasks)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` where the engine lives."""

@@ -1,5 +1,6 @@
 """What a stranger without a key may do to a connection: each attack of one table, in each parser of HTTP."""
 
+import logging
 import re
 import socket
 import subprocess
@@ -70,6 +71,21 @@ def _protocol(parser: str) -> type:
     config = uvicorn.Config(_no_app, log_config=None, http=parser)  # type: ignore[arg-type]
     config.load()
     return config.http_protocol_class
+
+
+# -- gone too early ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_who_asks_and_hangs_up_at_once_leaves_no_traceback(
+    server: LiveService, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    with connected(server) as connection:
+        connection.send((b"GET /orquestracoes HTTP/1.1\r\nHost: x\r\n" + A_KEY + b"\r\n") * count)
+        connection.end()
+        connection.read_to_end()
+    until(lambda: not server.is_answering, saying="the end of the last answer")
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 # -- too large ---------------------------------------------------------------------------------------------------------
@@ -313,6 +329,10 @@ class Connection:
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
+
+    def end(self) -> None:
+        """Sends nothing more, and goes on reading."""
+        self._socket.shutdown(socket.SHUT_WR)
 
     def send_until_cut(self, data: bytes) -> int:
         """Sends `data` again and again, at most 64 MB, and returns how many bytes went out before that failed."""

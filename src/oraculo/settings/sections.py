@@ -37,6 +37,7 @@ Keys = Annotated[
 ]
 Flag = Annotated[bool, Meta(description="true or false")]
 Hosts = Annotated[tuple[str, ...], Meta(description="a list of hosts, addresses and networks")]
+Networks = Annotated[tuple[str, ...], Meta(description="a list of addresses and networks")]
 Patterns = Annotated[tuple[str, ...], Meta(description="a list of patterns, as escavador_*")]
 Names = Annotated[tuple[str, ...], Meta(description="a list of names")]
 Route = Annotated[tuple[str, ...], Meta(description="a list of destinations")]
@@ -105,6 +106,7 @@ class ApiSettings(Section, frozen=True):
     header_timeout: Seconds = 10.0  # for the headers of a request; then 408, and the connection is closed
     keep_alive: Seconds = 5.0  # after which a connection without a request is closed
     client_connections: Count = 256  # that one client address may have at a time; over it: 429
+    proxies: Networks = ()  # whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed, as 10.0.0.7 or 10.1.0.0/16
 
 
 class LimitSettings(Section, frozen=True):

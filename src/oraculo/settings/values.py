@@ -5,6 +5,7 @@ import binascii
 import difflib
 import re
 from collections.abc import Sequence
+from ipaddress import ip_network
 from urllib.parse import urlsplit
 
 from oraculo.core.bridge import destination_fault
@@ -102,6 +103,16 @@ def secret_fault(secret: str) -> str | None:
         key = b""
     if secret and not key:
         return "must be base64 behind `whsec_`; make one with: echo whsec_$(openssl rand -base64 24)"
+    return None
+
+
+def proxies_fault(entries: Sequence[str]) -> str | None:
+    """Return the fault of the first entry that is no address or network."""
+    for entry in entries:
+        try:
+            ip_network(entry, strict=False)
+        except ValueError:
+            return f"has {entry!r}, which is no address or network, as 10.0.0.7 or 10.1.0.0/16"
     return None
 
 

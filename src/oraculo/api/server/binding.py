@@ -6,11 +6,14 @@ from functools import partial
 from typing import Any
 
 import uvicorn
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from oraculo.api.server.access_log import mask_keys
 from oraculo.api.server.bounds import Bounds
 from oraculo.api.server.connection import BoundedConnection
 from oraculo.api.server.h11_parser import BoundedH11
+from oraculo.api.server.proxies import BehindProxies
 from oraculo.settings import ApiSettings
 
 _logger = logging.getLogger("oraculo.api")
@@ -20,8 +23,14 @@ def bind(config: uvicorn.Config, settings: ApiSettings) -> None:
     """Bound the connections of the server that will start with `config`, which must be loaded."""
     config.timeout_keep_alive = settings.keep_alive  # type: ignore[assignment]  # any number of seconds will do
     config.ws_protocol_class = None  # the API has no WebSockets, and their connections would know no bounds
+    bounds = Bounds(settings)
     protocol = _bounded(config.http_protocol_class)
-    config.http_protocol_class = partial(protocol, bounds=Bounds(settings))  # type: ignore[assignment]
+    config.http_protocol_class = partial(protocol, bounds=bounds)  # type: ignore[assignment]
+    if isinstance(config.loaded_app, ProxyHeadersMiddleware):  # it believes whomever uvicorn's own options name
+        config.loaded_app = config.loaded_app.app
+    if settings.proxies:
+        config.loaded_app = BehindProxies(config.loaded_app, settings.proxies, bounds)
+    mask_keys(settings.keys)
 
 
 def _bounded(protocol: type[Any]) -> type[BoundedConnection]:

@@ -1,9 +1,9 @@
 """The numbers that bound connections, and the count of each client's connections."""
 
-import ipaddress
 import logging
 import time
 from collections.abc import Hashable
+from ipaddress import IPv4Address, ip_address, ip_network
 from typing import Protocol
 
 from oraculo.core.repeats import Repeats
@@ -36,11 +36,19 @@ class Bounds:
     def __init__(self, settings: ApiSettings) -> None:
         self.header_timeout = settings.header_timeout
         self._most = settings.client_connections
+        self._proxies = [ip_network(entry, strict=False) for entry in settings.proxies]
         self._connections: dict[Hashable, dict[Seat, None]] = {}  # of each client, the oldest first
         self._repeats = Repeats()
 
+    def is_proxy(self, address: str) -> bool:
+        """Return whether a configured proxy has the address: the clients behind it are counted, and not it."""
+        try:
+            return any(ip_address(address) in network for network in self._proxies)
+        except ValueError:
+            return False
+
     def enter(self, client: Hashable, connection: Seat) -> bool:
-        """Count a connection of `client`; False when it has as many as it may.
+        """Count a connection of `client`, or its request behind a proxy; False when it has as many as it may.
 
         The oldest on which nothing is asked gives way, so that silent connections keep out nobody.
         """
@@ -70,10 +78,10 @@ class Bounds:
 def client_of(address: str) -> Hashable:
     """Return what counts as one client: an IPv4 address, or the network of an IPv6 address, which is one customer's."""
     try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
+        ip = ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(ip, ipaddress.IPv4Address):
+    if isinstance(ip, IPv4Address):
         return ip.packed
     return ip.packed[:8] if ip.ipv4_mapped is None else ip.ipv4_mapped.packed
 

@@ -17,7 +17,7 @@ _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 1024 * 1024
 
 _UNREADABLE = "This is no request that HTTP/1.1 knows."
-_TOO_MANY = "Your address has as many connections as one may have; close some, or ask again in a moment."
+TOO_MANY = "Your address has as many connections as one may have; close some, or ask again in a moment."
 _LATE = "The headers of the request did not come in time; send it again."
 TOO_LARGE = f"Headers, trailers and chunk extensions may have {HEAD_BYTES} bytes and {HEAD_FIELDS} fields; send less."
 
@@ -82,11 +82,11 @@ class BoundedConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if self.client is not None:
+        if self.client is not None and not self._bounds.is_proxy(self.client[0]):
             client = client_of(self.client[0])
             if not self._bounds.enter(client, self):
                 self._bounds.log("a client had as many connections as it may, and got 429", self.client[0])
-                self.refuse(429, _TOO_MANY)
+                self.refuse(429, TOO_MANY)
                 return
             self._counted_as = client
         self._start_head_timer()

@@ -1,7 +1,9 @@
 """The bounds of what httptools reads: it keeps no count of its own, and adds up each header that does not end."""
 
+from typing import Any
+
 from httptools import HttpParserError
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from oraculo.api.server.bounds import HEAD_BYTES, HEAD_FIELDS, ChunkOverhead
 from oraculo.api.server.connection import BoundedConnection
@@ -14,6 +16,7 @@ class BoundedHttpTools(BoundedConnection, HttpToolsProtocol):
     _overhead = ChunkOverhead()
     _head_bytes = 0  # of the request whose headers are not complete
     _fields = 0  # of the headers, or trailers, that are being read
+    _answered: RequestResponseCycle | None = None  # `cycle` is the newest of several that a client sent at once
     _ends = 0  # how often a head or a message ended
     _data = 0  # bytes of body, and
     _chunks = 0  # chunks, of the piece that is being read
@@ -31,6 +34,18 @@ class BoundedHttpTools(BoundedConnection, HttpToolsProtocol):
             self._overhead.take(len(piece), self._data, self._chunks)
         if self._head_bytes > HEAD_BYTES or self._overhead.is_too_much:
             self.refuse_too_large()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Say so to the request that is being answered. uvicorn says it to the newest only, and to write an answer to a
+        connection that is gone is a fault."""
+        super().connection_lost(exc)
+        if self._answered is not None:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     @property
     def piece_size(self) -> int:
