@@ -5,14 +5,18 @@ from collections.abc import Collection
 
 from oraculo.core.naming import QueueNames
 from oraculo.engine.catalogue import Catalogue
+from oraculo.engine.known_queues import KnownQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, NotTaken
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 
 
 class Destinations:
-    def __init__(self, broker: Broker, catalogue: Catalogue, names: QueueNames, telemetry: Telemetry) -> None:
+    def __init__(
+        self, broker: Broker, catalogue: Catalogue, names: QueueNames, telemetry: Telemetry, known: KnownQueues
+    ) -> None:
         self._broker = broker
+        self._known = known
         self._catalogue = catalogue
         self._names = names
         self._telemetry = telemetry
@@ -36,7 +40,9 @@ class Destinations:
 
     async def declare(self, queues: Collection[str]) -> None:
         """Also those that were declared before: somebody may have deleted one."""
-        await self._broker.declare(sorted(map(self._names.physical, queues)))
+        physical = sorted(map(self._names.physical, queues))
+        await self._broker.declare(physical)
+        self._known.add(physical)
         self._declared |= set(queues)
 
     async def declare_missing(self) -> None:

@@ -16,6 +16,7 @@ from oraculo.core.slices import pages
 from oraculo.core.timestamps import to_iso
 from oraculo.core.troubled import TroubledQueues
 from oraculo.engine.inputs import Inbox, Note, Resend
+from oraculo.engine.known_queues import KnownQueues
 from oraculo.engine.peers import Peers
 from oraculo.engine.publishing import MAX_WAITING, Entry, Key, Line
 from oraculo.engine.rations import Rations
@@ -70,6 +71,7 @@ class Outbox:
         names: QueueNames,
         clock: Clock,
         telemetry: Telemetry,
+        known: KnownQueues,
         *,
         others_answer: bool = False,
     ) -> None:
@@ -84,9 +86,11 @@ class Outbox:
         self._telemetry = telemetry
         self._refusing = TroubledQueues(_REFUSING_TOLD)
         self._refusing_letters = TroubledQueues(_REFUSING_TOLD)
-        # Apart, so that neither a queue that did not take something of late, which may take its time to say no again,
-        # nor a quarantine that is full holds up the commands.
-        self._commands, self._doubtful, self._dead_letters = (
+        self._known = known
+        # Apart, so that none of these holds up the commands: queues that have to be made first, which takes a broker a
+        # while; a queue that did not take something of late, which may take its time to say no again; and a quarantine
+        # that is full.
+        self._commands, self._first_commands, self._doubtful, self._dead_letters = (
             Line(
                 broker,
                 clock,
@@ -96,8 +100,9 @@ class Outbox:
                 self._still_wanted,
                 refusing,
                 inbox.holds_back,
+                known,
             )
-            for refusing in (self._refusing, self._refusing, self._refusing_letters)
+            for refusing in (self._refusing, self._refusing, self._refusing, self._refusing_letters)
         )
         inbox.on_eased = self._wake_lines
         self._in_flight: dict[Key, _Flight] = {}
@@ -185,11 +190,10 @@ class Outbox:
     def _line_of(self, run: Run, number: int, dead: str | None) -> Line:
         if dead is not None:
             return self._dead_letters
-        if self._refusing:
-            queue = self._names.physical(run.plan.steps[number].queue)
-            if self._refusing.has(queue, asyncio.get_running_loop().time()):
-                return self._doubtful
-        return self._commands
+        queue = self._names.physical(run.plan.steps[number].queue)
+        if self._refusing and self._refusing.has(queue, asyncio.get_running_loop().time()):
+            return self._doubtful
+        return self._commands if queue in self._known else self._first_commands
 
     async def _read_and_line_up(
         self, key: Key, run: Run, references: Mapping[str, Reference], dead: str | None, are_many: bool
@@ -235,7 +239,7 @@ class Outbox:
 
     @property
     def _lines(self) -> tuple[Line, ...]:
-        return self._commands, self._doubtful, self._dead_letters
+        return self._commands, self._first_commands, self._doubtful, self._dead_letters
 
     def _wake_lines(self) -> None:
         for line in self._lines:
@@ -244,7 +248,7 @@ class Outbox:
     @property
     def trouble(self) -> str | None:
         """Why no command is taken now, by any queue."""
-        return self._commands.trouble
+        return self._commands.trouble or self._first_commands.trouble
 
     @property
     def refusing(self) -> Mapping[str, str]:
@@ -293,7 +297,7 @@ class Outbox:
     @property
     def _has_more(self) -> bool:
         """To send: what a wide run is noted with, a little at a time, would be in the way of its answers."""
-        return bool(self._later.qsize()) or self._commands.has_more
+        return bool(self._later.qsize()) or self._commands.has_more or self._first_commands.has_more
 
     def _refused(self, entries: Sequence[Entry], error: BrokerError) -> None:
         """Left unsent: the sweep tries again, until the task's deadline says that it was never taken. A command that is

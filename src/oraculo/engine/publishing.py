@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 
 from oraculo.core.troubled import TroubledQueues
+from oraculo.engine.known_queues import KnownQueues
 from oraculo.engine.run_turns import RunTurns
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
@@ -29,7 +30,8 @@ class Line:
     """`confirmed` and `refused` are told of what became of each message: a broker that is away is waited for, one that
     says no to a message does not hold up the others. `still_wanted` is asked before each try: what waits for a broker
     may be wanted no longer. `refusing`: where queues are noted that did not take something. `holds_back`: whether the
-    engine has too much to decide as it is; the many commands of wide runs then wait until `wake` is called."""
+    engine has too much to decide as it is; the many commands of wide runs then wait until `wake` is called.
+    `known`: where queues are noted that took something."""
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class Line:
         still_wanted: StillWanted,
         refusing: TroubledQueues,
         holds_back: Callable[[], bool] = lambda: False,
+        known: KnownQueues | None = None,
     ) -> None:
         self._broker = broker
         self._clock = clock
@@ -50,6 +53,7 @@ class Line:
         self._still_wanted = still_wanted
         self._refusing = refusing
         self._holds_back = holds_back
+        self._known = KnownQueues() if known is None else known
         self._turns: RunTurns[_Numbered] = RunTurns()
         self._numbers = count()
         self._under_way: Sequence[_Numbered] = ()  # what the broker is asked to take now
@@ -130,10 +134,14 @@ class Line:
                 self._waited = next(self._numbers)
             else:
                 self.trouble = None
-                self._refusing.works(message.queue for _, message in batch)
+                self._note_taking([message.queue for _, message in batch])
                 self._tell_confirmed([key for key, _ in batch], vias, started)
                 return
         self.trouble = None  # nothing is left that it holds up
+
+    def _note_taking(self, queues: Sequence[str]) -> None:
+        self._refusing.works(queues)
+        self._known.add(queues)
 
     def _tell_confirmed(self, keys: Sequence[Key], vias: Sequence[str], started: float) -> None:
         if commands := sum(not is_dead_letter for *_, is_dead_letter in keys):
@@ -143,7 +151,7 @@ class Line:
     def _tell_apart(self, batch: Sequence[Entry], error: NotTaken, started: float) -> None:
         """A queue that is full holds up no other: what it did not take is for the sweep."""
         taking = {message.queue: via for (_, message), via in zip(batch, error.vias, strict=True)}  # as of the last
-        self._refusing.works(queue for queue, via in taking.items() if via is not None)
+        self._note_taking([queue for queue, via in taking.items() if via is not None])
         left = [queue for queue, via in taking.items() if via is None]
         self._refusing.note(left, str(error), asyncio.get_running_loop().time())
         outcomes = list(zip(batch, error.vias, strict=True))

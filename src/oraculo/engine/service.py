@@ -25,6 +25,7 @@ from oraculo.engine.health import Health, broker_health, fault_of, reading_troub
 from oraculo.engine.inputs import Inbox
 from oraculo.engine.intake import Intake
 from oraculo.engine.janitor import Janitor, claim, claim_fault
+from oraculo.engine.known_queues import KnownQueues
 from oraculo.engine.links import LinkWatch
 from oraculo.engine.memories import Memories
 from oraculo.engine.offload import Offload
@@ -125,7 +126,8 @@ class Engine:
             self.queue_targets,
             settings.limits,
         )
-        self.destinations = Destinations(broker, self.catalogue, self.names, telemetry)
+        self.known_queues = KnownQueues()
+        self.destinations = Destinations(broker, self.catalogue, self.names, telemetry, self.known_queues)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
         self.own_queues = OwnQueues(broker, self.inbox, own_queues, engine)
         self.maker = RunMaker(self.catalogue, self.plans, self.queue_targets, clock, entropy, settings)
@@ -134,7 +136,16 @@ class Engine:
         # What goes out.
         is_front = role is Role.FRONT
         self._outbox = Outbox(
-            broker, store, self.inbox, self.peers, self.results, self.names, clock, telemetry, others_answer=is_front
+            broker,
+            store,
+            self.inbox,
+            self.peers,
+            self.results,
+            self.names,
+            clock,
+            telemetry,
+            self.known_queues,
+            others_answer=is_front,
         )
         self._http = HttpPost(settings.webhook)
         post = post or self._http
