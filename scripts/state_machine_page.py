@@ -25,6 +25,9 @@ may overtake the broker's confirm, so it is taken in `pendente` too, once the co
 The API also shows where an open task is, as its `fase`: `na_fila`, `em_trabalho` or `aguardando_nova_tentativa` (until
 `proxima_tentativa_em`). `em_trabalho` means that its worker reported progress, or that its command left the queue.
 Where a broker cannot say which of its messages were taken, and for a step behind a bridge, `fase` may be `null`.
+
+The reason of a timeout (`motivo`) says what the task's queue looked like shortly before: `no answer in 30 s; nobody
+listened on queue executador_x`.
 """
 
 _RUN_TEXT = """\

@@ -2,8 +2,9 @@
 
 import pytest
 
-from oraculo.core.events import RunDue, TaskDue, Untaken
+from oraculo.core.events import Progressed, RunDue, Sent, TaskDue, Untaken
 from oraculo.core.machine import Verdict
+from oraculo.core.phase import QueueLook
 from oraculo.core.run import Cause, TaskStatus
 
 from .building import START, Driver, fan_out, flow
@@ -37,6 +38,44 @@ def test_it_says_why_nothing_was_confirmed_if_that_is_known(untaken: Untaken) ->
     driver.at(31).apply(RunDue({**untaken, "b": "it is locked"}))
     assert driver.task("a").reason == "not sent in 20 s: the broker did not take the command (no room)"
     assert driver.task("b").reason == "not sent in 30 s: the broker did not take the command (it is locked)"
+
+
+NOBODY, TWO_WAIT = QueueLook(START, 2, 0, 0), QueueLook(START, 2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("look", "why"),
+    [
+        (NOBODY, "; nobody listened on queue a"),
+        (QueueLook(START, 2, None, 0), "; nobody listened on queue a"),
+        (QueueLook(START, 0, 1, 0), ""),  # a plain worker of Redis is not seen while it works
+        (TWO_WAIT, "; 2 messages waited in queue a, where 1 listened"),
+        (QueueLook(START, 1, 0, None), "; 1 message waited in queue a, and nobody seemed to take it"),
+        (QueueLook(START, 2, 0, None), "; 2 messages waited in queue a, and nobody seemed to take them"),
+        (QueueLook(START, 2, 0, None, delayed=2), "; 2 messages waited in queue a"),
+        (QueueLook(START, 2, None, None), "; 2 messages waited in queue a"),
+        (QueueLook(START, 0, 1, 1), ""),
+        (QueueLook(START - 1, 1, 0, 0), ""),  # before the command was sent
+    ],
+)
+def test_it_says_what_was_seen_of_the_queue(look: QueueLook, why: str) -> None:
+    driver = fan_out("a", timeout=30).sent().at(30)
+    driver.apply(RunDue(looks={("a", None): look}))
+    assert driver.task("a").reason == f"no answer in 30 s{why}"
+
+
+def test_of_several_brokers_the_one_that_took_the_command_was_looked_at() -> None:
+    driver = fan_out("a", timeout=30)
+    driver.apply(Sent(0, 1, via="redis"))
+    driver.at(30).apply(RunDue(looks={("a", "redis"): NOBODY, ("a", "nats"): TWO_WAIT}))
+    assert driver.task("a").reason == "no answer in 30 s; nobody listened on queue a at broker redis"
+
+
+def test_who_had_it_in_work_did_not_leave_it_in_the_queue() -> None:
+    driver = fan_out("a", timeout=30).sent()
+    driver.apply(Progressed(0, 10.0))
+    driver.at(30).apply(RunDue(looks={("a", None): TWO_WAIT}))
+    assert driver.task("a").reason == "no answer in 30 s"
 
 
 def test_the_deadline_that_came_is_the_one_that_is_told() -> None:

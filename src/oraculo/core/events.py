@@ -8,8 +8,11 @@ from types import MappingProxyType
 
 import msgspec
 
+from oraculo.core.phase import Looks
+
 Untaken = Mapping[str | None, str]  # by queue, why its commands are not taken now; under None, why those of any are not
 _NOTHING: Untaken = MappingProxyType({})
+_UNSEEN: Looks = MappingProxyType({})
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -68,16 +71,18 @@ class Progressed(Event, frozen=True, gc=False):
 
 
 class TaskDue(Event, frozen=True, gc=False):
-    """The task's timer rang: its retry is due, or its deadline has come."""
+    """The task's timer rang: its retry is due, or its deadline has come. `looks`: its queue, as it was a moment ago."""
 
     task: int
     untaken: Untaken = _NOTHING
+    looks: Looks = _UNSEEN
 
 
 class RunDue(Event, frozen=True, gc=False):
-    """The run's timer rang: its deadline has come, or a delivery is due."""
+    """The run's timer rang: its deadline has come, or a delivery is due. `looks`: as a task's timer has them."""
 
     untaken: Untaken = _NOTHING
+    looks: Looks = _UNSEEN
 
 
 class Cancelled(Event, frozen=True, gc=False):

@@ -12,7 +12,6 @@ What may follow what is in `transitions`.
 
 from collections.abc import Callable
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 from oraculo.core.aggregate import end_status
@@ -32,7 +31,6 @@ from oraculo.core.events import (
     Sent,
     TaskDue,
     Unsendable,
-    Untaken,
 )
 from oraculo.core.history import Happened
 from oraculo.core.lost import commands_lost, letters_lost
@@ -40,6 +38,7 @@ from oraculo.core.run import Cause, Changes, DeliveryStatus, Run, RunStatus, Tas
 from oraculo.core.skipped import blame_others, skipped_after, why_skipped
 from oraculo.core.timestamps import in_words
 from oraculo.core.transitions import RunTrigger, Trigger, move, move_run
+from oraculo.core.unanswered import why_unanswered
 
 
 class Verdict(StrEnum):
@@ -242,7 +241,7 @@ def _attempt_failed(run: Run, task: Task, event: Answered, now: float, changes: 
     reason = event.reason
     if (passed := _deadline_passed(run, task, now)) is not None:  # its timer is a moment behind
         changes.tell(now, Happened.ATTEMPT_FAILED, task.number, task.attempt, reason)
-        _expire(run, task, passed, _why_expired(run, task, passed, has_failed=True), now, changes)
+        _expire(run, task, passed, _why_expired(run, task, passed), now, changes)
         return
     if event.retryable and task.attempt < task.last_attempt:
         delay = run.plan.steps[task.number].retry.delay(task.attempt, event.jitter)
@@ -296,7 +295,7 @@ def _task_due(run: Run, event: TaskDue, now: float, changes: Changes) -> Verdict
     if passed is None:
         _dispatch(run, task, now, changes, retry=True)
     else:
-        _expire(run, task, passed, _why_expired(run, task, passed, untaken=event.untaken), now, changes)
+        _expire(run, task, passed, _why_expired(run, task, passed, event), now, changes)
         _end_if_over(run, now, changes)
     return Verdict.APPLIED
 
@@ -310,7 +309,7 @@ def _run_due(run: Run, event: RunDue, now: float, changes: Changes) -> Verdict:
     for task in run.tasks:
         if task.is_open and not task.missing:
             passed = _deadline_passed(run, task, now) or Cause.RUN_DEADLINE
-            _expire(run, task, passed, _why_expired(run, task, passed, untaken=event.untaken), now, changes)
+            _expire(run, task, passed, _why_expired(run, task, passed, event), now, changes)
     _end_if_over(run, now, changes)
     return Verdict.APPLIED
 
@@ -330,24 +329,26 @@ def _expire(run: Run, task: Task, cause: Cause, why: str, now: float, changes: C
     _skip_dependents(run, task, now, changes)
 
 
-def _why_expired(
-    run: Run, task: Task, cause: Cause, *, has_failed: bool = False, untaken: Untaken = MappingProxyType({})
-) -> str:
+def _why_expired(run: Run, task: Task, cause: Cause, timer: TaskDue | RunDue | None = None) -> str:
+    """Return the reason of a timeout. Without `timer`: a failure came after the deadline and before its timer."""
     step = run.plan.steps[task.number]
     limit = step.timeout if cause is Cause.TASK_DEADLINE else run.head.timeout
     waited = in_words(limit or run.head.timeout)
-    if has_failed or task.awaits_retry:
+    if timer is None or task.awaits_retry:
         return f"no success in {waited}; attempt {task.attempt} failed: {task.reason}"
     # The reason of the attempt before is all that a worker ever told.
     before = f"; attempt {task.attempt - 1} failed: {task.reason}" if task.reason else ""
     again = f" to attempt {task.attempt}" if before else ""
-    why = untaken.get(step.queue) or untaken.get(None)
+    why = timer.untaken.get(step.queue) or timer.untaken.get(None)
     if task.unsent and task.status is TaskStatus.PENDING:
         blame = f": the broker did not take the command ({why})" if why else ""
         return f"{f'attempt {task.attempt} ' if before else ''}not sent in {waited}{blame}{before}"
-    blame = f" ({why})" if why else ""
-    lost = f"; the broker that had the command was lost, and it was not sent again{blame}" if task.unsent else ""
-    return f"no answer{again} in {waited}{lost}{before}"
+    if task.unsent:
+        blame = f" ({why})" if why else ""
+        cause_known = f"; the broker that had the command was lost, and it was not sent again{blame}"
+    else:
+        cause_known = why_unanswered(task, step.queue, timer.looks)
+    return f"no answer{again} in {waited}{cause_known}{before}"
 
 
 # -- what operators ask -----------------------------------------------------------------------------------------

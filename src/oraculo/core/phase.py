@@ -22,6 +22,7 @@ class QueueLook(NamedTuple):
     consumers: int | None = None  # None: the broker does not say
     taken: Collection[tuple[str, int]] | None = None  # ids and attempts of the run's tasks among the held, if known
     is_bridged: bool = False  # a bridge takes its commands: they then wait elsewhere
+    delayed: int = 0  # those of `ready` that nobody is to take yet
 
 
 Looks = Mapping[tuple[str, str | None], QueueLook]  # by queue, and by the broker that took the command

@@ -24,7 +24,6 @@ from oraculo.engine.health import Health
 from oraculo.engine.inputs import Submission, Wish, patiently
 from oraculo.engine.pipeline_folder import BadFile
 from oraculo.engine.quarantine import Quarantine, Redrive
-from oraculo.engine.queue_looks import QueueLooks
 from oraculo.engine.requests import fingerprint_of
 from oraculo.engine.service import Engine
 from oraculo.engine.watchers import Watch
@@ -71,7 +70,6 @@ class Operations:
             engine.broker, engine.store, engine.inbox, engine.plans, engine.names, engine.threads
         )
         self._explanation = Explanation(engine, self._quarantine)
-        self._queue_looks = QueueLooks(engine)
 
     # -- runs -------------------------------------------------------------------------------------------------
 
@@ -199,7 +197,7 @@ class Operations:
 
     async def view(self, run: Run) -> dict[str, Any]:
         """The run as it is shown: large results are read from where they rest, as far as an aggregate brings them."""
-        return await self._engine.results.view(run, await self._queue_looks.at_queues_of(run))
+        return await self._engine.results.view(run, await self._engine.queue_looks.at_queues_of(run))
 
     async def result(self, run_id: str, task_id: str) -> bytes:
         """One task's result as it came, whatever its size. Raises NotFound or ObjectsUnavailable."""

@@ -1,24 +1,26 @@
-"""Looks at the queues of a run's tasks, for the phase of each."""
+"""Looks at the queues of tasks: for the phase of each, and for the reason of a timeout."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from oraculo.core import bridge as bridges
+from oraculo.core.naming import QueueNames
 from oraculo.core.phase import Looks, QueueLook
 from oraculo.core.run import Run, TaskStatus
 from oraculo.engine.beside import beside
-from oraculo.engine.service import Engine
 from oraculo.errors import BrokerError
-from oraculo.ports.broker import QueueState
+from oraculo.ports.broker import Broker, QueueState
+from oraculo.ports.clock import Clock
 
 FRESH = 1.0  # seconds for which a look is good enough
 _PATIENCE = 0.5  # seconds for the broker; without its answer a run is shown without these phases
 _REST = 5.0  # seconds after a failure in which the broker is not asked again
-_MOST_QUEUES = 20  # of one run
+MOST_QUEUES = 20  # of one run
 _MOST_READ = 64 * 1024  # bytes of a message that is read for the task it belongs to
 
 
@@ -37,6 +39,7 @@ class _Seen(NamedTuple):
     ready: int
     held: int | None
     consumers: int | None
+    delayed: int
     taken: Collection[tuple[str, str, int]] | None  # runs, tasks and attempts of the commands that are held
     parts: Mapping[str, "_Seen"]
 
@@ -52,22 +55,39 @@ class QueueLooks:
     is left alone for some seconds: a run is shown at once all the same.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._bridged = {*bridges.QUEUES.values(), *engine.settings.bullmq.queues}
+    def __init__(
+        self, broker: Broker, names: QueueNames, clock: Clock, threads: Executor, bridged: Collection[str] = ()
+    ) -> None:
+        self._broker = broker
+        self._names = names
+        self._clock = clock
+        self._threads = threads
+        self._bridged = {*bridges.QUEUES.values(), *bridged}
         self._seen: dict[str, tuple[float, _Seen | None]] = {}  # by queue: good until then
         self._turn = asyncio.Lock()
         self._rests_until = 0.0
 
     async def at_queues_of(self, run: Run) -> Looks:
         """Return what is known of the queues whose commands may be waiting or in work."""
-        places = await beside(self._engine.threads, len(run.tasks), partial(_places_of, run))
-        queues = sorted({queue for queue, _ in places})[:_MOST_QUEUES]
-        if not queues:
+        places = await beside(self._threads, len(run.tasks), partial(_places_of, run))
+        if not places:
             return {}
+        await self._refresh(sorted({queue for queue, _ in places})[:MOST_QUEUES])
+        return {place: look for place in places if (look := self._look(run, place)) is not None}
+
+    async def at(self, queues: Sequence[str]) -> Looks:
+        """Return what is known of these queues: of several brokers by each, else under no broker's name."""
+        await self._refresh(queues)
+        looks = dict[_Place, QueueLook]()
+        for queue in queues:
+            if self._is_fresh(queue) and (seen := self._seen[queue][1]) is not None:
+                parts: Iterable[tuple[str | None, _Seen]] = seen.parts.items() or [(None, seen)]
+                looks |= {(queue, broker): self._as_look(queue, part) for broker, part in parts}
+        return looks
+
+    async def _refresh(self, queues: Sequence[str]) -> None:
         async with self._turn:
             await self._look_at([queue for queue in queues if not self._is_fresh(queue)])
-        return {place: look for place in places if (look := self._look(run, place)) is not None}
 
     def _is_fresh(self, queue: str) -> bool:
         return queue in self._seen and self._seen[queue][0] > self._now()
@@ -75,10 +95,10 @@ class QueueLooks:
     async def _look_at(self, queues: list[str]) -> None:
         if not queues or self._now() < self._rests_until:
             return
-        names, at = self._engine.names, self._engine.clock.now()
+        names, at = self._names, self._clock.now()
         try:
             async with asyncio.timeout(_PATIENCE):
-                states = await self._engine.broker.queues(list(map(names.physical, queues)))
+                states = await self._broker.queues(list(map(names.physical, queues)))
         except (BrokerError, TimeoutError):
             self._rests_until = self._now() + _REST
             return
@@ -94,7 +114,11 @@ class QueueLooks:
         if seen.parts and (seen := seen.parts.get(via or "")) is None:
             return None
         taken = None if seen.taken is None else {one[1:] for one in seen.taken if one[0] == run.id}
-        return QueueLook(seen.at, seen.ready, seen.held, seen.consumers, taken, queue in self._bridged)
+        return self._as_look(queue, seen, taken)
+
+    def _as_look(self, queue: str, seen: _Seen, taken: Collection[tuple[str, int]] | None = None) -> QueueLook:
+        is_bridged = queue in self._bridged
+        return QueueLook(seen.at, seen.ready, seen.held, seen.consumers, taken, is_bridged, seen.delayed)
 
     @staticmethod
     def _now() -> float:
@@ -113,7 +137,7 @@ def _places_of(run: Run) -> set[_Place]:
 def _seen(state: QueueState, at: float) -> _Seen:
     parts = {broker: _seen(part, at) for broker, part in state.at.items()}
     taken = None if state.taken is None else _identities(state.taken)
-    return _Seen(at, state.ready, state.unacked, state.consumers, taken, parts)
+    return _Seen(at, state.ready, state.unacked, state.consumers, state.delayed, taken, parts)
 
 
 def _identities(bodies: Iterable[bytes]) -> Collection[tuple[str, str, int]] | None:

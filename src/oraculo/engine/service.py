@@ -26,12 +26,14 @@ from oraculo.engine.inputs import Inbox
 from oraculo.engine.intake import Intake
 from oraculo.engine.janitor import Janitor, claim, claim_fault
 from oraculo.engine.known_queues import KnownQueues
+from oraculo.engine.last_looks import LastLooks
 from oraculo.engine.links import LinkWatch
 from oraculo.engine.memories import Memories
 from oraculo.engine.offload import Offload
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.pacing import Pace
 from oraculo.engine.peers import Peers
+from oraculo.engine.queue_looks import QueueLooks
 from oraculo.engine.reading import OwnQueues
 from oraculo.engine.remembered import RememberedQueues
 from oraculo.engine.requests import RunMaker
@@ -131,7 +133,9 @@ class Engine:
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
         self.own_queues = OwnQueues(broker, self.inbox, own_queues, engine)
         self.maker = RunMaker(self.catalogue, self.plans, self.queue_targets, clock, entropy, settings)
-        self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._untaken)
+        self.queue_looks = QueueLooks(broker, self.names, clock, self.threads, settings.bullmq.queues)
+        self._last_looks = LastLooks(store, self.plans, clock, self.threads, self.queue_looks)
+        self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._untaken, self._last_looks.looks)
 
         # What goes out.
         is_front = role is Role.FRONT
@@ -238,6 +242,7 @@ class Engine:
             "engines": self.peers.run,
             "sweep": self._sweep,
             "timers": self._ring_timers,
+            "last looks": self._last_looks.run,
             "leases": self._renew_leases,
             "retention": self._retention.run,
         }

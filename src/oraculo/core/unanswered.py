@@ -1,0 +1,24 @@
+"""Why a command may have had no answer, by what its queue looked like shortly before the deadline."""
+
+from oraculo.core.phase import Looks
+from oraculo.core.run import Task
+
+
+def why_unanswered(task: Task, queue: str, looks: Looks) -> str:
+    """Return the end of a timeout's reason, or nothing when the look says nothing of this command."""
+    of_all = looks.get((queue, None))  # of a single broker
+    look = of_all or looks.get((queue, task.via))
+    if look is None or task.sent_at is None or look.at < task.sent_at:
+        return ""
+    place = queue if of_all else f"{queue} at broker {task.via}"
+    if look.consumers == 0:
+        return "" if look.held else f"; nobody listened on queue {place}"
+    is_taken = task.percent is not None or task.note is not None
+    if is_taken or not look.ready:
+        return ""
+    waited = f"; {look.ready} message{'' if look.ready == 1 else 's'} waited in queue {place}"
+    if look.consumers:
+        return f"{waited}, where {look.consumers} listened"
+    if look.held == 0 and look.ready > look.delayed:
+        return f"{waited}, and nobody seemed to take {'it' if look.ready == 1 else 'them'}"
+    return waited

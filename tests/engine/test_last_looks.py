@@ -1,0 +1,67 @@
+"""After a timeout the reason says what was seen of the queue: that nobody listened, or that others were before it."""
+
+import pytest
+
+from oraculo.engine import last_looks, queue_looks
+from oraculo.engine.service import Role
+from oraculo.ports.broker import Outgoing
+from oraculo.testing.harness import Harness
+from tests.end_to_end.stage import Stage, settings_for
+from tests.servers.fleet import BROKERS, Fleet
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a machine under load has looked in time."""
+    monkeypatch.setattr(last_looks, "_EVERY", 0.1)
+    monkeypatch.setattr(queue_looks, "FRESH", 0.05)
+
+
+async def test_nobody_listened() -> None:
+    async with Harness() as oraculo:
+        consumer = await oraculo.broker.consume("executador_y", prefetch=1)
+        run_id = await oraculo.submit({"destinos": ["executador_x", "executador_y"], "timeout": 2})
+        await consumer.take(1)
+        aggregate = await oraculo.ended(run_id)
+        assert (
+            aggregate["falhas"]["executador_x"]["motivo"] == "no answer in 2 s; nobody listened on queue executador_x"
+        )
+        assert aggregate["falhas"]["executador_y"]["motivo"] == "no answer in 2 s"
+        told = "'executador_x' timeout: no answer in 2 s; nobody listened on queue executador_x"
+        assert told in await oraculo.operations.explain(run_id)
+
+
+async def test_a_steps_own_deadline_says_so_too() -> None:
+    destination = {"fila": "executador_x", "timeout": 2}
+    async with Harness() as oraculo:
+        aggregate = await oraculo.run({"destinos": [destination], "timeout": 30})
+        assert (
+            aggregate["falhas"]["executador_x"]["motivo"] == "no answer in 2 s; nobody listened on queue executador_x"
+        )
+
+
+async def test_others_were_before_it() -> None:
+    async with Harness() as oraculo:
+        consumer = await oraculo.broker.consume("executador_x", prefetch=1)
+        await oraculo.broker.publish([Outgoing("executador_x", b"of somebody else")])
+        await consumer.take(1)
+        aggregate = await oraculo.run({"destinos": ["executador_x"], "timeout": 2})
+        why = "no answer in 2 s; 1 message waited in queue executador_x, where 1 listened"
+        assert aggregate["falhas"]["executador_x"]["motivo"] == why
+
+
+@pytest.mark.parametrize("name", BROKERS)
+async def test_as_each_broker_says(name: str, fleet: Fleet) -> None:
+    async with Stage(settings_for(fleet.url(name))) as oraculo:
+        motive = (await oraculo.run({"destinos": ["executador_x"], "timeout": 2}))["falhas"]["executador_x"]["motivo"]
+    unheard = "1 message waited in queue executador_x, and nobody seemed to take it"
+    expected = unheard if name == "nats" else "nobody listened on queue executador_x"
+    assert motive == f"no answer in 2 s; {expected}"
+
+
+async def test_a_run_of_another_process_whose_plan_is_not_known_here() -> None:
+    async with Harness(role=Role.FRONT) as front:
+        run_id = await front.submit({"destinos": ["executador_x"], "timeout": 2})
+        async with Harness(broker=front.broker, store=front.store, clock=front.clock):
+            aggregate = await front.ended(run_id)
+    assert aggregate["falhas"]["executador_x"]["motivo"] == "no answer in 2 s; nobody listened on queue executador_x"
