@@ -12,6 +12,7 @@ OraculoError
 ├── NotFound                no such run, pipeline, queue or dead letter
 ├── Conflict                it clashes with what is there (an id in use, a run that has not ended)
 │   └── IdempotencyKeyReused  the same key with another body
+├── TooManyNewQueues        a minute brought as many new queues as the settings allow; worth a retry
 ├── BrokerError             the broker refused or did not confirm
 │   ├── BrokerUnavailable   it cannot be reached now; worth a retry
 │   │   ├── NotTaken        it works, and did not take some messages (in ports/broker.py)
@@ -115,6 +116,16 @@ class Conflict(OraculoError):
 
 class IdempotencyKeyReused(Conflict):
     pass
+
+
+class TooManyNewQueues(OraculoError):
+    """`wait`: seconds after which there is room for those that were asked for."""
+
+    def __init__(self, limit: int, wait: int) -> None:
+        self.wait = wait
+        super().__init__(
+            f"too many new queues within a minute: ORACULO_QUEUES_NEW_PER_MINUTE allows {limit}; try again in {wait} s"
+        )
 
 
 class BrokerError(OraculoError):

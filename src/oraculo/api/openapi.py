@@ -31,6 +31,8 @@ _PROBLEMS = {
     415: "The body is of a kind that cannot be read.",
     421: "There are no API keys, and the `Host` is no name of this machine.",
     422: "Something given breaks a rule; `erros` names it.",
+    429: "A minute brought as many new queues as ORACULO_QUEUES_NEW_PER_MINUTE allows; try again after `Retry-After` "
+    "seconds.",
     502: "The broker refused; `detail` has its words.",
     503: "The store, the broker or the object store cannot be reached now, a newer ORÁCULO wrote what is asked "
     "for, too many large bodies are being read, or there is no room for a thread; try again after `Retry-After` "
@@ -82,7 +84,8 @@ def problems(*statuses: int) -> Responses:
     """The refusals of a route; 503 is always one of them."""
     content = {PROBLEM_JSON: {"schema": ref("Problema")}}
     answers: Responses = {status: {"description": _PROBLEMS[status], "content": content} for status in (*statuses, 503)}
-    answers[503]["headers"] = header("Retry-After", "Seconds.")
+    for status in answers.keys() & {429, 503}:
+        answers[status]["headers"] = header("Retry-After", "Seconds.")
     return answers
 
 

@@ -86,7 +86,7 @@ async def _shown(operations: Operations, definition: Definition, origin: Origin)
     responses={
         200: reply("Replaced.", "Pipeline"),
         201: reply("New.", "Pipeline", headers=header("Location", "Where it is.")),
-        **problems(404, 408, 409, 413, 422),
+        **problems(404, 408, 409, 413, 422, 429),
     },
     openapi_extra=_BODY,
 )

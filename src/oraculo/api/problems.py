@@ -29,6 +29,7 @@ from oraculo.errors import (
     OraculoError,
     PayloadTooLarge,
     StoreUnavailable,
+    TooManyNewQueues,
     WrittenByNewer,
 )
 from oraculo.ports.broker import NotTaken
@@ -48,6 +49,7 @@ _KINDS: Sequence[tuple[type[Exception], int, str, str]] = (
     (NotFound, 404, "not-found", "There is no such thing"),
     (IdempotencyKeyReused, 422, "idempotency-key-reused", "The Idempotency-Key was used for another request"),
     (Conflict, 409, "conflict", "It clashes with what is there"),
+    (TooManyNewQueues, 429, "too-many-new-queues", "A minute brought as many new queues as it may"),
     (WrittenByNewer, 503, "written-by-newer", "A newer ORÁCULO wrote it"),
     (StoreUnavailable, 503, "store-unavailable", "The store cannot be reached now"),
     (NotTaken, 503, "broker-unavailable", "The broker did not take it now: a queue is full, or does not work"),
@@ -134,7 +136,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     problem = problem_of(error)
     if problem.status == 500:
         _logger.error("%s %s failed", request.method, _address(request.scope), exc_info=error)
-    headers = {"Retry-After": RETRY_SECONDS} if problem.status == 503 else None
+    wait = str(error.wait) if isinstance(error, TooManyNewQueues) else RETRY_SECONDS
+    headers = {"Retry-After": wait} if problem.status in (429, 503) else None
     return problem_reply(request.scope, problem, headers)
 
 

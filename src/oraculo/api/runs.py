@@ -49,7 +49,7 @@ _LOCATION = header("Location", "Where the run is.")
     responses={
         200: reply("The run ended within the wait: its aggregate.", "Agregado", headers=_LOCATION | _APPLIED),
         202: reply("Taken, and safe: it will not be lost.", "Aceita", headers=_LOCATION | _APPLIED),
-        **problems(400, 408, 409, 413, 422),
+        **problems(400, 408, 409, 413, 422, 429),
     },
     openapi_extra={**json_body("Pedido", examples=REQUEST_EXAMPLES), "parameters": [_WAIT]},
 )

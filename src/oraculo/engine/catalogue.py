@@ -2,7 +2,7 @@
 
 import asyncio
 import importlib.resources
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from enum import StrEnum
@@ -182,9 +182,11 @@ class Catalogue:
         for file in {bad.file for bad in before} - {bad.file for bad in contents.bad}:
             self._telemetry.emit(PipelineFileMended(file))
 
-    async def put(self, name: str, text: bytes, store: Store, clock: Clock) -> tuple[Definition, bool]:
+    async def put(
+        self, name: str, text: bytes, store: Store, clock: Clock, admit: Callable[[Definition], Awaitable[None]]
+    ) -> tuple[Definition, bool]:
         """The definition, and whether its name is new. Raises InvalidPipeline with step and fault, or
-        Conflict."""
+        Conflict; and what `admit` raises."""
         # A large text takes seconds to read, and the engine has other things to do, for which it needs its threads.
         read = partial(
             read_pipeline,
@@ -195,6 +197,7 @@ class Catalogue:
         )
         definition = await handed_over(self._reader, read)
         self._queues.expect_allowed(definition)
+        await admit(definition)
         async with self._in_turn():
             await self._refresh_stored(store)  # another engine may have put or deleted it a moment ago
             is_new = name not in self._merged and name not in self._unreadable

@@ -52,10 +52,12 @@ class BadAnswer(msgspec.Struct, eq=False, gc=False):
 
 @dataclass(slots=True, eq=False)
 class Submission:
-    """A run to be created, with its first changes. `done` is for the API; `arrived` for one that came as a message."""
+    """A run to be created, with its first changes. `done` is for the API; `arrived` for one that came as a message.
+    `queue_field`: the field of the request that names its queues."""
 
     changes: Changes
     fingerprint: str
+    queue_field: str
     idempotency_key: str | None = None
     uncertain: bool = False  # a commit of it failed, and may have been written all the same
     done: "asyncio.Future[Created] | None" = None

@@ -38,6 +38,7 @@ from oraculo.engine.inputs import (
     arrived_with,
     is_withdrawn,
 )
+from oraculo.engine.new_queues import NewQueues
 from oraculo.engine.offload import Offload
 from oraculo.engine.pacing import Pace
 from oraculo.engine.requests import RunMaker
@@ -50,6 +51,7 @@ from oraculo.errors import (
     PayloadTooLarge,
     StoreRefuses,
     StoreUnavailable,
+    TooManyNewQueues,
     UnknownPipeline,
     WrittenByNewer,
 )
@@ -86,6 +88,7 @@ class Intake:
         hot: HotRuns,
         offload: Offload,
         aftermath: Aftermath,
+        new_queues: NewQueues,
         pace: Pace,
         *,
         names: QueueNames,
@@ -102,6 +105,7 @@ class Intake:
         self._hot = hot
         self._offload = offload
         self._aftermath = aftermath
+        self._new_queues = new_queues
         self._pace = pace
         self._names = names
         self._clock = clock
@@ -238,6 +242,7 @@ class Intake:
             await self._refresh_pipelines()
             for arrived in batch.unknown:
                 self._read_arrived(arrived, batch, is_last_try=True)
+        await self._leave_to_be_admitted(batch)
         wide = await self._leave_wide(batch) if len(inputs) > 1 else ()
         if batch.large:
             await self._offload.keep(batch.large)
@@ -280,6 +285,32 @@ class Intake:
                 seconds=self._clock.now() - started,
             )
         )
+
+    async def _leave_to_be_admitted(self, batch: Batch) -> None:
+        """Take out the requests that came as messages and may name too many new queues: to ask the broker takes a
+        while, which no other input waits for."""
+        left: list[tuple[Submission, Arrived]] = []
+        submissions, batch.submissions = batch.submissions, []
+        for one in submissions:
+            if one.arrived is None or self._new_queues.admits_run_at_once(one):
+                batch.submissions.append(one)
+            else:
+                left.append((one, one.arrived))
+        if left:
+            await self._settle_beside(self._admit(left), Batch(handled=[arrived for _, arrived in left]))
+
+    async def _admit(self, requests: Sequence[tuple[Submission, Arrived]]) -> None:
+        """Those that are admitted are read once more; the others become dead letters, or come again later."""
+        for one, arrived in requests:
+            try:
+                await self._new_queues.admit_run(one)
+            except TooManyNewQueues as error:
+                retrying = arrived.consumer.retry(arrived.delivery, error.wait, str(error))
+                await self._is_settled(arrived.consumer, retrying)
+            except InvalidRequest as error:
+                await self._settle(Batch(refused=[(arrived, str(error.within("payload")))]))
+            else:
+                self._inbox.put([arrived])
 
     async def _leave_wide(self, batch: Batch) -> Sequence[WideInput]:
         """Take out the widest, where all together are too many tasks for one commit, and return them."""

@@ -37,6 +37,7 @@ from oraculo.errors import (
     NotFound,
     PayloadTooLarge,
     StoreUnavailable,
+    TooManyNewQueues,
     UnknownPipeline,
     WrittenByNewer,
 )
@@ -82,12 +83,13 @@ class Operations:
         wait: float = 0,
     ) -> Submitted:
         """Creates a run and returns once it is committed; with `wait`, up to that many seconds later with its
-        aggregate. Raises InvalidInput, PayloadTooLarge, Conflict or IdempotencyKeyReused."""
+        aggregate. Raises InvalidInput, PayloadTooLarge, TooManyNewQueues, Conflict or IdempotencyKeyReused."""
         if idempotency_key is not None and (fault := text_fault(idempotency_key, MAX_KEY)):
             raise InvalidRequest(Fault("Idempotency-Key", fault))
         try:
             submission = await self._submission(body, traceparent)
-        except (InvalidInput, PayloadTooLarge, WrittenByNewer):
+            await self._engine.new_queues.admit_run(submission)
+        except (InvalidInput, PayloadTooLarge, TooManyNewQueues, WrittenByNewer):
             if (run_id := await self._created_before(body, idempotency_key)) is None:
                 raise
             return await self._submitted_before(run_id, wait)
@@ -288,11 +290,15 @@ class Operations:
 
     async def put_pipeline(self, name: str, text: bytes) -> tuple[Definition, bool]:
         self._expect_accepting()
-        definition, is_new = await self._engine.catalogue.put(name, text, self._engine.store, self._engine.clock)
+        engine = self._engine
+        definition, is_new = await engine.catalogue.put(name, text, engine.store, engine.clock, self._admit_steps)
         # It is put. Its queues are declared when the broker is back; one that is refused is told of by each run.
         with suppress(BrokerError):
             await self._engine.destinations.declare({step.queue for step in definition.steps})
         return definition, is_new
+
+    async def _admit_steps(self, definition: Definition) -> None:
+        await self._engine.new_queues.admit({step.queue for step in definition.steps}, "steps")
 
     async def delete_pipeline(self, name: str) -> None:
         await self._engine.catalogue.delete(name, self._engine.store)

@@ -75,7 +75,8 @@ class RunMaker:
             plans=self._plans,
             traceparent=valid_traceparent(traceparent),
         )
-        return Submission(machine.start(run, run.head.created_at), fingerprint=fingerprint_of(body))
+        changes = machine.start(run, run.head.created_at)
+        return Submission(changes, fingerprint=fingerprint_of(body), queue_field=_queue_field(request))
 
     def _expect_allowed(self, webhook: str | None) -> None:
         """Raises InvalidRequest for a webhook whose URL itself names an address that it may not reach."""
@@ -92,8 +93,14 @@ class RunMaker:
             raise InvalidRequest(faults)
 
 
+def _queue_field(request: RunRequest) -> str:
+    if request.destinos is not None:
+        return "destinos"
+    return "tipo" if request.pipeline is None else "pipeline"
+
+
 def _at(request: RunRequest, number: int, fault: Fault) -> Fault:
     """Return the fault at the field of the request that brought it about."""
     if request.destinos is not None:
         return Fault(f"destinos[{number}]", fault.problem)
-    return Fault("tipo" if request.pipeline is None else "pipeline", str(fault))
+    return Fault(_queue_field(request), str(fault))

@@ -29,6 +29,7 @@ from oraculo.engine.known_queues import KnownQueues
 from oraculo.engine.last_looks import LastLooks
 from oraculo.engine.links import LinkWatch
 from oraculo.engine.memories import Memories
+from oraculo.engine.new_queues import NewQueues
 from oraculo.engine.offload import Offload
 from oraculo.engine.outbox import Outbox
 from oraculo.engine.pacing import Pace
@@ -129,6 +130,7 @@ class Engine:
             settings.limits,
         )
         self.known_queues = KnownQueues()
+        self.new_queues = NewQueues(broker, self.known_queues, self.names, settings.queues, self.catalogue.destinations)
         self.destinations = Destinations(broker, self.catalogue, self.names, telemetry, self.known_queues)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
         self.own_queues = OwnQueues(broker, self.inbox, own_queues, engine)
@@ -171,6 +173,7 @@ class Engine:
             HotRuns(engine.cached_tasks, self._decides_alone),
             self._offload,
             self._consequences,
+            self.new_queues,
             Pace(self._count_deciders, entropy),
             names=self.names,
             clock=clock,

@@ -78,9 +78,11 @@ class BrokerSettings(Section, frozen=True):
 
 
 class QueueSettings(Section, frozen=True):
-    """Which queues the outside may name. See docs/brokers.md."""
+    """Which queues the outside may name, and how many new ones. See docs/brokers.md."""
 
     allow: Patterns = ()  # that requests, pipelines and calls may name; none: all but system queues
+    new_per_request: Count = 100  # that are not there yet and one request may name; over it: 422
+    new_per_minute: Count = 600  # that requests to one process may name within a minute; over it: 429
 
 
 class StoreSettings(Section, frozen=True):

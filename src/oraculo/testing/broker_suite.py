@@ -88,6 +88,15 @@ class BrokerSuite(BrokerLetters):
             await broker.publish([Outgoing(undeclared, b"hello")])
             assert (await self.take_one(consumer)).body == b"hello"
 
+    async def test_looking_at_a_queue_that_is_not_there_makes_none(self) -> None:
+        async with self.running() as (broker, _):
+            unknown = self.fresh_name()
+            assert not await broker.dead_letters(unknown, limit=10)
+            await broker.look_through(unknown, lambda letter: None)
+            assert await broker.redrive(unknown) == 0
+            assert await broker.discard(unknown, ["1"]) == 0
+            assert not await broker.queues([unknown])
+
     async def test_declaring_twice_keeps_the_messages(self) -> None:
         async with self.running() as (broker, queue):
             await broker.publish([Outgoing(queue, b"kept")])
