@@ -23,6 +23,9 @@ app.conf.update(
     task_create_missing_queues=False,
     worker_prefetch_multiplier=1,
     worker_detect_quorum_queues=True,
+    task_serializer=os.environ.get("CELERY_SERIALIZER", "json"),
+    result_serializer=os.environ.get("CELERY_SERIALIZER", "json"),
+    accept_content=["json", os.environ.get("CELERY_SERIALIZER", "json")],
 )
 
 

@@ -2,16 +2,15 @@
 
 import os
 import pickle
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from celery import Celery
-from celery.utils.serialization import UnpickleableExceptionWrapper
+from kombu.utils.encoding import safe_repr
 
 from oraculo.bridges.celery import reports
-from oraculo.bridges.celery.reports import NO_REASON, read_report
+from oraculo.bridges.celery.reports import NO_REASON, read_report, told_by
 from oraculo.bridges.celery.tasks import FAILED, RETURNED, Task, address_of, make_task, read_destination
 from oraculo.core.bridge import read_bridge
 from oraculo.core.message import Message
@@ -113,8 +112,6 @@ def callback_of(kind: str) -> dict[str, Any]:
     """The keyword arguments with which Celery sends the callback on."""
     _, _, embed = msgspec.json.decode(task_of(command({})).body)
     signature = embed[kind][0]
-    if kind == "errbacks":
-        [signature] = signature["kwargs"]["tasks"]
     keywords: dict[str, Any] = signature["kwargs"]
     return keywords
 
@@ -133,8 +130,8 @@ def test_version_1_of_the_protocol_is_read_too() -> None:
     """It has the task's name in the body, not in a header."""
     body = msgspec.json.encode({"task": RETURNED, "args": [5], "kwargs": callback_of("callbacks")})
     assert read_report(body, JSON, None).value == 5
-    failed = {"task": FAILED, "args": [object(), ValueError("x"), ""], "kwargs": callback_of("errbacks")}
-    assert read_report(pickle.dumps(failed), PICKLE, None).reason == "ValueError: x"
+    failed = msgspec.json.encode({"task": FAILED, "args": ["the-task-id"], "kwargs": callback_of("errbacks")})
+    assert read_report(failed, JSON, None).failed_id == "the-task-id"
 
 
 @pytest.mark.parametrize("kind", ["Money", "datetime", ["Money"]], ids=str)
@@ -144,48 +141,63 @@ def test_a_type_that_only_the_app_knows_stays_the_object_that_it_wrote(kind: obj
     assert read_report(body, JSON, RETURNED).value == value
 
 
+class Odd(Exception):
+    def __repr__(self) -> str:
+        return "<odd>"
+
+
 @pytest.mark.parametrize(
-    ("error", "reason", "retry"),
+    ("error", "told"),
     [
-        (ValueError("boom"), "ValueError: boom", True),
-        (KeyError("a", 1), "KeyError: 'a', 1", True),
-        (RuntimeError(), "RuntimeError", True),
-        (ValueError(TypeError("inner")), "ValueError: TypeError('inner')", True),
+        (ValueError("não há estoque"), ("ValueError", "não há estoque")),
+        (ValueError('it\'s "quoted"\nand long'), ("ValueError", 'it\'s "quoted"\nand long')),
+        (KeyError("a", 1), ("KeyError", "'a', 1")),
+        (RuntimeError(), ("RuntimeError", "")),
+        (ValueError(TypeError("inner")), ("ValueError", "TypeError('inner')")),
+        (ValueError("x" * 20_000), ("ValueError", "'" + "x" * 1999)),
+        (Odd(), ("", "<odd>")),
     ],
 )
-def test_an_exception_is_read_out_of_a_pickle(error: Exception, reason: str, retry: bool) -> None:
-    body = pickle.dumps([[object(), error, "Traceback"], callback_of("errbacks"), {}])
-    report = read_report(body, PICKLE, FAILED)
-    assert (report.reason, report.retry) == (reason, retry)
-    assert report.command.tarefa == "t"
+def test_an_event_tells_the_exception(error: Exception, told: tuple[str, str]) -> None:
+    assert told_by({"exception": safe_repr(error)}) == told
+
+
+def test_an_event_of_the_pools_own_exceptions_names_them_in_the_traceback() -> None:
+    traceback = "Traceback (most recent call last):\n  …\nbilliard.exceptions.WorkerLostError: exitcode 9: job 3.\n"
+    event = {"exception": "ExceptionWithTraceback()", "traceback": traceback}
+    assert told_by(event) == ("WorkerLostError", "exitcode 9: job 3.")
+
+
+@pytest.mark.parametrize("exception", ["ValueError('a' + x)", "V('" + "(" * 500 + ")", "V('\0')", 5, None])
+def test_an_event_that_nobody_can_read_is_told_as_it_is(exception: object) -> None:
+    kind, text = told_by({"exception": exception})
+    assert f"{kind}{text}" == str(exception or "").replace("(", "", 1).removesuffix(")")
 
 
 class Evil:
     """Unpickled by pickle itself, it would run a command."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-
     def __reduce__(self) -> Any:
-        return os.mkdir, (self.path,)
+        return os.mkdir, ("/nowhere/at/all",)
 
 
-def test_nothing_in_a_pickle_is_run(tmp_path: Path) -> None:
-    path = tmp_path / "made"
-    body = pickle.dumps([[Evil(str(path)), ValueError("x"), "Traceback"], callback_of("errbacks"), {}])
-    assert read_report(body, PICKLE, FAILED).reason == "ValueError: x"
-    assert not path.exists()
-    pickle.loads(body)
-    assert path.exists(), "the test is of no use if pickle itself does not run it"
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"Nr\xff\xff\xff\x01.",  # would take 512 MB
+        pickle.dumps([["the-task-id"], {"comando": {}}, {}]),
+        pickle.dumps(Evil()),
+        b"no pickle",
+    ],
+)
+def test_no_pickle_is_read(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unexpected(*_: object) -> None:
+        raise AssertionError("a pickle was read")
 
-
-@pytest.mark.parametrize("arguments", [5, None])
-def test_an_exception_that_cannot_be_put_in_words_is_a_failure_all_the_same(arguments: Any) -> None:
-    error = UnpickleableExceptionWrapper("loja", "Odd", [], "text")
-    error.args = ("loja", "Odd", arguments, "text")
-    report = read_report(pickle.dumps([[object(), error, ""], callback_of("errbacks"), {}]), PICKLE, FAILED)
-    assert report.reason == "UnpickleableExceptionWrapper"
-    assert report.command.tarefa == "t"
+    for name in ("Unpickler", "load", "loads"):
+        monkeypatch.setattr(pickle, name, unexpected)
+    with pytest.raises(InvalidMessage, match="answered with pickle, which ORÁCULO does not read"):
+        read_report(body, PICKLE, FAILED)
 
 
 def test_whatever_the_reading_raises_is_told_as_an_unreadable_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,9 +209,15 @@ def test_whatever_the_reading_raises_is_told_as_an_unreadable_message(monkeypatc
         read_report(msgspec.json.encode([[5], callback_of("callbacks"), {}]), JSON, RETURNED)
 
 
-def test_an_errback_that_was_sent_on_with_the_id_alone_is_a_failure_without_a_reason() -> None:
+def test_a_failure_finds_its_command_and_names_the_task_that_failed() -> None:
     body = msgspec.json.encode([["the-task-id"], callback_of("errbacks"), {}])
-    assert read_report(body, JSON, FAILED).reason == NO_REASON
+    report = read_report(body, JSON, FAILED)
+    assert (report.command.tarefa, report.failed_id, report.reason) == ("t", "the-task-id", NO_REASON)
+
+
+def test_celery_is_asked_for_json_whatever_the_apps_own_serializers_are() -> None:
+    _, _, embed = msgspec.json.decode(task_of(command({})).body)
+    assert [embed[kind][0]["options"]["serializer"] for kind in ("callbacks", "errbacks")] == ["json", "json"]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +229,6 @@ def test_an_errback_that_was_sent_on_with_the_id_alone_is_a_failure_without_a_re
         (b"no json", JSON),
         (b"[]", JSON),
         (b"[[], {}, {}]", JSON),
-        (b"no pickle", PICKLE),
         (b"[[], [], {}]", JSON),
     ],
 )

@@ -157,6 +157,8 @@ def test_the_systems_behind_the_bridges_are_reached(fleet: Fleet) -> None:
     assert {checks[name]["estado"] for name in ("celery", "bullmq")} == {"ok"}
     assert checks["celery"]["detalhe"].startswith("can be reached at amqp://guest:**@127.0.0.1")
     assert checks["bullmq"]["detalhe"].startswith(("Valkey ", "Redis "))
+    _, checks = doctor(ORACULO_CELERY_BROKER_URL=fleet.url("rabbitmq"), ORACULO_CELERY_EVENTS="false")
+    assert checks["celery"]["detalhe"].endswith("ORACULO_CELERY_EVENTS=false: failed tasks come without their reason")
 
 
 @pytest.mark.parametrize(

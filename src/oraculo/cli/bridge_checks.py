@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from oraculo.settings import BullmqSettings, CelerySettings
 
 _SECONDS = 6.0
+_UNHEARD = "ORACULO_CELERY_EVENTS=false: failed tasks come without their reason"
 
 
 async def reach_celery(settings: "CelerySettings", prefix: str) -> str:
@@ -34,7 +35,8 @@ def _reach_celery(settings: "CelerySettings", prefix: str) -> str:
         with address.faults(connection):
             address.connect(connection)
             try_rights(address, connection)
-            return f"can be reached at {connection.as_uri()}"
+            unheard = "" if settings.events else f"; {_UNHEARD}"
+            return f"can be reached at {connection.as_uri()}{unheard}"
     except TaskRefused as error:
         raise BrokerError(f"{connection.as_uri()}: {error}") from error
     except CeleryAway as error:

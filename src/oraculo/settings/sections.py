@@ -165,7 +165,7 @@ class CelerySettings(Section, frozen=True):
     queues_allow: Patterns = ()  # Celery queues that runs may name besides `queue`; empty: none
     key_prefix: Text = ""  # the app's `global_keyprefix`, when its broker is Redis and it has one
     apps: Names = ()  # worker apps, as module:app, whose commands `celery -A oraculo.celery_app worker` answers
-    events: Flag = True  # ask the workers for task events, as Flower does: they tell of revoked and unknown tasks
+    events: Flag = True  # ask the workers for task events, as Flower does: they say why a task failed
 
     @property
     def allow(self) -> CeleryAllow:

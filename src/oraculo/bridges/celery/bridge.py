@@ -17,6 +17,7 @@ from oraculo.bridges.celery.connections import NOT_YET, Address, Listener
 from oraculo.bridges.celery.events import SentTasks, TaskEvents
 from oraculo.bridges.celery.handover import QUEUE, STOP_GRACE, TaskHandover
 from oraculo.bridges.celery.looking import QueueLook
+from oraculo.bridges.celery.reasons import PATIENCE, FailureReasons
 from oraculo.bridges.celery.replies import TaskReplies
 from oraculo.bridges.celery.reports import Report
 from oraculo.bridges.celery.tasks import ReturnAddress
@@ -61,8 +62,11 @@ class CeleryBridge:
         self._address = Address(settings.broker_url, settings.key_prefix, names.physical(REPLIES))
         self._look = QueueLook(self._address)
         self._sent = SentTasks()
+        self._reasons = FailureReasons(PATIENCE if settings.events else 0)
         self._answers = TaskAnswers(broker, AnswerWriter(clock, names), self._sent, entropy, telemetry)
-        self._replies = TaskReplies(self._address, self._answers, queue, self._on_loop, entropy, telemetry)
+        self._replies = TaskReplies(
+            self._address, self._answers, self._sent, self._reasons, queue, self._on_loop, entropy, telemetry
+        )
         self._handover = TaskHandover(
             self._app,
             settings,
@@ -100,7 +104,7 @@ class CeleryBridge:
         self._loop = asyncio.get_running_loop()
         self._threads = [Listener("oraculo-celery-in", self._address, self._replies.listen, self._tell_trouble)]
         if self._has_events:
-            events = TaskEvents(self._app, self._sent, self._ended, self._retried)
+            events = TaskEvents(self._app, self._sent, self._ended, self._failed, self._retried)
             self._threads.append(Listener("oraculo-celery-events", self._address, events.listen, self._tell_trouble))
         for thread in self._threads:
             thread.start()
@@ -123,6 +127,10 @@ class CeleryBridge:
 
     def _ended(self, report: Report) -> None:
         self._on_loop(self._answers.give_for_event(report))
+
+    def _failed(self, task_id: str, kind: str, text: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._reasons.note, task_id, kind, text)
 
     def _retried(self, command: ReturnAddress, text: str) -> None:
         self._on_loop(self._answers.tell_retry(command, text))

@@ -1,5 +1,5 @@
-"""Task events: the faster source, for what no callback tells. They are not kept by the broker, so nothing depends on
-them; without them such a task ends by its deadline.
+"""Task events: they say why a task failed, and what no callback tells. The broker does not keep them, so no outcome
+depends on them: without them a failed task has no reason, and one without a callback ends by its deadline.
 
 Celery calls no errback for a task that was revoked, nor for one whose name its worker does not know. Its workers send
 events when they are asked to, which is what Flower does too.
@@ -15,7 +15,7 @@ from celery import Celery
 from celery.events.event import get_exchange
 
 from oraculo.bridges.celery.connections import Listener
-from oraculo.bridges.celery.reports import Report, failure
+from oraculo.bridges.celery.reports import Report, failure, told_by
 from oraculo.bridges.celery.tasks import ReturnAddress
 
 ASK_EVERY = 15.0  # seconds; workers that started meanwhile did not hear us
@@ -49,19 +49,21 @@ class SentTasks:
 
 
 class TaskEvents:
-    """Reads events in a `Listener`'s thread. `on_end` hears of tasks that ended without a callback, `on_retry` of those
-    that Celery runs again, and why."""
+    """Reads events in a `Listener`'s thread. `on_end` hears of tasks that ended without a callback, `on_failure` why
+    any other task failed, `on_retry` of those that Celery runs again, and why."""
 
     def __init__(
         self,
         app: Celery,
         sent: SentTasks,
         on_end: Callable[[Report], None],
+        on_failure: Callable[[str, str, str], None],
         on_retry: Callable[[ReturnAddress, str], None],
     ) -> None:
         self._app = app
         self._sent = sent
         self._on_end = on_end
+        self._on_failure = on_failure
         self._on_retry = on_retry
         self._ask_at = 0.0
         self._asks_soon = 0
@@ -83,7 +85,10 @@ class TaskEvents:
         for event in _events_in(body):
             if event.get("type") == "worker-online":
                 self._ask_at, self._asks_soon = min(self._ask_at, time.monotonic() + ASK_SOON), ASKED_SOON
-            command = self._sent.get(event.get("uuid"))
+            task_id = event.get("uuid")
+            if event.get("type") == "task-failed" and isinstance(task_id, str):
+                self._on_failure(task_id, *told_by(event))  # another engine may have sent the task
+            command = self._sent.get(task_id)
             if command is not None:
                 self._tell(event, command)
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -10,8 +10,11 @@ import kombu
 
 from oraculo.bridges.celery.answers import DUTY, TaskAnswers
 from oraculo.bridges.celery.connections import Address, Listener
+from oraculo.bridges.celery.events import SentTasks
 from oraculo.bridges.celery.handover import PREFETCH, QUEUE, STOP_GRACE
-from oraculo.bridges.celery.reports import read_report, reason_of
+from oraculo.bridges.celery.reasons import FailureReasons
+from oraculo.bridges.celery.reports import PICKLED, Report, failure, is_pickle, read_report, reason_of
+from oraculo.bridges.celery.tasks import FAILED
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Entropy
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
@@ -34,6 +37,8 @@ class TaskReplies:
         self,
         address: Address,
         answers: TaskAnswers,
+        sent: SentTasks,
+        reasons: FailureReasons,
         queue: str,
         on_loop: OnLoop,
         entropy: Entropy,
@@ -41,6 +46,8 @@ class TaskReplies:
     ) -> None:
         self._address = address
         self._answers = answers
+        self._sent = sent
+        self._reasons = reasons
         self._queue = queue
         self._on_loop = on_loop
         self._entropy = entropy
@@ -53,7 +60,7 @@ class TaskReplies:
 
         def arrived(message: kombu.Message) -> None:
             if not _is_held(message, owed):
-                taking = self._take(message.body, message.content_type, message.headers.get("task"))
+                taking = self._take(message.body, message.content_type, message.headers)
                 owed[message.delivery_tag] = (self._on_loop(taking), message)
 
         def broken(message: kombu.Message, error: Exception) -> None:
@@ -86,12 +93,27 @@ class TaskReplies:
             for taking, _ in owed.values():  # they come again, with the next connection
                 taking.cancel()
 
-    async def _take(self, body: bytes | str, content_type: str | None, task: object) -> None:
+    async def _take(self, body: bytes | str, content_type: str | None, headers: Mapping[str, Any]) -> None:
         """Whatever a report is, it is answered or set apart: one that raised would come again for ever."""
         try:
-            await self._answers.give(read_report(body, content_type, task))
+            report = self._pickled(headers) if is_pickle(content_type) else None
+            report = report or read_report(body, content_type, headers.get("task"))
+            await self._answers.give(await self._explained(report))
         except Exception as error:  # noqa: BLE001
             await self._set_apart(body, reason_of(error))
+
+    def _pickled(self, headers: Mapping[str, Any]) -> Report | None:
+        """Return a report without its content, where the headers lead to a task that was sent from here."""
+        task_id = headers.get("parent_id")
+        command = self._sent.get(task_id)
+        if command is None:
+            return None
+        failed_id = str(task_id) if headers.get("task") == FAILED else ""
+        return Report(command, reason=PICKLED, retry=bool(failed_id), failed_id=failed_id)
+
+    async def _explained(self, report: Report) -> Report:
+        reason = await self._reasons.of(report.failed_id) if report.failed_id else None
+        return report if reason is None else failure(report.command, *reason)
 
     async def _set_apart(self, body: bytes | str, why: str) -> None:
         """To the dead letters of our own queue."""

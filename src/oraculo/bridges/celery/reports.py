@@ -1,8 +1,8 @@
-"""What the callbacks tell, read: a value, or why there is none."""
+"""Reads what Celery's callbacks and events say of a task: its value, or that it failed, and why."""
 
-import io
-import pickle
-from collections.abc import Sequence
+import ast
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,23 +13,32 @@ from oraculo.core import naming
 from oraculo.core.answer_writer import describe
 from oraculo.errors import Fault, InvalidMessage, OraculoError
 
-NO_REASON = "the Celery task failed; its worker did not tell why"
+NO_REASON = "the Celery task failed; no event of its worker said why, its log does"
+PICKLED = (
+    "Celery's worker answered with pickle, which ORÁCULO does not read: "
+    "an earlier version sent the task, or the app overrides the serializer of `oraculo.*`, which must be json"
+)
 # What would happen again in just the same way.
 _HOPELESS = frozenset({"NotRegistered", "EncodeError", "TaskRevokedError"})
 _PICKLE = "application/x-python-serialize"
 _JSON = "application/json"
-_WRAPPER = "UnpickleableExceptionWrapper"
 _MOST_TEXT = 2000
-_LONGEST_NAME = 200
+_MOST_UNQUOTED = 10_000  # characters; longer texts stay as they are quoted
+_SHOWN = re.compile(r"(\w+)\((.*)\)", re.DOTALL)  # an exception, as repr() shows it
+_POOLS_OWN = "ExceptionWithTraceback("  # Celery's pool shows its own exceptions so; their traceback names them
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What became of a task. `reason` is None when it succeeded, with `value`."""
+    """What became of a task. `reason` is None when it succeeded, with `value`.
+
+    `failed_id`: the id of a failed task; only an event of its worker knows the reason.
+    """
 
     command: ReturnAddress
     value: Any = None
     reason: str | None = None
     retry: bool = True
+    failed_id: str = ""
 
 
 def read_report(body: bytes | str, content_type: str | None, task: object) -> Report:
@@ -50,8 +59,7 @@ def _read(body: bytes | str, content_type: str | None, task: object) -> Report:
         return Report(command, value=args[0] if args else None)
     if task != FAILED:
         raise InvalidMessage(Fault("task", f"{naming.shown(task)} is none of ours"))
-    error = args[1] if len(args) > 1 else None
-    return failure(command, *_told_by(error)) if isinstance(error, _Stub) else failure(command, "", "")
+    return Report(command, reason=NO_REASON, failed_id=str(args[0]) if args else "")
 
 
 def failure(command: ReturnAddress, kind: str, text: str) -> Report:
@@ -60,14 +68,44 @@ def failure(command: ReturnAddress, kind: str, text: str) -> Report:
     return Report(command, reason=reason[:_MOST_TEXT], retry=kind not in _HOPELESS)
 
 
+def is_pickle(content_type: str | None) -> bool:
+    """Return whether a report is a pickle. A few bytes of it may take gigabytes or seconds, so none is read."""
+    return content_type == _PICKLE
+
+
+def told_by(event: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name of the exception's class and its text, of an event `task-failed`."""
+    shown = str(event.get("exception") or "")
+    if shown.startswith(_POOLS_OWN):
+        name, _, text = str(event.get("traceback") or "").rstrip().rpartition("\n")[2].partition(": ")
+        kind = name.rpartition(".")[2]
+    else:
+        found = _SHOWN.fullmatch(shown)
+        kind, text = (found[1], _unquoted(found[2])) if found else ("", shown)
+    return kind[:_MOST_TEXT], text[:_MOST_TEXT]  # many are kept, whoever's they are
+
+
+def _unquoted(arguments: str) -> str:
+    """Return the text where it is the only argument, else the arguments as they are."""
+    if arguments[:1] not in ("'", '"') or len(arguments) > _MOST_UNQUOTED:
+        return arguments
+    try:
+        read = ast.literal_eval(arguments)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return arguments
+    return read if isinstance(read, str) else arguments
+
+
 def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, OraculoError) else describe(error)
 
 
 def _contents(body: bytes | str, content_type: str | None) -> tuple[object, Sequence[Any], dict[str, Any]]:
     """The task's name, where it is in the body, and its arguments."""
+    if is_pickle(content_type):
+        raise InvalidMessage(Fault("body", PICKLED))
     try:
-        read = _unpickled(body) if content_type == _PICKLE else kombu_json.loads(body, object_hook=_typed)
+        read = kombu_json.loads(body, object_hook=_typed)
         if isinstance(read, dict):  # version 1 of Celery's protocol
             named, args, keywords = read.get("task"), read["args"], read["kwargs"]
         else:
@@ -85,69 +123,3 @@ def _typed(read: dict[str, Any]) -> Any:
         return kombu_json.object_hook(read)
     except Exception:  # noqa: BLE001 - it may hold anything where a value of that type should be
         return read
-
-
-# -- reading a pickle without running it -----------------------------------------------------------------------------
-
-
-class _Stub:
-    """Stands for every class and function that a pickle names: it keeps what it was called with, and does nothing."""
-
-    name = ""
-
-    def __new__(cls, *args: Any, **_keywords: Any) -> "_Stub":
-        made = object.__new__(cls)
-        made.args = args
-        return made
-
-    args: tuple[Any, ...]
-
-    def __init__(self, *args: Any, **keywords: Any) -> None:
-        pass
-
-    def __repr__(self) -> str:
-        return f"{self.name}({', '.join(map(repr, self.args))})"
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-    # What a pickle may do to a list, a set or a mapping of its own class.
-    def append(self, item: Any) -> None:
-        pass
-
-    def extend(self, items: Any) -> None:
-        pass
-
-    def add(self, item: Any) -> None:
-        pass
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
-
-
-class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        return type("_Named", (_Stub,), {"name": name.rpartition(".")[2][:_LONGEST_NAME]})
-
-    def persistent_load(self, _pid: Any) -> Any:
-        return None
-
-
-def _unpickled(body: bytes | str) -> Any:
-    return _Reader(io.BytesIO(body.encode("latin-1") if isinstance(body, str) else body)).load()
-
-
-def _told_by(error: _Stub) -> tuple[str, str]:
-    """That it failed is certain, even when a strange exception cannot be put in words."""
-    try:
-        return _described(error)
-    except Exception:  # noqa: BLE001 - it holds what others wrote
-        return error.name, ""
-
-
-def _described(error: _Stub) -> tuple[str, str]:
-    """The name of the exception's class, and what str() of it would be, as far as that can be known here."""
-    name, args = error.name, error.args
-    if name == _WRAPPER and len(args) == 4:  # Celery's, for what cannot be pickled: module, class, args, text
-        name, args = str(args[1]), args[2]
-    return name, str(args[0]) if len(args) == 1 else ", ".join(map(repr, args))

@@ -3,9 +3,8 @@
 The callbacks are links to tasks that no Celery app has: whoever ends the task only sends them on, to an exchange of the
 bridge's. They carry the return address of the command, so the bridge need not remember anything.
 
-A link gets the task's value. A plain link_error that is not known to the worker would get the task's id and no reason;
-a *chain* is called with (request, exception, traceback), and hands them on to its first task. The exception is no JSON,
-so that one message is a pickle; `reports.py` reads it without running anything in it.
+A link gets the task's value. A link_error that the worker does not know gets the task's id and no reason, for an
+exception is no JSON. The reason comes with the workers' events; `reasons.py` puts the two together.
 """
 
 import uuid
@@ -106,8 +105,8 @@ def make_task(
     headers = made.headers | ({"traceparent": command.traceparent} if command.traceparent else {})
     back = {name: value for name in (*_ECHOED, "via") if (value := getattr(address, name)) is not None}
     embed = {
-        "callbacks": [_signature(RETURNED, back, reply_exchange, "json")],
-        "errbacks": [_chain(_signature(FAILED, back, reply_exchange, "pickle"))],
+        "callbacks": [_signature(RETURNED, back, reply_exchange)],
+        "errbacks": [_signature(FAILED, back, reply_exchange)],
         "chain": None,
         "chord": None,
     }
@@ -135,22 +134,14 @@ def _shown(arguments: object) -> str:
     return msgspec.json.encode(arguments)[:500].decode(errors="replace")
 
 
-def _signature(name: str, address: dict[str, Any], exchange: str, serializer: str) -> dict[str, Any]:
-    # An exchange and not a queue: the app need not be allowed to make queues, and declares nothing of ours.
-    options = {"exchange": exchange, "routing_key": exchange, "serializer": serializer}
-    return _bare_signature(name, {ADDRESS: address}, options, None)
-
-
-def _chain(only: dict[str, Any]) -> dict[str, Any]:
-    return _bare_signature("celery.chain", {"tasks": [only]}, {}, "chain")
-
-
-def _bare_signature(name: str, keywords: dict[str, Any], options: dict[str, Any], kind: str | None) -> dict[str, Any]:
+def _signature(name: str, address: dict[str, Any], exchange: str) -> dict[str, Any]:
     return {
         "task": name,
         "args": [],
-        "kwargs": keywords,
-        "options": options,
-        "subtask_type": kind,
+        "kwargs": {ADDRESS: address},
+        # An exchange and not a queue: the app need not be allowed to make queues, and declares nothing of ours.
+        # JSON whatever the app's own serializers are: a pickle would not be read.
+        "options": {"exchange": exchange, "routing_key": exchange, "serializer": "json"},
+        "subtask_type": None,
         "immutable": False,
     }
