@@ -2,8 +2,10 @@
 a restart."""
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 
 import nats
 import pika
@@ -12,6 +14,7 @@ import redis.asyncio
 
 from oraculo.brokers.nats.layout import stream_of
 from oraculo.brokers.vigil import VigilantBroker, VigilantConsumer
+from oraculo.core.timestamps import to_iso
 from oraculo.ports.broker import Consumer, Delivery
 from tests.end_to_end.stage import Stage, settings_for
 from tests.engine.workers import Journal, answer, recording_app
@@ -86,6 +89,60 @@ async def test_a_consumer_that_gets_nothing_for_no_reason_anybody_knows_is_found
         await until(lambda: has_status(True), within=30, saying="readiness to turn green")
 
 
+async def pause(url: str, queue: str, until: datetime) -> None:
+    client = await nats.connect(url)
+    request = json.dumps({"pause_until": until.isoformat()}).encode()
+    await client.request(f"$JS.API.CONSUMER.PAUSE.{stream_of(queue)}.{stream_of(queue)}", request)
+    await client.close()
+
+
+async def test_a_paused_consumer_of_nats_is_named_and_no_worker_is_blamed(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oraculo.core.explain._SLOW", 0.0)
+    url, request = fleet.url("nats"), {"destinos": ["executador_x"], "payload": {}, "timeout": 20}
+    async with Stage(settings_for(url, silence=0.5), recording_app(Journal(), ("executador_x",))) as oraculo:
+        assert isinstance(oraculo.broker, VigilantBroker)
+        monkeypatch.setattr(oraculo.broker, "_patience", 1.0)
+        answers, resumes_at = oraculo.engine.names.answers, datetime.now(UTC) + timedelta(hours=1)
+        paused = f"its consumer is paused at the server until {to_iso(resumes_at.timestamp())}"
+        await pause(url, answers, resumes_at)
+        run_id = await oraculo.submit(request)
+
+        async def explanation() -> str:
+            told = await oraculo.operations.explain(run_id)
+            return told if "ORÁCULO itself" in told else ""
+
+        told = await until(explanation, within=15)
+        assert f"; ORÁCULO itself hears nothing on queue resultados now ({paused});" in told
+        assert "at work, or gone" not in told
+        health = await oraculo.operations.health()
+        assert not health.is_ready
+        assert (health.parts["broker nats"] or "").endswith(f"; {answers}: {paused}")
+        motive = (await oraculo.ended(run_id, wait=45))["falhas"]["executador_x"]["motivo"]
+        assert motive == f"no answer in 20 s; ORÁCULO itself heard nothing on queue resultados ({paused})"
+        await pause(url, answers, datetime.now(UTC) - timedelta(hours=1))
+        assert (await oraculo.run(request, wait=45))["status"] == "concluida"
+
+
+async def test_a_paused_consumer_of_a_workers_queue_is_named(fleet: Fleet) -> None:
+    url = fleet.url("nats")
+    async with Stage(settings_for(url)) as oraculo:
+        queue, resumes_at = oraculo.engine.names.physical("executador_x"), datetime.now(UTC) + timedelta(hours=1)
+        await oraculo.broker.declare([queue])
+        await pause(url, queue, resumes_at)
+        run_id = await oraculo.submit({"destinos": ["executador_x"], "payload": {}, "timeout": 5})
+        paused = f"its consumer is paused at the server until {to_iso(resumes_at.timestamp())}"
+
+        async def is_named() -> bool:
+            told = await oraculo.operations.explain(run_id)
+            return f", and nobody is given what is in queue executador_x ({paused}));" in told
+
+        await until(is_named)
+        motive = (await oraculo.ended(run_id))["falhas"]["executador_x"]["motivo"]
+        assert motive == f"no answer in 5 s; nobody was given what is in queue executador_x ({paused})"
+
+
 async def swallow(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on nothing that the server delivers reaches whoever takes; the consumer itself lives."""
     assert isinstance(consumer, VigilantConsumer)
@@ -131,7 +188,7 @@ async def test_an_engine_that_may_not_read_answers_says_so_and_reads_them_once_i
 
         async def explanation() -> str:
             told = await oraculo.operations.explain(run_id)
-            return told if "queue resultados cannot be used" in told else ""
+            return told if "ORÁCULO itself hears nothing on queue resultados now" in told else ""
 
         assert "xreadgroup" in await until(explanation)
         health = await oraculo.operations.health()

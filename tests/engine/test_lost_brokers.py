@@ -101,7 +101,10 @@ async def test_what_a_broker_took_before_it_was_known_that_it_cannot_be_read_is_
         first.forbidden = "not permitted"
         await first.lose_consumers()
         await until(lambda: sent_by(oraculo, run_id, ["second"]), saying="the command on the second")
-        assert "queue resultados of first cannot be used (not permitted)" in await oraculo.operations.explain(run_id)
+        assert (
+            "ORÁCULO itself hears nothing on queue resultados now (of first: not permitted)"
+            in await oraculo.operations.explain(run_id)
+        )
         told = (await oraculo.operations.health()).parts["broker first"] or ""
         assert told.endswith(": the consumer is being made again; the last one failed: not permitted")
         worker = await worker_on(second, recording_app(journal, ("executador_a",)))

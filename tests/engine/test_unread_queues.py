@@ -17,11 +17,14 @@ from tests.waiting import until
 impatient = stage.impatient  # a fixture
 
 
-async def test_a_deaf_consumer_turns_readiness_red() -> None:
-    class Deaf(Durable):
-        def links(self) -> Sequence[Link]:
-            return [Link("rabbitmq", None, 0, ("resultados",))]
+class Deaf(Durable):
+    """Its consumer of answers is connected and gets nothing, as a vigil finds out."""
 
+    def links(self) -> Sequence[Link]:
+        return [Link("rabbitmq", None, 0, ("resultados",))]
+
+
+async def test_a_deaf_consumer_turns_readiness_red() -> None:
     async with Harness(settings=QUICK, broker=Deaf("rabbitmq")) as oraculo:
         health = await oraculo.operations.health()
         assert not health.is_ready
@@ -100,9 +103,28 @@ async def test_what_cannot_be_read_is_told_with_the_reason_by_readiness_and_by_t
             health = await oraculo.operations.health()
             assert not health.is_ready
             assert health.parts["consumers"] == told
-            assert "queue resultados cannot be used (not permitted)" in await oraculo.operations.explain(run_id)
+            explained = await oraculo.operations.explain(run_id)
+            assert "ORÁCULO itself hears nothing on queue resultados now (not permitted)" in explained
         await oraculo.publish("resultados", answer(run_id, tipo_evento="resultado_execucao"))
         broker.forbidden = None
         assert (await oraculo.ended(run_id))["status"] == "concluida"
         await until(lambda: is_ready(oraculo), saying="readiness, though no request comes")
-        assert "cannot be used" not in await oraculo.operations.explain(run_id)
+        assert "hears nothing" not in await oraculo.operations.explain(run_id)
+
+
+async def test_while_the_engine_hears_no_answers_no_worker_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oraculo.core.explain._SLOW", 0.0)
+    async with Harness(settings=QUICK, broker=Deaf("rabbitmq")) as oraculo:
+        consumer = await oraculo.broker.consume("executador_a", prefetch=1)
+        run_id = await oraculo.submit({"destinos": ["executador_a"], "timeout": 2})
+        await consumer.take(1)
+        told = await until(lambda: _told(oraculo, run_id, "no longer in queue executador_a);"))
+        why = "its consumer gets nothing, and is made again"
+        assert f"; ORÁCULO itself hears nothing on queue resultados now ({why});" in told
+        motive = (await oraculo.ended(run_id))["falhas"]["executador_a"]["motivo"]
+        assert motive == f"no answer in 2 s; ORÁCULO itself heard nothing on queue resultados ({why})"
+
+
+async def _told(oraculo: Harness, run_id: str, words: str) -> str:
+    told = await oraculo.operations.explain(run_id)
+    return told if words in told else ""

@@ -66,7 +66,7 @@ class VigilantBroker:
         self._own_queues = frozenset(own_queues)
         self._silence = silence
         self._patience = patience
-        self._deaf: dict[str, None] = {}
+        self._deaf: dict[str, str | None] = {}  # queues, and why they are paused if they are
         self._consumers: set[VigilantConsumer] = set()
 
     @property
@@ -78,7 +78,8 @@ class VigilantBroker:
         return self._broker.capabilities
 
     def links(self) -> Sequence[Link]:
-        return [msgspec.structs.replace(link, deaf=tuple(self._deaf)) for link in self._broker.links()]
+        paused = tuple((queue, why) for queue, why in self._deaf.items() if why is not None)
+        return [msgspec.structs.replace(link, deaf=tuple(self._deaf), paused=paused) for link in self._broker.links()]
 
     def behind(self) -> Sequence[Broker]:
         return [self]
@@ -143,8 +144,9 @@ class VigilantBroker:
             if unheard is None:
                 unproven.clear()
             elif unheard.waiting:
+                self._deaf[consumer.queue] = unheard.paused
                 why = f"heard nothing in {self._patience:g} s while {unheard.waiting} messages wait"
-                self._deaf[consumer.queue] = None
+                why += "" if unheard.paused is None else f": {unheard.paused}"
                 self._telemetry.emit(ConsumerRebuilt(self.name, consumer.queue, why))
                 return _deaf(consumer)
             else:
@@ -174,7 +176,8 @@ class VigilantBroker:
         states = await self._broker.queues([consumer.queue])
         if consumer.has_heard or not consumer.has_listened:
             return None
-        return _Unheard(_waiting(states), is_own and any(state.unacked or state.consumers == 1 for state in states))
+        is_held = is_own and any(state.unacked or state.consumers == 1 for state in states)
+        return _Unheard(_waiting(states), is_held, next((state.paused for state in states), None))
 
     def heard(self, consumer: "VigilantConsumer") -> None:
         self._deaf.pop(consumer.queue, None)
@@ -188,6 +191,7 @@ class _Unheard(NamedTuple):
 
     waiting: int  # messages: then it is deaf; with 0 they went somewhere, and nothing is proven
     is_held: bool  # by somebody, who may be this consumer, or is the only one: who hears a canary settles it at once
+    paused: str | None = None  # why nobody is given any
 
 
 def _waiting(states: Sequence[QueueState]) -> int:

@@ -71,11 +71,13 @@ class Progressed(Event, frozen=True, gc=False):
 
 
 class TaskDue(Event, frozen=True, gc=False):
-    """The task's timer rang: its retry is due, or its deadline has come. `looks`: its queue, as it was a moment ago."""
+    """The task's timer rang: its retry is due, or its deadline has come. `looks`: its queue, as it was a moment ago.
+    `unheard`: why the engine itself hears no answers."""
 
     task: int
     untaken: Untaken = _NOTHING
     looks: Looks = _UNSEEN
+    unheard: str | None = None
 
 
 class RunDue(Event, frozen=True, gc=False):
@@ -83,6 +85,7 @@ class RunDue(Event, frozen=True, gc=False):
 
     untaken: Untaken = _NOTHING
     looks: Looks = _UNSEEN
+    unheard: str | None = None
 
 
 class Cancelled(Event, frozen=True, gc=False):

@@ -31,6 +31,8 @@ class Audience(NamedTuple):
     delayed: int = 0  # those of `ready` that nobody is to take yet
     is_bridged: bool = False  # a bridge reads it, and hands the commands on to where they wait for others
     beyond: Mapping[str, Beyond] = MappingProxyType({})  # how it is there, by the destination's URL; as far as known
+    paused: str | None = None  # why nobody is given its messages
+    is_to_blame: bool = True  # whoever took a message and was not heard of; not where the engine itself hears nothing
 
 
 _UNKNOWN = Audience(None, 0)
@@ -126,13 +128,16 @@ def _deafness(queue: str, audience: Audience, via: str | None) -> str:
     """Of several brokers it is the one that has the command where somebody must listen. A plain worker of Redis is not
     heard of while it works."""
     there = _at(audience, via)
+    if there.paused:
+        return f", and nobody is given what is in queue {queue} ({there.paused})"
     if there.consumers != 0:
         return ""
     place = f"{queue} at broker {via}" if any(one.consumers != 0 for one in audience.at.values()) else queue
     if not there.held:
         return f", and nobody listens on queue {place}"
     held = _count(there.held, "message")
-    return f", and nobody listens on queue {place} now, but somebody took {held} of it and is at work, or gone"
+    fate = " and is at work, or gone" if audience.is_to_blame else ""
+    return f", and nobody listens on queue {place} now, but somebody took {held} of it{fate}"
 
 
 def _at(audience: Audience, via: str | None) -> Audience:
@@ -163,7 +168,8 @@ def _absence(queue: str, audience: Audience, via: str | None) -> str:
     if there is _UNKNOWN or there.ready or audience.is_bridged or (there.consumers == 0 and there.held):
         return ""
     gone = "it is no longer there" if there.consumers == 0 else f"no longer in queue {queue}"
-    return f", and {gone}: whoever took it is at work, or gone, or the queue was emptied"
+    fate = ": whoever took it is at work, or gone, or the queue was emptied" if audience.is_to_blame else ""
+    return f", and {gone}{fate}"
 
 
 def handed_on_to(step: Step) -> Bridge:

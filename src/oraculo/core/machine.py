@@ -347,7 +347,7 @@ def _why_expired(run: Run, task: Task, cause: Cause, timer: TaskDue | RunDue | N
         blame = f" ({why})" if why else ""
         cause_known = f"; the broker that had the command was lost, and it was not sent again{blame}"
     else:
-        cause_known = why_unanswered(task, step.queue, timer.looks)
+        cause_known = why_unanswered(task, step.queue, timer.looks, timer.unheard)
     return f"no answer{again} in {waited}{cause_known}{before}"
 
 

@@ -23,6 +23,7 @@ class QueueLook(NamedTuple):
     taken: Collection[tuple[str, int]] | None = None  # ids and attempts of the run's tasks among the held, if known
     is_bridged: bool = False  # a bridge takes its commands: they then wait elsewhere
     delayed: int = 0  # those of `ready` that nobody is to take yet
+    paused: str | None = None  # why nobody is given any
 
 
 Looks = Mapping[tuple[str, str | None], QueueLook]  # by queue, and by the broker that took the command

@@ -1,16 +1,25 @@
-"""Why a command may have had no answer, by what its queue looked like shortly before the deadline."""
+"""Why a command may have had no answer, by what was known shortly before the deadline."""
 
+from oraculo.core.naming import ANSWERS
 from oraculo.core.phase import Looks
 from oraculo.core.run import Task
 
 
-def why_unanswered(task: Task, queue: str, looks: Looks) -> str:
-    """Return the end of a timeout's reason, or nothing when the look says nothing of this command."""
+def why_unanswered(task: Task, queue: str, looks: Looks, unheard: str | None) -> str:
+    """Return the end of a timeout's reason: why the engine heard no answers, and what was seen of the task's queue."""
+    deaf = "" if unheard is None else f"; ORÁCULO itself heard nothing on queue {ANSWERS} ({unheard})"
+    return deaf + _what_was_seen(task, queue, looks)
+
+
+def _what_was_seen(task: Task, queue: str, looks: Looks) -> str:
+    """Return nothing when nobody looked since the command was sent, or the look says nothing of it."""
     of_all = looks.get((queue, None))  # of a single broker
     look = of_all or looks.get((queue, task.via))
     if look is None or task.sent_at is None or look.at < task.sent_at:
         return ""
     place = queue if of_all else f"{queue} at broker {task.via}"
+    if look.paused:
+        return f"; nobody was given what is in queue {place} ({look.paused})"
     if look.consumers == 0:
         return "" if look.held else f"; nobody listened on queue {place}"
     is_taken = task.percent is not None or task.note is not None

@@ -59,6 +59,10 @@ class Explanation:
             if queue in audiences and audiences[queue].is_bridged
         }
         troubles, missing = self._troubles(queues, stuck), self._missing_bridges(audiences)
+        deaf = self._engine.unheard if queues.active and knows else None
+        if deaf is not None and deaf not in troubles.values():  # the broker's own trouble is no other
+            missing.insert(0, f"ORÁCULO itself hears nothing on queue {naming.ANSWERS} now ({deaf})")
+            audiences = {queue: audience._replace(is_to_blame=False) for queue, audience in audiences.items()}
         refused = await self._refused_answers(run)
         standstill = await self._engine.standstill() if run.is_open else None
         if standstill is None and (unheard := self._engine.unheard_answers.trouble) is not None:
@@ -87,8 +91,6 @@ class Explanation:
         if (why_unsent := self._engine.sending_trouble) and queues.unsent:
             troubles = troubles or {"the broker": why_unsent}  # it answers, so that it seems well, and takes nothing
         troubles |= {f"queue {queue}": why for queue, why in stuck.items()}
-        if queues.active:  # what is the broker's own trouble is told as that
-            troubles |= {name: why for name, why in self._unread_answers().items() if why not in troubles.values()}
         return troubles | self._bridge_troubles(queues.active)
 
     def _stuck_queues(self, active: Collection[str]) -> dict[str, str]:
@@ -102,13 +104,6 @@ class Explanation:
         logical = self._engine.names.logical
         refusing = {logical(queue): why for queue, why in self._engine.refusing_queues.items()}
         return {queue: why for queue, why in refusing.items() if queue in unsent}
-
-    def _unread_answers(self) -> dict[str, str]:
-        """Why they cannot be read, and on which of several brokers: the worker is not to blame then."""
-        answers = self._engine.names.answers
-        unread = {f" of {link.name}": dict(link.unread).get(answers) for link in self._engine.broker.links()}
-        unread[""] = self._engine.own_queues.unread.get(answers)
-        return {f"queue {naming.ANSWERS}{place}": why for place, why in unread.items() if why is not None}
 
     def _bridge_troubles(self, queues: Collection[str]) -> dict[str, str]:
         """Of the bridges that read one of these queues."""
@@ -165,7 +160,8 @@ class Explanation:
 
 def _audience(state: QueueState) -> Audience:
     at = {broker: _audience(part) for broker, part in state.at.items()}
-    return Audience(state.consumers, state.unacked, state.ready, state.dead_letters, at=at, delayed=state.delayed)
+    known = (state.consumers, state.unacked, state.ready, state.dead_letters)
+    return Audience(*known, at=at, delayed=state.delayed, paused=state.paused)
 
 
 def _is_unanswered(run: Run, number: int | None) -> bool:

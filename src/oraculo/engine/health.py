@@ -1,7 +1,7 @@
 """What is wrong with each part that an engine needs, in words for people and for `/health/ready`."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from oraculo.engine.reading import OwnQueues
@@ -9,6 +9,7 @@ from oraculo.errors import OraculoError
 from oraculo.ports.broker import Broker, Link
 
 _PATIENCE = 5.0
+_UNKNOWN_WHY = "its consumer gets nothing, and is made again"
 
 
 class Health(NamedTuple):
@@ -25,6 +26,18 @@ async def broker_health(broker: Broker) -> Health:
     return Health(parts, broken is None and not any(link.deaf for link in links))
 
 
+def unheard_queue(queue: str, links: Sequence[Link], failure: str | None) -> str | None:
+    """Return why nothing is heard on a queue, and of several brokers on which; None: it is heard.
+
+    `failure`: why the last consumer ended."""
+    told = []
+    for link in links:
+        if link.trouble is None and queue in link.deaf:
+            why = dict(link.unread + link.paused).get(queue) or failure or _UNKNOWN_WHY
+            told.append(f"of {link.name}: {why}" if len(links) > 1 else why)
+    return "; ".join(told) or failure
+
+
 def reading_trouble(queues: OwnQueues) -> str | None:
     if not (missing := queues.without_consumer):
         return None
@@ -34,7 +47,8 @@ def reading_trouble(queues: OwnQueues) -> str | None:
 def _link_trouble(link: Link) -> str | None:
     if link.trouble is None and link.deaf:
         failure = _last_failure(why for _, why in link.unread)
-        return f"heard nothing on {', '.join(link.deaf)}: the consumer is being made again{failure}"
+        pauses = "".join(f"; {queue}: {why}" for queue, why in link.paused)
+        return f"heard nothing on {', '.join(link.deaf)}: the consumer is being made again{failure}{pauses}"
     return link.trouble
 
 

@@ -40,6 +40,7 @@ class _Seen(NamedTuple):
     held: int | None
     consumers: int | None
     delayed: int
+    paused: str | None
     taken: Collection[tuple[str, str, int]] | None  # runs, tasks and attempts of the commands that are held
     parts: Mapping[str, "_Seen"]
 
@@ -118,7 +119,7 @@ class QueueLooks:
 
     def _as_look(self, queue: str, seen: _Seen, taken: Collection[tuple[str, int]] | None = None) -> QueueLook:
         is_bridged = queue in self._bridged
-        return QueueLook(seen.at, seen.ready, seen.held, seen.consumers, taken, is_bridged, seen.delayed)
+        return QueueLook(seen.at, seen.ready, seen.held, seen.consumers, taken, is_bridged, seen.delayed, seen.paused)
 
     @staticmethod
     def _now() -> float:
@@ -137,7 +138,7 @@ def _places_of(run: Run) -> set[_Place]:
 def _seen(state: QueueState, at: float) -> _Seen:
     parts = {broker: _seen(part, at) for broker, part in state.at.items()}
     taken = None if state.taken is None else _identities(state.taken)
-    return _Seen(at, state.ready, state.unacked, state.consumers, state.delayed, taken, parts)
+    return _Seen(at, state.ready, state.unacked, state.consumers, state.delayed, state.paused, taken, parts)
 
 
 def _identities(bodies: Iterable[bytes]) -> Collection[tuple[str, str, int]] | None:

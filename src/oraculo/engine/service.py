@@ -12,7 +12,7 @@ from contextlib import suppress
 from enum import Enum
 from functools import partial
 
-from oraculo.core.events import Untaken
+from oraculo.core.events import Event, RunDue, TaskDue, Untaken
 from oraculo.core.naming import QueueNames
 from oraculo.core.queue_targets import QueueTargets
 from oraculo.engine.aftermath import Consequences
@@ -21,7 +21,7 @@ from oraculo.engine.catalogue import Catalogue
 from oraculo.engine.delivery import Courier
 from oraculo.engine.destinations import Destinations
 from oraculo.engine.earlier import EarlierResults
-from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble
+from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble, unheard_queue
 from oraculo.engine.inputs import Inbox
 from oraculo.engine.intake import Intake
 from oraculo.engine.janitor import Janitor, claim, claim_fault
@@ -49,7 +49,7 @@ from oraculo.ports.bridge import Outlook, RunningBridge
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.objects import Objects
-from oraculo.ports.store import Store
+from oraculo.ports.store import Due, Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import Settings
 
@@ -137,7 +137,7 @@ class Engine:
         self.maker = RunMaker(self.catalogue, self.plans, self.queue_targets, clock, entropy, settings)
         self.queue_looks = QueueLooks(broker, self.names, clock, self.threads, settings.bullmq.queues)
         self._last_looks = LastLooks(store, self.plans, clock, self.threads, self.queue_looks)
-        self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._untaken, self._last_looks.looks)
+        self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._due_event_maker)
 
         # What goes out.
         is_front = role is Role.FRONT
@@ -263,6 +263,18 @@ class Engine:
     def _untaken(self) -> Untaken:
         found: dict[str | None, str] = {self.names.logical(queue): why for queue, why in self.refusing_queues.items()}
         return found if self.sending_trouble is None else found | {None: self.sending_trouble}
+
+    @property
+    def unheard(self) -> str | None:
+        """Why this engine hears no answers. An API beside engines awaits none."""
+        answers = self.names.answers
+        if answers not in self.own_queues.names:
+            return None
+        return unheard_queue(answers, self.broker.links(), self.own_queues.unread.get(answers))
+
+    def _due_event_maker(self) -> Callable[[Due], Event]:
+        known = self._untaken(), self._last_looks.looks(), self.unheard
+        return lambda due: RunDue(*known) if due.task is None else TaskDue(due.task, *known)
 
     def _decides(self) -> bool:
         return self._intake.trouble is None

@@ -6,8 +6,7 @@ from contextlib import suppress
 from itertools import islice
 from math import inf
 
-from oraculo.core.events import Event, RunDue, TaskDue, Untaken
-from oraculo.core.phase import Looks
+from oraculo.core.events import Event
 from oraculo.core.run import Changes
 from oraculo.engine.inputs import Inbox, Wish
 from oraculo.engine.peers import Peers
@@ -25,8 +24,7 @@ _GLANCE = 0.1  # seconds between two looks while there are such timers
 class Timers:
     """Sleeps until the next timer that it knows of, and looks for other engines' timers now and then.
 
-    `untaken`: which commands are not taken now, so that a task which was never sent can say why. `looks`: the queues
-    of what is due soon, so that one which has no answer can."""
+    `event_maker`: makes the event of each timer, with what is known at that moment of why something was not done."""
 
     def __init__(
         self,
@@ -35,16 +33,14 @@ class Timers:
         clock: Clock,
         peers: Peers,
         poll: float,
-        untaken: Callable[[], Untaken],
-        looks: Callable[[], Looks],
+        event_maker: Callable[[], Callable[[Due], Event]],
     ) -> None:
         self._store = store
         self._inbox = inbox
         self._clock = clock
         self._peers = peers
         self._poll = poll
-        self._untaken = untaken
-        self._looks = looks
+        self._event_maker = event_maker
         self._next: float | None = None
         self._set_apart: dict[Due, float] = {}  # timers that break the engine, and when they are tried again
         self._left: dict[Due, float] = {}  # to other engines, since when; both by the loop's time, which only goes on
@@ -110,9 +106,8 @@ class Timers:
 
     async def _ring(self, due: Sequence[Due]) -> bool:
         """Waits until they are decided, so that none is rung twice. Whether any was."""
-        loop = asyncio.get_running_loop()
-        untaken, looks = self._untaken(), self._looks()
-        wishes = [Wish(one.run_id, _event(one, untaken, looks), loop.create_future()) for one in due]
+        loop, event_of = asyncio.get_running_loop(), self._event_maker()
+        wishes = [Wish(one.run_id, event_of(one), loop.create_future()) for one in due]
         self._inbox.put(wishes)
         outcomes = await asyncio.gather(*(wish.done for wish in wishes), return_exceptions=True)
         stuck = [one for one, outcome in zip(due, outcomes, strict=True) if _is_stuck(outcome)]
@@ -125,7 +120,3 @@ class Timers:
 
 def _is_stuck(outcome: object) -> bool:
     return outcome is None or isinstance(outcome, Exception)  # None: there is no such run
-
-
-def _event(due: Due, untaken: Untaken, looks: Looks) -> Event:
-    return RunDue(untaken, looks) if due.task is None else TaskDue(due.task, untaken, looks)

@@ -122,6 +122,7 @@ class QueueState(msgspec.Struct, frozen=True):
     delayed: int = 0  # those of `ready` that wait for a delay, as far as the broker tells
     at: Mapping[str, "QueueState"] = {}  # of several brokers, as each that has the queue tells by itself
     taken: tuple[bytes, ...] | None = None  # the bodies of those unacked, where the broker is in this process
+    paused: str | None = None  # why nobody is given its messages, though the broker works
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -133,6 +134,7 @@ class Link(msgspec.Struct, frozen=True):
     deaf: tuple[str, ...] = ()  # queues whose consumer is connected and gets nothing: it is being made again
     stuck: tuple[tuple[str, str], ...] = ()  # queues that do not work, while the broker does, and how that was seen
     unread: tuple[tuple[str, str], ...] = ()  # those of the deaf whose consumer fails, and why
+    paused: tuple[tuple[str, str], ...] = ()  # those of the deaf that were paused at the broker, and until when
 
 
 class Consumer(Protocol):

@@ -44,7 +44,7 @@ class Branch:
         [seen] = self.broker.links()
         unread = self._unread.told(_now())
         deaf = tuple(dict.fromkeys((*seen.deaf, *unread))) if self.is_up else ()
-        return Link(self.name, self.trouble, seen.losses, deaf, seen.stuck, tuple(unread.items()))
+        return Link(self.name, self.trouble, seen.losses, deaf, seen.stuck, tuple(unread.items()), seen.paused)
 
     @property
     def is_deaf(self) -> bool:

@@ -30,6 +30,7 @@ from oraculo.brokers.nats.layout import (
     is_queue,
     letter_headers,
     name_fault,
+    pause_told,
     queue_of,
     stream_of,
 )
@@ -374,7 +375,8 @@ class NatsBroker:
         given_back = self._given_back.count(queue, consumer)
         ready = min(consumer["num_pending"], stored) + given_back  # some servers count more than there is
         delayed = min(self._given_back.delayed(queue), given_back)
-        return QueueState(queue, ready, consumer["num_ack_pending"] - given_back, letters, delayed=delayed)
+        unacked, paused = consumer["num_ack_pending"] - given_back, pause_told(consumer)
+        return QueueState(queue, ready, unacked, letters, delayed=delayed, paused=paused)
 
     # -- publishing -----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 from oraculo.core.naming import dlq_of, shortened, shown
+from oraculo.core.timestamps import from_iso, to_iso
 from oraculo.ports.broker import NO_REASON
 
 REASON_HEADER = "Oraculo-Reason"
@@ -51,6 +52,14 @@ def name_fault(queue: str) -> str | None:
         return None
     rule = f"letters, digits, '_' and '-', and dots between them, and has about {_LONGEST_STREAM} characters at most"
     return f"NATS cannot have the queue {shown(queue)}: a name is made of {rule}"
+
+
+def pause_told(consumer: Mapping[str, Any]) -> str | None:
+    """Say that somebody paused a consumer (NATS 2.11 and later), and until when; None: it is not paused."""
+    if not consumer.get("paused"):
+        return None
+    until = from_iso(str(consumer["config"].get("pause_until")))
+    return "its consumer is paused at the server" + ("" if until is None else f" until {to_iso(until)}")
 
 
 def stream_config(queue: str, replicas: int) -> dict[str, Any]:
