@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock
 import httpx2
 import pytest
 
-from oraculo.api import events
+from oraculo.api import events, replies
 from oraculo.core.history import HistoryEntry
 from oraculo.errors import StoreUnavailable
 from tests.waiting import until
@@ -49,6 +49,19 @@ async def test_the_history_comes_in_pages(service: Service) -> None:
     assert first == {"eventos": whole["eventos"][:2], "proximo": 2}
     assert (await service.client.get(path, params={"apos": 2})).json()["eventos"] == whole["eventos"][2:]
     assert (await service.client.get(path, params={"apos": 99})).json() == {"eventos": [], "proximo": None}
+
+
+async def test_a_page_of_long_entries_ends_early_and_the_next_goes_on(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"/orquestracoes/{await ended_run(service)}/eventos"
+    whole = (await service.client.get(path)).json()["eventos"]
+    monkeypatch.setattr(replies, "PAGE_BYTES", 2 * max(len(json.dumps(entry)) for entry in whole))
+    seen: list[dict[str, Any]] = []
+    while page := (await service.client.get(path, params={"apos": len(seen)})).json()["eventos"]:
+        assert len(page) < len(whole)
+        seen += page
+    assert seen == whole
 
 
 async def test_a_parameter_that_was_left_empty_is_not_given(service: Service) -> None:

@@ -109,6 +109,7 @@ async def test_only_what_can_break_a_rule_is_said_to_be_refused_for_it(service: 
         ("get", "/orquestracoes"),
         ("post", "/orquestracoes"),
         ("get", "/orquestracoes/{correlation_id}/eventos"),
+        ("get", "/pipelines"),
         ("put", "/pipelines/{name}"),
         ("get", "/filas/{fila}/dlq"),
         ("post", "/filas/{fila}/dlq/reenviar"),

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from oraculo.api import replies
 from oraculo.core import naming
 from oraculo.core.message import Message, encode_message
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -41,6 +42,21 @@ async def test_the_built_in_ones_are_there(service: Service) -> None:
     assert shown["hash"] == listed["coleta-execucao"]["hash"]
     assert shown["origem"] == "embutido"
     assert shown["steps"][-1]["dependsOn"] == ["escavador_youtube", "escavador_blog"]
+
+
+async def test_a_list_of_many_ends_early_and_the_next_page_goes_on(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = (await service.client.get("/pipelines")).json()
+    assert whole["cursor"] is None
+    monkeypatch.setattr(replies, "PAGE_BYTES", 2 * max(len(json.dumps(each)) for each in whole["pipelines"]))
+    seen: list[dict[str, Any]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = (await service.client.get("/pipelines", params={"cursor": cursor})).json()
+        assert 0 < len(page["pipelines"]) < len(whole["pipelines"])
+        seen, cursor = seen + page["pipelines"], page["cursor"]
+    assert seen == whole["pipelines"]
 
 
 KINDS = ["application/yaml", "text/yaml", "application/x-yaml; charset=utf-8"]

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from oraculo.api.replies import PAGE_BYTES
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import DeadLetter, NotTaken, QueueState
 from oraculo.ports.telemetry import CommandsPublished, DeadLettered
@@ -135,6 +136,45 @@ async def test_dead_letters_come_in_pages(service: Service) -> None:
         seen += [letter["corpo"] for letter in page["mensagens"]]
         cursor = page["cursor"]
     assert seen == [0, 1, 2, 3, 4]
+
+
+async def test_a_page_of_large_dead_letters_is_bounded_and_the_next_goes_on(service: Service) -> None:
+    for number in range(20):
+        await service.bury("fila_x", json.dumps({"n": number, "x": "á" * 300_000}).encode())
+    seen: list[int] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        reply = await service.client.get("/filas/fila_x/dlq", params={"limit": 500, "cursor": cursor})
+        assert len(reply.content) <= PAGE_BYTES + 1000
+        page = reply.json()
+        seen += [int(letter["corpo_texto"][6:].partition(",")[0]) for letter in page["mensagens"]]
+        cursor = page["cursor"]
+    assert seen == list(range(20))
+
+
+@pytest.mark.parametrize("beginning", [b"\x01", b"\xff", '"áé€'.encode(), b"[[[["])
+async def test_what_takes_more_room_as_json_is_bounded_too(service: Service, beginning: bytes) -> None:
+    for _ in range(4):
+        await service.bury("fila_x", beginning * (3 * 2**20 // len(beginning)))
+    seen, cursor = 0, ""
+    while cursor is not None:
+        reply = await service.client.get("/filas/fila_x/dlq", params={"cursor": cursor})
+        assert len(reply.content) <= PAGE_BYTES + 1000
+        seen, cursor = seen + len(reply.json()["mensagens"]), reply.json()["cursor"]
+    assert seen == 4
+
+
+async def test_a_long_body_is_cut_and_says_so(service: Service) -> None:
+    body = json.dumps(COMMAND | {"payload": {"x": "€" * 2**20}}, ensure_ascii=False).encode()
+    await service.bury("fila_x", body)
+    await service.bury("fila_x", json.dumps(COMMAND).encode())
+    long, short = (await letters(service))["mensagens"]
+    assert (long["corpo"], long["corpo_bytes"], long["corpo_cortado"]) == (None, len(body), True)
+    shown = long["corpo_texto"].encode()
+    assert body.startswith(shown), "it does not end amid a character"
+    assert 2**20 - 3 <= len(shown) <= 2**20
+    assert (long["correlation_id"], long["tarefa"]) == ("r", None), "what its beginning names"
+    assert (short["corpo"], short["corpo_bytes"], short["corpo_cortado"]) == (COMMAND, len(json.dumps(COMMAND)), False)
 
 
 @pytest.mark.parametrize("query", ["cursor=lixo", "cursor=%00", "limit=0"])

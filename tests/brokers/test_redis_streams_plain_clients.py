@@ -10,7 +10,8 @@ import redis
 from structlog.testing import capture_logs
 
 from oraculo.brokers.redis_streams.scripts import TRIMMED
-from oraculo.ports.broker import NO_REASON, NotTaken, Outgoing
+from oraculo.core.naming import dlq_name
+from oraculo.ports.broker import LETTER_BODY_BYTES, NO_REASON, NotTaken, Outgoing
 from oraculo.testing.broker_suite import GARBAGE
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import LEASE, PATIENCE, bodies, messages, read_plain, started, state, take
@@ -122,6 +123,18 @@ class TestPlainClients:
             read_plain(plain, queue)
             taken = await take(await broker.consume(queue, prefetch=10), 2)
             assert [each.redeliveries for each in taken] == [1, 1]
+
+    async def test_a_page_shows_of_many_and_long_fields_only_the_beginnings(
+        self, url: str, plain: Any, queue: str
+    ) -> None:
+        size = LETTER_BODY_BYTES // 2
+        plain.xadd(dlq_name(queue), {b"first": b"1" * size, b"second": b"2" * size, b"third": b"3" * size})
+        plain.xadd(dlq_name(queue), {b"body": b"x", b"beside": b"y" * size, b"reason": b"r" * size})
+        async with started(url) as broker:
+            fields, body = await broker.dead_letters(queue, limit=10)
+        assert fields.body == (b"first: %b\nsecond: %b" % (b"1" * size, b"2" * size))[:LETTER_BODY_BYTES]
+        assert fields.cut_from == 3 * size
+        assert (body.body, body.cut_from, len(body.reason) < size) == (b"x", None, True)
 
     async def test_fields_of_others_are_carried_along(self, url: str, plain: Any, queue: str) -> None:
         fields = {b"body": b"x", b"colour": b"blue \xff"}

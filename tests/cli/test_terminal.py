@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from oraculo.api import replies
 from tests.api.live import live
 from tests.cli.processes import Cli
 from tests.cli.terminal import COLUMNS, Terminal, shown
@@ -143,6 +144,27 @@ def test_all_dead_letters_of_a_queue_are_discarded(letters: Cli) -> None:
     assert letters.ok("dlq", "discard", "fila_x", "--all", "--yes") == "queue fila_x: 12 dead letters discarded\n"
     assert letters.json("dlq", "list")["filas"] == []
     assert letters("dlq", "discard", "fila_x").exit_code == 2, "nothing is named"
+
+
+def test_that_a_body_was_cut_is_said(tmp_path: Path) -> None:
+    with live(tmp_path) as server:
+        server.do(server.service.bury("fila_x", b'{"correlation_id": "r", "x": "' + b"a" * 2**20 + b'"}'))
+        server.do(server.service.bury("fila_x", b"{}"))
+        cli = Cli(server.url)
+        listed = cli("dlq", "list", "fila_x")
+        assert listed.stderr == "the server cuts bodies over 1 MiB: that of 1 dead letter here\n"
+        large, small = cli.json("dlq", "list", "fila_x")["mensagens"]
+        shown = cli("dlq", "show", "fila_x", large["id"])
+        assert shown.stderr == "the body has 1,048,608 bytes; the server shows its beginning only\n"
+        assert cli("dlq", "show", "fila_x", small["id"]).stderr == ""
+
+
+def test_every_pipeline_is_listed_however_many_pages_they_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live(tmp_path) as server:
+        cli = Cli(server.url)
+        whole = cli.json("pipelines", "list")
+        monkeypatch.setattr(replies, "PAGE_BYTES", 1)
+        assert cli.json("pipelines", "list") == whole
 
 
 def test_the_number_of_a_dead_letter_is_never_taken_for_another(letters: Cli) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from oraculo.core.message import (
     Message,
+    correlation_id_at_start,
     correlation_id_of,
     decode_message,
     encode_message,
@@ -262,3 +263,22 @@ def test_a_damaged_message_gives_a_message_or_one_of_two_errors(data: st.DataObj
     except (InvalidJson, InvalidMessage):
         return
     json.loads(bytes(message.payload))
+
+
+@pytest.mark.parametrize(
+    ("beginning", "run_id"),
+    [
+        (b'{"correlation_id":"r","payload":{"x', "r"),
+        (b' { "correlation_id" : "a \\"quoted\\" one", "tarefa', 'a "quoted" one'),
+        (b'{"correlation_id":"r', None),
+        (b'{"tarefa":"t","correlation_id":"r",', None),
+        (b'{"correlation_id":"\xe7","x', None),
+        (b'{"correlation_id":"' + b"x" * 129 + b'",', None),
+        (b'{"correlation_id":5,', None),
+        (b"", None),
+    ],
+)
+def test_the_run_of_a_message_that_is_cut_is_read_where_it_is_its_first_field(
+    beginning: bytes, run_id: str | None
+) -> None:
+    assert correlation_id_at_start(beginning) == run_id

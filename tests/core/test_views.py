@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from oraculo.api.replies import PAGE_BYTES
 from oraculo.core.events import Delivered, DeliveryFailed, Progressed, Sent
 from oraculo.core.run import Run, RunStatus
 from oraculo.core.views import accepted_view, entry_view, head_view, links, run_view
@@ -35,6 +36,13 @@ def test_where_a_run_can_be_seen_and_acted_on() -> None:
         "cancelar": "/orquestracoes/a%20b%2Fc/cancelar",
         "repetir": "/orquestracoes/a%20b%2Fc/repetir",
     }
+
+
+@pytest.mark.parametrize("letter", ["\U0001f600", "\x01", "/"])
+def test_the_largest_runs_fit_a_page_of_a_list(letter: str) -> None:
+    head = fan_out("fila_x", correlation_id="r").run.head
+    head.id = head.name = letter * 128
+    assert 500 * len(msgspec.json.encode(head_view(head))) < PAGE_BYTES
 
 
 def test_a_run_in_a_list() -> None:

@@ -16,7 +16,7 @@ from oraculo.api.openapi import problems, reply
 from oraculo.api.parameters import OptionalSeq, RunId, Seq, when_empty
 from oraculo.api.paths import RUN
 from oraculo.api.preferences import EVENT_STREAM, wants_events
-from oraculo.api.replies import json_reply, json_text
+from oraculo.api.replies import json_reply, json_text, page_of
 from oraculo.core.history import HistoryEntry
 from oraculo.core.plan import Plan
 from oraculo.core.run import RunStatus
@@ -62,8 +62,8 @@ async def show_history(
         after = apos if last_event_id is None else last_event_id
         return EventStream(_live(operations, correlation_id, plan, after))
     entries = await operations.history(correlation_id, after=apos, limit=limite)
-    views = [entry_view(plan, entry) for entry in entries]
-    return json_reply({"eventos": views, "proximo": entries[-1].seq if entries else None})
+    page = page_of(entry_view(plan, entry) for entry in entries)
+    return json_reply({"eventos": page, "proximo": entries[len(page) - 1].seq if page else None})
 
 
 async def _live(operations: Operations, run_id: str, plan: Plan, after: int) -> AsyncGenerator[bytes, None]:

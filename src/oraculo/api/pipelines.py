@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 from oraculo.api.bodies import read_body
 from oraculo.api.context import Door, Shared
 from oraculo.api.openapi import PIPELINE_EXAMPLE, header, problems, reply
-from oraculo.api.parameters import Name
+from oraculo.api.parameters import Cursor, Name
 from oraculo.api.paths import PIPELINE, PIPELINES
-from oraculo.api.replies import json_reply
+from oraculo.api.replies import json_reply, page_of
 from oraculo.api.schemas import ref
 from oraculo.core.pipeline import Definition, content_hash, encode_definition, pipeline_document
 from oraculo.core.pipeline_text import MAX_TEXT
@@ -33,12 +33,17 @@ _BODY = {
 
 
 @router.get(
-    PIPELINES, summary="All pipelines", responses={200: reply("Their names and steps.", "Pipelines"), **problems()}
+    PIPELINES,
+    summary="All pipelines, by name",
+    description="All on one page, unless they have over 8 MiB; then `cursor` goes on.",
+    responses={200: reply("Their names and steps.", "Pipelines"), **problems(422)},
 )
-async def list_pipelines(operations: Door) -> Response:
-    listed = [_listed(definition, origin) for definition, origin in operations.pipelines()]
+async def list_pipelines(operations: Door, cursor: Cursor = None) -> Response:
+    left = [each for each in operations.pipelines() if cursor is None or each[0].name > cursor]
+    page = page_of(_listed(definition, origin) for definition, origin in left)
+    following = left[len(page) - 1][0].name if len(left) > len(page) else None
     bad = [_bad_file(file) for file in operations.bad_pipeline_files()]
-    return json_reply({"pipelines": listed, "arquivos_invalidos": bad})
+    return json_reply({"pipelines": page, "cursor": following, "arquivos_invalidos": bad})
 
 
 def _listed(definition: Definition, origin: Origin) -> dict[str, Any]:

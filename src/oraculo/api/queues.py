@@ -1,6 +1,7 @@
 """Queues and their dead letters."""
 
 import base64
+import codecs
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -13,10 +14,10 @@ from oraculo.api.context import Door, NotForWebhooks, Shared
 from oraculo.api.openapi import json_body, problems, reply
 from oraculo.api.parameters import Cursor, LetterId, Queue, when_empty
 from oraculo.api.paths import DEAD_LETTERS, QUEUES
-from oraculo.api.replies import json_reply
+from oraculo.api.replies import json_reply, page_of
 from oraculo.core import naming
 from oraculo.core.json_guard import HANDED_ON_DEPTH, UNREADABLE, is_too_deep, json_fault
-from oraculo.core.message import fault_of, in_our_words, with_nearest
+from oraculo.core.message import correlation_id_at_start, fault_of, in_our_words, with_nearest
 from oraculo.core.timestamps import to_iso
 from oraculo.engine.operations import Operations
 from oraculo.errors import Fault, InvalidJson, InvalidRequest, NotFound
@@ -55,6 +56,7 @@ def _queue_view(name: str, state: QueueState) -> dict[str, Any]:
 @router.get(
     DEAD_LETTERS,
     summary="Dead letters with their reasons, oldest first",
+    description="A page has `limit` of them, or fewer that have 8 MiB; `cursor` goes on. A body over 1 MiB is cut.",
     responses={200: reply("A page of them.", "CartasMortas"), **problems(404, 422, 502)},
 )
 async def list_dead_letters(
@@ -65,9 +67,9 @@ async def list_dead_letters(
 ) -> Response:
     _expect_name(fila)
     letters = await _letters(operations, fila, limit + 1, cursor)
-    page = letters[:limit]
-    following = page[-1].id if len(letters) > limit else None
-    return json_reply({"fila": fila, "mensagens": [_letter_view(letter) for letter in page], "cursor": following})
+    page = page_of(_letter_view(letter) for letter in letters[:limit])
+    following = letters[len(page) - 1].id if len(letters) > len(page) else None
+    return json_reply({"fila": fila, "mensagens": page, "cursor": following})
 
 
 async def _letters(operations: Operations, queue: str, limit: int, cursor: str | None) -> Sequence[DeadLetter]:
@@ -89,12 +91,13 @@ class _Envelope(msgspec.Struct):
 
 
 _any_decoder = msgspec.json.Decoder()
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 _envelope_decoder = msgspec.json.Decoder(_Envelope)
 
 
 def _letter_view(letter: DeadLetter) -> dict[str, Any]:
-    is_json = _is_json(letter.body)
-    envelope = _envelope(letter.body)
+    is_json = letter.cut_from is None and _is_json(letter.body)
+    envelope = _envelope(letter)
     return {
         "id": letter.id,
         "motivo": letter.reason,
@@ -103,7 +106,9 @@ def _letter_view(letter: DeadLetter) -> dict[str, Any]:
         "correlation_id": envelope.correlation_id if isinstance(envelope.correlation_id, str) else None,
         "tarefa": envelope.tarefa if isinstance(envelope.tarefa, str) else None,
         "corpo": msgspec.Raw(letter.body) if is_json else None,
-        "corpo_texto": None if is_json else _text(letter.body),
+        "corpo_texto": None if is_json else _text(letter),
+        "corpo_bytes": len(letter.body) if letter.cut_from is None else letter.cut_from,
+        "corpo_cortado": letter.cut_from is not None,
     }
 
 
@@ -126,18 +131,20 @@ def _is_json(body: bytes) -> bool:
     return True
 
 
-def _envelope(body: bytes) -> _Envelope:
+def _envelope(letter: DeadLetter) -> _Envelope:
+    if letter.cut_from is not None:
+        return _Envelope(correlation_id_at_start(letter.body))
     try:
-        return _envelope_decoder.decode(body)
+        return _envelope_decoder.decode(letter.body)
     except UNREADABLE:
         return _Envelope()
 
 
-def _text(body: bytes) -> str:
+def _text(letter: DeadLetter) -> str:
     try:
-        return body.decode()
+        return _utf8_decoder().decode(letter.body, final=letter.cut_from is None)  # else it may end amid a character
     except UnicodeDecodeError:
-        return "base64:" + base64.b64encode(body).decode()
+        return "base64:" + base64.b64encode(letter.body).decode()
 
 
 class _RedriveRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -321,8 +321,10 @@ _LETTER = record(
         "entregas": COUNT,
         "correlation_id": nullable(TEXT),
         "tarefa": nullable(TEXT),
-        "corpo": {"description": "The message, when it is JSON."},
+        "corpo": {"description": "The message, when it is JSON and whole."},
         "corpo_texto": nullable({"type": "string", "description": "Else its text, or `base64:` and its bytes."}),
+        "corpo_bytes": {**COUNT, "description": "The length of the whole message."},
+        "corpo_cortado": {**FLAG, "description": "It is over 1 MiB, and `corpo_texto` is its first MiB only."},
     }
 )
 _PART = record({"ok": FLAG, "problema": nullable(TEXT)})
@@ -366,7 +368,9 @@ COMPONENTS: dict[str, Schema] = {
     "Bullmq": _BULLMQ,
     "PipelinePedido": _PIPELINE_REQUEST,
     "Pipeline": _PIPELINE,
-    "Pipelines": record({"pipelines": listed(_PIPELINE_LISTED), "arquivos_invalidos": listed(_PIPELINE_FILE)}),
+    "Pipelines": record(
+        {"pipelines": listed(_PIPELINE_LISTED), "cursor": _CURSOR, "arquivos_invalidos": listed(_PIPELINE_FILE)}
+    ),
     "Filas": record({"filas": listed(_QUEUE), "brokers": listed(_BROKER)}),
     "CartasMortas": record({"fila": TEXT, "mensagens": listed(_LETTER), "cursor": _CURSOR}),
     "ReenvioPedido": record({"ids": nullable(listed(TEXT))}, optional=("ids",)),

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from math import inf
 
+from oraculo.brokers.letter_page import LetterPage
 from oraculo.brokers.memory_queues import Budget, Lanes, Message, Quarantine, Queue
 from oraculo.core.naming import dlq_name, dlq_of, is_dlq, source_name
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -520,8 +521,9 @@ class MemoryBroker:
         if after is not None and not _number(after):
             raise NotAnId(after)
         letters, source = self._open().letters(queue), source_name(queue)
-        found = letters.peek(limit, _number(after or "")) if letters else ()
-        return [_shown_letter(source, letter) for letter in found]
+        page = LetterPage(limit)
+        page.fill(_shown_letter(source, one) for one in (letters.peek(limit, _number(after or "")) if letters else ()))
+        return page.letters
 
     async def look_through(
         self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None

@@ -57,7 +57,9 @@ def _list_queues(server: Server, as_json: bool) -> None:
 
 def _list_letters(server: Server, queue: str, as_json: bool) -> None:
     empty = _empty(f"queue {queue} has no dead letters", _warned(_brokers_away(server), "listed"))
-    letters = list(_letters(server, queue))
+    letters = [each if as_json else _without_body(each) for each in _letters(server, queue)]
+    if cut := sum(each.get("corpo_cortado", False) for each in letters):
+        output.note(f"the server cuts bodies over 1 MiB: that of {output.counted(cut, 'dead letter')} here")
     if as_json:
         output.print_json({"fila": queue, "mensagens": letters})
         return
@@ -74,6 +76,11 @@ def _list_letters(server: Server, queue: str, as_json: bool) -> None:
         for each, time in zip(letters, times, strict=True)
     ]
     print_table(columns, rows, empty=empty, whole=f"oraculo dlq show {shlex.quote(queue)} ID")
+
+
+def _without_body(letter: dict[str, Any]) -> dict[str, Any]:
+    """Return what the table shows: there may be many letters, and large ones."""
+    return {name: value for name, value in letter.items() if name not in ("corpo", "corpo_texto")}
 
 
 def _brokers_away(server: Server) -> dict[str, Any]:
@@ -118,7 +125,7 @@ def show(
     """Show one dead letter with its reason and its body."""
     with Server(url, api_key) as server:
         _expect_broker_of(letter_id, _brokers_away(server))
-        letters = {each["id"]: each for each in _letters(server, queue)}
+        letters = {each["id"]: each for each in _letters(server, queue) if each["id"].startswith(letter_id)}
         letter = letters.get(whole_letter_id(letter_id, letters))
         if letter is None:
             raise NotFound(f"queue '{queue}' has no dead letter with the id {letter_id}")
@@ -135,6 +142,8 @@ def show(
             ("body", _body(letter)),
         ):
             output.print_line(f"{name}: {output.clean(value)}")
+        if letter.get("corpo_cortado"):
+            output.note(f"the body has {letter['corpo_bytes']:,} bytes; the server shows its beginning only")
 
 
 def _expect_broker_of(letter_id: str, away: dict[str, Any]) -> None:

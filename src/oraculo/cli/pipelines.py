@@ -30,7 +30,7 @@ Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="YAML or JS
 def list_pipelines(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
     """List the pipelines that the server knows."""
     with Server(url, api_key) as server:
-        answer = server.get("/pipelines")
+        answer = _all_pipelines(server)
         if as_json:
             output.print_json(answer)
             return
@@ -39,6 +39,15 @@ def list_pipelines(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJs
         print_table(columns, rows, empty="no pipelines")
         for bad in answer.get("arquivos_invalidos", ()):
             output.complain(_bad_file(bad))
+
+
+def _all_pipelines(server: Server) -> dict[str, Any]:
+    answer: dict[str, Any] = server.get("/pipelines")
+    while cursor := answer.pop("cursor", None):
+        page = server.get("/pipelines", cursor=cursor)
+        answer["pipelines"] += page["pipelines"]
+        answer["cursor"] = page["cursor"]
+    return answer
 
 
 def _bad_file(bad: dict[str, Any]) -> str:

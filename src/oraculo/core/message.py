@@ -83,6 +83,7 @@ _KINDS = {
 _KINDS_BY_SIGN = {b"[": "array", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
 _GOT = re.compile("got `([a-z]+)`$")
 _TWICE = ": was it encoded twice?"
+_FIRST_FIELD = re.compile(rb'\s*\{\s*"correlation_id"\s*:\s*"(?:[^"\\]|\\.){1,1000}"')
 _UNKNOWN = "is not a known field"
 _PLACE = re.compile(r"\[[0-9]+\]")
 
@@ -125,9 +126,15 @@ def _decode(body: bytes) -> Message:
 
 
 def correlation_id_of(body: bytes) -> str | None:
-    """Of a message that may be anything: what it names, if that can be read and can be a run's."""
+    """Return the run that a message names, which may be anything: where that can be read, and can be a run's."""
     address = _address_of(body)
     return None if address is None else address.correlation_id
+
+
+def correlation_id_at_start(beginning: bytes) -> str | None:
+    """Return the run that a message names in its first field, as ours do, where only its beginning is there."""
+    found = _FIRST_FIELD.match(beginning)
+    return correlation_id_of(found[0] + b"}") if found else None
 
 
 def task_named_in(body: bytes) -> str | None:

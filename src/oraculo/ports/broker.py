@@ -15,6 +15,8 @@ from oraculo.errors import BrokerError, BrokerUnavailable
 
 NO_REASON = "published to the dead-letter queue without a reason"
 MAY_LOSE = "a queue may lose messages"  # logged, with `queue` and `reason`, of one that others made so
+LETTER_PAGE_BYTES = 8 * 1024 * 1024  # of bodies that one call of `dead_letters` returns, and at most one more
+LETTER_BODY_BYTES = 1024 * 1024  # of one body there; what is beyond is cut off
 LETTER_SEPARATOR = ":"  # of several brokers, between the name of a dead letter's and its id there
 
 
@@ -111,6 +113,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     reason: str
     at: float  # seconds since the epoch; 0: nobody told, as a plain client that put it there itself
     redeliveries: int = 0
+    cut_from: int | None = None  # bytes of the whole body, where `body` is its beginning only
 
 
 class QueueState(msgspec.Struct, frozen=True):
@@ -218,7 +221,10 @@ class Broker(Protocol):
 
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         """Looks at the quarantine of `queue`, oldest first, starting behind id `after`. Takes nothing out.
-        Raises NotAnId when `after` cannot be one."""
+
+        However large the letters are, little is read into memory: bodies over LETTER_BODY_BYTES are cut, and the page
+        ends with the letter that passes LETTER_PAGE_BYTES. Raises NotAnId when `after` cannot be one.
+        """
         ...
 
     async def look_through(

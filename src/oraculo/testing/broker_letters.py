@@ -3,7 +3,7 @@
 import asyncio
 
 from oraculo.core.naming import dlq_of
-from oraculo.ports.broker import DeadLetter, NotAnId, Outgoing
+from oraculo.ports.broker import LETTER_BODY_BYTES, LETTER_PAGE_BYTES, DeadLetter, NotAnId, Outgoing
 from oraculo.testing.broker_stage import BrokerStage
 
 
@@ -62,6 +62,33 @@ class BrokerLetters(BrokerStage):
                 assert len(page) <= 3
                 pages += page
             assert pages == everything
+
+    async def test_a_page_of_large_letters_ends_early_and_the_next_goes_on(self) -> None:
+        async with self.running() as (broker, queue):
+            size = LETTER_PAGE_BYTES // 8 - LETTER_PAGE_BYTES // 128  # 9 of them pass the bound
+            for number in range(10):
+                await broker.publish([Outgoing(queue, b"%d" % number * size, reason="large")])
+            page = await self.eventually(lambda: broker.dead_letters(queue, limit=100), lambda page: len(page) >= 9)
+            assert [letter.body[:1] for letter in page] == [b"%d" % number for number in range(9)]
+            (last,) = await broker.dead_letters(queue, limit=100, after=page[-1].id)
+            assert (last.body, last.cut_from) == (b"9" * size, None)
+
+    async def test_a_large_letter_is_cut_on_a_page_and_whole_where_it_is_looked_for(self) -> None:
+        async with self.running() as (broker, queue):
+            body = b"{" + b"a" * LETTER_BODY_BYTES + b"}"
+            most = broker.capabilities.max_message
+            if most is not None and most < len(body) + 1000:
+                return
+            await broker.publish([Outgoing(queue, body, reason="large"), Outgoing(queue, b"small", reason="small")])
+            large, small = await self.letters(broker, queue, 2)
+            assert (large.body, large.cut_from, large.reason) == (body[:LETTER_BODY_BYTES], len(body), "large")
+            assert (small.body, small.cut_from) == (b"small", None)
+            seen: list[DeadLetter] = []
+            await broker.look_through(queue, seen.append, [large.id])
+            assert [letter.body for letter in seen] == [body]
+            seen.clear()
+            await broker.look_through(queue, seen.append)
+            assert sorted(map(_body, seen)) == [b"small", body]
 
     async def test_looking_through_all_shows_each_once_and_takes_nothing_out(self) -> None:
         async with self.running() as (broker, queue):

@@ -15,7 +15,13 @@ import structlog
 from redis.exceptions import RedisError
 
 from oraculo.core import naming
-from oraculo.core.message import Message, correlation_id_of, decode_message, encode_message
+from oraculo.core.message import (
+    Message,
+    correlation_id_at_start,
+    correlation_id_of,
+    decode_message,
+    encode_message,
+)
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import DeliveryStatus, RunHead, RunStatus
 from oraculo.core.slices import pages
@@ -202,7 +208,8 @@ class Runs:
         if not silent:
             return
         async for letter in _letters_of(self._broker, self._names.requests):
-            if (followed := silent.pop(correlation_id_of(letter.body) or "", None)) is not None:
+            run_id = correlation_id_of(letter.body) or correlation_id_at_start(letter.body)  # it may be cut
+            if (followed := silent.pop(run_id or "", None)) is not None:
                 # Taken away first: whoever asked is told, and asks anew if nobody lives to tell it.
                 await self._broker.discard(self._names.requests, [letter.id])
                 # Of the message around the request whoever wrote the job knows nothing.
@@ -255,6 +262,6 @@ async def _letters_of(broker: Broker, queue: str) -> Any:
             return
         for letter in page:
             yield letter
-        if len(page) < PAGE:
+        if not page:
             return
         after, seen = page[-1].id, seen + len(page)

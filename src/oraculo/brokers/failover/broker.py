@@ -7,9 +7,12 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakSet
 
+import msgspec
+
 from oraculo.brokers.failover.branch import WORKS_AGAIN, Branch, told
 from oraculo.brokers.failover.consumer import FailoverConsumer
 from oraculo.brokers.failover.offers import Group, Outcome
+from oraculo.brokers.letter_page import LetterPage
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import (
     LETTER_SEPARATOR,
@@ -244,19 +247,19 @@ class FailoverBroker:
         """Those of the first broker, then those of the next: an id names its broker. One at which the queue does not
         work keeps nobody from seeing the others'."""
         first, place = self._place(after)
-        letters: list[DeadLetter] = []
+        page = LetterPage(limit)
         untold: NotTaken | None = None
         for branch in self._branches[first:]:
-            if branch.is_up and len(letters) < limit:
-                asking = branch.broker.dead_letters(queue, limit=limit - len(letters), after=place)
+            if branch.is_up and not page.is_full:
+                asking = branch.broker.dead_letters(queue, limit=limit - len(page.letters), after=place)
                 try:
-                    letters += [_renamed(letter, branch.name) for letter in await branch.attempt(asking)]
+                    page.fill(_renamed(letter, branch.name) for letter in await branch.attempt(asking))
                 except NotTaken as error:
                     untold = error
             place = None
-        if untold is not None and not letters:
+        if untold is not None and not page.letters:
             raise untold
-        return letters
+        return page.letters
 
     async def look_through(
         self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
@@ -364,11 +367,4 @@ def _show(see: Callable[[DeadLetter], None], broker: str, letter: DeadLetter) ->
 
 
 def _renamed(letter: DeadLetter, broker: str) -> DeadLetter:
-    return DeadLetter(
-        f"{broker}{LETTER_SEPARATOR}{letter.id}",
-        letter.queue,
-        letter.body,
-        letter.reason,
-        letter.at,
-        letter.redeliveries,
-    )
+    return msgspec.structs.replace(letter, id=f"{broker}{LETTER_SEPARATOR}{letter.id}")

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
+from oraculo.brokers.letter_page import LetterPage
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import (
     id_headers,
@@ -49,18 +50,18 @@ class Quarantine:
     async def peek(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         if after is not None and not _sequence(after):
             raise NotAnId(after)
-        found: list[DeadLetter] = []
+        found = LetterPage(limit)
         position = _sequence(after or "0")
         async with self._calling() as connection:
             last, most = await self._extent(connection, queue)
-        while limit > len(found) and position < last:
+        while not found.is_full and position < last:
             async with self._calling() as connection:  # each page has its own time: a link may be slow
-                page = await self._page(connection, queue, position, last, min(most, limit - len(found)))
+                page = await self._page(connection, queue, position, last, min(most, limit - len(found.letters)))
             if not page:
                 break
-            found += page
+            found.fill(page)
             position = int(page[-1].id)
-        return found
+        return found.letters
 
     async def look_through(
         self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None

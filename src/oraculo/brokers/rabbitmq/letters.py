@@ -23,12 +23,13 @@ from weakref import WeakValueDictionary
 
 from pika import BasicProperties
 
+from oraculo.brokers.letter_page import LetterPage, cut
 from oraculo.brokers.rabbitmq.connection import LOCKED, NOT_FOUND, Channel, Connection, Refused, unused
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed
 from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
 from oraculo.core.naming import AMQP_REASON_HEADER, LONGEST_REASON, dlq_name, source_name
 from oraculo.errors import BrokerError
-from oraculo.ports.broker import NO_REASON, DeadLetter, NotAnId
+from oraculo.ports.broker import LETTER_PAGE_BYTES, NO_REASON, DeadLetter, NotAnId
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -424,16 +425,14 @@ class Quarantine:
     async def peek(self, queue: str, limit: int, after: str | None) -> list[DeadLetter]:
         if after is not None and not _ID.fullmatch(after):
             raise NotAnId(after)
-        page: list[DeadLetter] = []
+        oldest = Oldest(limit)
 
         def put(letter: DeadLetter) -> None:
             if after is None or letter.id > after:
-                page.append(letter)
-            if len(page) > 2 * limit:  # now and then, so that no more are kept than are wanted
-                page[:] = _oldest(page, limit)
+                oldest.put(cut(letter))
 
         await self.look_through(queue, put)
-        return _oldest(page, limit)
+        return oldest.letters()
 
     async def look_through(
         self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
@@ -556,5 +555,22 @@ def _sign_of(name: str) -> str:
     return _SIGN + blake2b(name.encode(errors="replace"), digest_size=8).hexdigest()
 
 
-def _oldest(letters: list[DeadLetter], limit: int) -> list[DeadLetter]:
-    return sorted(letters, key=lambda letter: letter.id)[: max(limit, 0)]
+class Oldest:
+    """The oldest of the letters that were seen, as many as a page has."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = max(limit, 0)
+        self._kept: list[DeadLetter] = []
+        self.held = 0  # bytes
+
+    def put(self, letter: DeadLetter) -> None:
+        self._kept.append(letter)
+        self.held += len(letter.body)
+        if len(self._kept) > 2 * self._limit or self.held > 3 * LETTER_PAGE_BYTES:  # now and then
+            self._kept = self.letters()
+            self.held = sum(len(kept.body) for kept in self._kept)
+
+    def letters(self) -> list[DeadLetter]:
+        page = LetterPage(self._limit)
+        page.fill(sorted(self._kept, key=lambda letter: letter.id))
+        return page.letters

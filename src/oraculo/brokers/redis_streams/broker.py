@@ -25,8 +25,10 @@ from typing import Any
 
 from oraculo.brokers.address import read_address
 from oraculo.brokers.age import warning_of_age
+from oraculo.brokers.letter_page import LetterPage
 from oraculo.brokers.redis_streams.consumer import SETTLED_TOGETHER, Holder, Orphans, RedisConsumer, Terms
 from oraculo.brokers.redis_streams.layout import (
+    as_far_as_shown,
     is_id,
     is_text,
     keys,
@@ -37,7 +39,7 @@ from oraculo.brokers.redis_streams.layout import (
     text,
 )
 from oraculo.brokers.redis_streams.room import LOOKS, Room, eviction_of, evicts, room_of, size_of
-from oraculo.brokers.redis_streams.scripts import LAST_ID, PAGE, REDRIVE, TIDY, UPKEEP
+from oraculo.brokers.redis_streams.scripts import LAST_ID, LETTERS, PAGE, REDRIVE, TIDY, UPKEEP
 from oraculo.brokers.redis_streams.server import (
     ERRORS,
     Server,
@@ -50,10 +52,20 @@ from oraculo.brokers.redis_streams.server import (
 )
 from oraculo.brokers.redis_streams.trimming import Trimmer, trim_command
 from oraculo.clients.redis import Command, ReplyError, connect, database_of, error_code, read_info, version_of
-from oraculo.core.naming import dlq_name, is_dlq, source_name
+from oraculo.core.naming import LONGEST_REASON, dlq_name, is_dlq, source_name
 from oraculo.core.slices import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
-from oraculo.ports.broker import Broker, Capabilities, DeadLetter, Link, NotAnId, NotTaken, Outgoing, QueueState
+from oraculo.ports.broker import (
+    LETTER_BODY_BYTES,
+    Broker,
+    Capabilities,
+    DeadLetter,
+    Link,
+    NotAnId,
+    NotTaken,
+    Outgoing,
+    QueueState,
+)
 from oraculo.ports.clock import Clock, SystemClock
 
 PORT = 6379
@@ -64,6 +76,7 @@ COUNTED_TOGETHER = 200  # queues that are asked for in one go
 SCANNED_TOGETHER = 1_000
 MOST_TOLD = 3  # queues that are named in one error
 LOOKED_AT_TOGETHER = 200  # dead letters
+READ_TOGETHER = 2 * 1024 * 1024  # bytes of dead letters that one script passes: nobody else is served meanwhile
 LEAST_BULK = 1024 * 1024  # bytes: no server can be set to take less
 ADDED_TOGETHER = 100  # messages of one step: nobody else is served meanwhile
 
@@ -181,11 +194,19 @@ class RedisStreamsBroker:
     async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
         if after is not None and not is_id(after):
             raise NotAnId(after)
-        if limit < 1 or after == LAST_ID:
+        page, source = LetterPage(limit), source_name(queue)
+        while not page.is_full and (found := await self._beginnings(queue, after, limit - len(page.letters))):
+            page.fill(as_far_as_shown(letter(source, entry, fields), size) for entry, fields, size in found)
+            after = found[-1][0].decode()
+        return page.letters
+
+    async def _beginnings(self, queue: str, after: str | None, limit: int) -> list[Any]:
+        if after == LAST_ID:
             return []
         start = "-" if after is None else f"({after}"
-        found = await self._server.ask("XRANGE", dlq_name(queue), start, "+", "COUNT", limit)
-        return [letter(source_name(queue), entry, fields) for entry, fields in found]
+        bounds = (limit, READ_TOGETHER, LETTER_BODY_BYTES, 4 * LONGEST_REASON)
+        found: list[Any] = await self._server.run(LETTERS, [dlq_name(queue)], start, *bounds)
+        return found
 
     async def look_through(
         self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
@@ -195,10 +216,17 @@ class RedisStreamsBroker:
             for found in await self._server.call([("XRANGE", dlq, one, one) for one in some]):
                 for entry, fields in self._server.checked(found):
                     see(letter(source, entry, fields))
-        while ids is None and (page := await self.dead_letters(queue, limit=LOOKED_AT_TOGETHER, after=after)):
-            for one in page:
-                see(one)
-            after = page[-1].id
+        while ids is None and (page := await self._entries(dlq, after)):
+            for entry, fields in page:
+                see(letter(source, entry, fields))
+            after = page[-1][0].decode()
+
+    async def _entries(self, dlq: str, after: str | None) -> list[Any]:
+        if after == LAST_ID:
+            return []
+        start = "-" if after is None else f"({after}"
+        entries: list[Any] = await self._server.ask("XRANGE", dlq, start, "+", "COUNT", LOOKED_AT_TOGETHER)
+        return entries
 
     async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
         dlq, moved = dlq_name(queue), 0

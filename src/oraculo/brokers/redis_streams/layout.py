@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from oraculo.core.naming import dlq_name
-from oraculo.ports.broker import NO_REASON, DeadLetter
+from oraculo.ports.broker import LETTER_BODY_BYTES, NO_REASON, DeadLetter
 
 _DELAYED_SUFFIX = ":delayed"  # with a sign that no queue's name has: it is never the stream of another queue
 _OURS = (b"reason", b"at", b"redeliveries")  # of a dead letter
@@ -45,6 +47,11 @@ def letter(queue: str, entry: bytes, fields: list[bytes]) -> DeadLetter:
     at = _seconds(named.get(b"at")) or order(entry)[0] / 1000
     count = _count(named.get(b"redeliveries"))
     return DeadLetter(entry.decode(), queue, _shown_body(named), reason, at, count)
+
+
+def as_far_as_shown(beginning: DeadLetter, size: int) -> DeadLetter:
+    """Return a letter of which the server gave the beginning of a body of `size` bytes."""
+    return beginning if size <= LETTER_BODY_BYTES else msgspec.structs.replace(beginning, cut_from=size)
 
 
 def _shown_body(named: dict[bytes, bytes]) -> bytes:

@@ -274,3 +274,45 @@ if #letters > 0 then redis.pcall('XGROUP', 'CREATE', KEYS[2], KEYS[2], '0') end
 return #letters
 """
 )
+
+# Reads dead letters, a single one at a time: they may be large. KEYS: dlq. ARGV: where to start, how many at most, the
+# bytes after which no more are read now, the bytes of a body that are shown, and those of a reason.
+# Returns the id of each, its fields, and how long its body is. What has no `body` is shown whole, as fields.
+LETTERS = Script.of(
+    f"local last_id = '{LAST_ID}'"
+    + _FIELDS
+    + """
+local limit, room, longest, longest_reason = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local is_ours = {reason = true, at = true, redeliveries = true}
+
+local function shown(fields)
+    local has_body = value_of(fields, 'body')
+    local made, size, left = {}, 0, longest
+    for i = 1, #fields, 2 do
+        local name, value = fields[i], fields[i + 1]
+        if is_ours[name] then
+            made[#made + 1] = name
+            made[#made + 1] = string.sub(value, 1, longest_reason)
+        elseif name == 'body' or not has_body then
+            made[#made + 1] = string.sub(name, 1, longest_reason)
+            made[#made + 1] = string.sub(value, 1, left)
+            size = size + #value
+            left = math.max(0, longest - size)
+        end
+    end
+    return made, size
+end
+
+local start, page = ARGV[1], {}
+while #page < limit and room >= 0 do
+    local letter = redis.call('XRANGE', KEYS[1], start, '+', 'COUNT', 1)[1]
+    if not letter then break end
+    local fields, size = shown(letter[2])
+    page[#page + 1] = {letter[1], fields, size}
+    if letter[1] == last_id then break end
+    room = room - size
+    start = '(' .. letter[1]
+end
+return page
+"""
+)

@@ -1,0 +1,36 @@
+"""A page of dead letters, bounded in bytes: long bodies are cut, and the page ends where it is full."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from oraculo.ports.broker import LETTER_BODY_BYTES, LETTER_PAGE_BYTES, DeadLetter
+
+
+class LetterPage:
+    """The letters that `Broker.dead_letters` returns. At most `limit`, and none behind the one that fills the page."""
+
+    def __init__(self, limit: int) -> None:
+        self.letters: list[DeadLetter] = []
+        self._limit = limit
+        self._room = LETTER_PAGE_BYTES
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.letters) >= self._limit or self._room < 0
+
+    def fill(self, letters: Iterable[DeadLetter]) -> None:
+        """Take letters in their order until the page is full."""
+        for letter in letters:
+            if self.is_full:
+                return
+            self.letters.append(cut(letter))
+            self._room -= len(self.letters[-1].body)
+
+
+def cut(letter: DeadLetter) -> DeadLetter:
+    """Return the letter with as much of its body as a page may show."""
+    if len(letter.body) <= LETTER_BODY_BYTES:
+        return letter
+    whole = letter.cut_from or len(letter.body)
+    return msgspec.structs.replace(letter, body=letter.body[:LETTER_BODY_BYTES], cut_from=whole)
