@@ -98,6 +98,7 @@ class InvalidSettings(InvalidInput):
 class PayloadTooLarge(OraculoError):
     def __init__(self, field: str, size: int, limit: int) -> None:
         self.field, self.size, self.limit = field, size, limit
+        self.faults = (Fault(field, f"{size} bytes or more, over the limit of {limit} bytes"),)
         super().__init__(f"{field}: {size} bytes, over the limit of {limit} bytes")
 
     def within(self, field: str) -> "PayloadTooLarge":

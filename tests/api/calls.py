@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.routing import BaseRoute, Mount, Route
@@ -19,6 +20,10 @@ _PLACES = {
     "{letter_id:segment}": "1",
     "{path}": "swagger-ui.css",
 }
+_BODIES: dict[str, dict[str, Any]] = {
+    "POST /orquestracoes": {"destinos": ["escavador_x"]},
+    "PUT /pipelines/{name:segment}": {"steps": [{"type": "fila_x"}]},
+}
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,16 @@ class Call:
     method: str
     path: str  # as the route has it
     role: KeyRole | None = READER  # the least that may make it; None: no key is asked for
+
+    @property
+    def refuses_unknown(self) -> bool:
+        """Whether a query parameter that it does not have is refused. Probes, scrapers and browsers add their own, so
+        what they ask for ignores it."""
+        return self.path.startswith(("/orquestracoes", "/pipelines", "/filas"))
+
+    @property
+    def good_body(self) -> dict[str, Any] | None:
+        return _BODIES.get(str(self))
 
     @property
     def is_safe(self) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import msgspec
@@ -112,16 +111,12 @@ OWN: list[dict[str, str]] = [
     {"Origin": "http://LOCALHOST", "Host": "localhost:80"},
     {"Origin": "https://localhost", "Host": "localhost"},
 ]
-_BODIES: dict[str, dict[str, Any]] = {
-    "POST /orquestracoes": {"destinos": ["escavador_x"]},
-    "PUT /pipelines/{name:segment}": {"steps": [{"type": "fila_x"}]},
-}
 
 
 @pytest.mark.parametrize("call", UNSAFE, ids=str)
 async def test_a_program_and_a_page_of_its_own_may_call(call: Call, local: httpx2.AsyncClient) -> None:
     for headers in OWN:
-        reply = await local.request(call.method, call.address, json=_BODIES.get(str(call)), headers=headers)
+        reply = await local.request(call.method, call.address, json=call.good_body, headers=headers)
         assert reply.status_code not in (403, 415, 421), reply.text
 
 

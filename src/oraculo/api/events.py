@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from oraculo.api.context import Door
 from oraculo.api.openapi import problems, reply
-from oraculo.api.parameters import OptionalSeq, RunId, Seq, when_empty
+from oraculo.api.parameters import ExactQuery, OptionalSeq, RunId, Seq, when_empty
 from oraculo.api.paths import RUN
 from oraculo.api.preferences import EVENT_STREAM, wants_events
 from oraculo.api.replies import json_reply, json_text, page_of
@@ -38,7 +38,17 @@ router = APIRouter(tags=["orquestracoes"], default_response_class=Response)
 def _answers() -> dict[int | str, dict[str, Any]]:
     page = reply("A page of the history; with `Accept: text/event-stream` live, until the run has ended.", "Eventos")
     page["content"][EVENT_STREAM] = {"schema": _STREAM_SCHEMA}
-    return {200: page, **problems(404, 422)}
+    return {200: page, **problems(404)}
+
+
+class _HistoryQuery(ExactQuery):
+    apos: Annotated[Seq, when_empty(0), Query(description="Only entries behind this `seq`.")] = 0
+    limite: Annotated[
+        int,
+        Field(ge=1, le=1000),
+        when_empty(_PAGE),
+        Query(description="Entries on a page; a stream has no pages."),
+    ] = _PAGE
 
 
 @router.get(RUN + "/eventos", summary="The history of a run", responses=_answers())
@@ -46,22 +56,16 @@ async def show_history(
     request: Request,
     operations: Door,
     correlation_id: RunId,
-    apos: Annotated[Seq, when_empty(0), Query(description="Only entries behind this `seq`.")] = 0,
-    limite: Annotated[
-        int,
-        Field(ge=1, le=1000),
-        when_empty(_PAGE),
-        Query(description="Entries on a page; a stream has no pages."),
-    ] = _PAGE,
+    asked: Annotated[_HistoryQuery, Query()],
     last_event_id: Annotated[
         OptionalSeq, Header(alias="Last-Event-ID", description="Where a stream goes on; wins over `apos`.")
     ] = None,
 ) -> Response:
     plan = await operations.plan(correlation_id)
     if wants_events(request.headers.get("accept", "")):
-        after = apos if last_event_id is None else last_event_id
+        after = asked.apos if last_event_id is None else last_event_id
         return EventStream(_live(operations, correlation_id, plan, after))
-    entries = await operations.history(correlation_id, after=apos, limit=limite)
+    entries = await operations.history(correlation_id, after=asked.apos, limit=asked.limite)
     page = page_of(entry_view(plan, entry) for entry in entries)
     return json_reply({"eventos": page, "proximo": entries[len(page) - 1].seq if page else None})
 

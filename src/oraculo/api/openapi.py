@@ -8,6 +8,7 @@ from fastapi.openapi.utils import get_openapi
 
 from oraculo import __version__
 from oraculo.api.auth import OPEN_PATHS, SAFE_METHODS, role_needed
+from oraculo.api.paths import PIPELINES, QUEUES, RUNS
 from oraculo.api.problems import PROBLEM_JSON
 from oraculo.api.schemas import COMPONENTS, Schema, ref
 from oraculo.settings import KeyRole
@@ -30,7 +31,7 @@ _PROBLEMS = {
     413: "Larger than the limit.",
     415: "The body is of a kind that cannot be read.",
     421: "There are no API keys, and the `Host` is no name of this machine.",
-    422: "Something given breaks a rule; `erros` names it.",
+    422: "Something given breaks a rule, or is not known, as a query parameter; `erros` names all that is wrong.",
     429: "A minute brought as many new queues as ORACULO_QUEUES_NEW_PER_MINUTE allows; try again after `Retry-After` "
     "seconds.",
     502: "The broker refused; `detail` has its words.",
@@ -125,6 +126,7 @@ def _document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
         for method, operation in operations.items():
             refusals = [] if method.upper() in SAFE_METHODS else [403, 415]
             refusals += [] if with_keys else [421]
+            refusals += [422] if path.startswith((RUNS, PIPELINES, QUEUES)) else []
             _add_refusals(operation, refusals)
             if with_keys and path not in OPEN_PATHS:
                 _require_key(operation, role_needed(method.upper(), path))
@@ -134,7 +136,7 @@ def _document(app: FastAPI, with_keys: bool) -> dict[str, Any]:
 
 
 def _without_supposed_refusals(document: dict[str, Any], schemas: dict[str, Schema]) -> None:
-    """FastAPI supposes a 422 of its own wherever a path has a parameter; ours take any text, and are not found."""
+    """FastAPI supposes a 422 of its own, with a schema of its own, wherever there is a parameter."""
     for operations in document["paths"].values():
         for operation in operations.values():
             if _SUPPOSED in str(operation["responses"].get("422")):

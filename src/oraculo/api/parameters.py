@@ -1,15 +1,18 @@
 """The parameters that routes share, as FastAPI checks and documents them."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Any
 
-from fastapi import Path, Query
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from fastapi import Depends, Path, Query, Request
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from oraculo.api.problems import unknown_parameter
+from oraculo.core.pipeline import MAX_FAULTS
 from oraculo.core.run import RunStatus
 from oraculo.core.timestamps import from_iso
-from oraculo.errors import NotFound
+from oraculo.errors import Fault, NotFound
 
 _MAX_SEQ = 2**31 - 1
 BLANKS = " \t"  # that may stand around the value of a header; no others, for they may be bytes of a letter
@@ -76,3 +79,23 @@ TaskId = Annotated[str, Path(description="Id of the subtask."), AfterValidator(_
 Name = Annotated[str, Path(description="Name of the pipeline."), AfterValidator(_existing)]
 Queue = Annotated[str, Path(description="Name of the queue, without the prefix."), AfterValidator(_existing)]
 LetterId = Annotated[str, Path(description="`id` of the dead letter."), AfterValidator(_existing)]
+
+
+# -- unknown parameters ------------------------------------------------------------------------------------------
+
+
+class ExactQuery(BaseModel, extra="forbid"):
+    """The query of one call: a parameter that it does not name is refused."""
+
+
+async def _take_none(_: Annotated[ExactQuery, Query()]) -> None:
+    """Have FastAPI check that the query is empty."""
+
+
+async def _unknown(request: Request) -> list[Fault]:
+    return [unknown_parameter(name) for name in islice(request.query_params, MAX_FAULTS)]
+
+
+NoQuery = Depends(_take_none)
+# For a call that takes no parameters and has a body: the faults of its query are reported with those of the body.
+UnknownQuery = Annotated[Sequence[Fault], Depends(_unknown)]

@@ -1,19 +1,20 @@
 """Pipelines: the definitions that a run may name."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from oraculo.api.bodies import read_body
 from oraculo.api.context import Door, Shared
 from oraculo.api.openapi import PIPELINE_EXAMPLE, header, problems, reply
-from oraculo.api.parameters import Cursor, Name
+from oraculo.api.parameters import Cursor, ExactQuery, Name, NoQuery, UnknownQuery
 from oraculo.api.paths import PIPELINE, PIPELINES
 from oraculo.api.replies import json_reply, page_of
 from oraculo.api.schemas import ref
 from oraculo.core.pipeline import Definition, content_hash, encode_definition, pipeline_document
 from oraculo.core.pipeline_text import MAX_TEXT
+from oraculo.core.refusals import refuse_with
 from oraculo.engine.catalogue import Origin
 from oraculo.engine.operations import Operations
 from oraculo.engine.pipeline_folder import BadFile
@@ -32,14 +33,19 @@ _BODY = {
 }
 
 
+class _PipelinesQuery(ExactQuery):
+    cursor: Cursor = None
+
+
 @router.get(
     PIPELINES,
     summary="All pipelines, by name",
     description="All on one page, unless they have over 8 MiB; then `cursor` goes on.",
-    responses={200: reply("Their names and steps.", "Pipelines"), **problems(422)},
+    responses={200: reply("Their names and steps.", "Pipelines"), **problems()},
 )
-async def list_pipelines(operations: Door, cursor: Cursor = None) -> Response:
-    left = [each for each in operations.pipelines() if cursor is None or each[0].name > cursor]
+async def list_pipelines(operations: Door, asked: Annotated[_PipelinesQuery, Query()]) -> Response:
+    after = asked.cursor
+    left = [each for each in operations.pipelines() if after is None or each[0].name > after]
     page = page_of(_listed(definition, origin) for definition, origin in left)
     following = left[len(page) - 1][0].name if len(left) > len(page) else None
     bad = [_bad_file(file) for file in operations.bad_pipeline_files()]
@@ -72,6 +78,7 @@ def _hash(definition: Definition) -> str:
 @router.get(
     PIPELINE,
     summary="One pipeline",
+    dependencies=[NoQuery],
     responses={200: reply("Its definition.", "Pipeline"), **problems(404)},
 )
 async def show_pipeline(operations: Door, name: Name) -> Response:
@@ -91,12 +98,14 @@ async def _shown(operations: Operations, definition: Definition, origin: Origin)
     responses={
         200: reply("Replaced.", "Pipeline"),
         201: reply("New.", "Pipeline", headers=header("Location", "Where it is.")),
-        **problems(404, 408, 409, 413, 422, 429),
+        **problems(404, 408, 409, 413, 429),
     },
     openapi_extra=_BODY,
 )
-async def put_pipeline(request: Request, shared: Shared, name: Name) -> Response:
+async def put_pipeline(request: Request, shared: Shared, name: Name, unknown: UnknownQuery) -> Response:
     text = await read_body(request, min(MAX_TEXT, shared.settings.limits.request_bytes), shared.room)
+    if unknown:
+        await refuse_with(unknown, shared.operations.read_pipeline(name, text))
     definition, is_new = await shared.operations.put_pipeline(name, text)
     document = await _shown(shared.operations, definition, Origin.STORED)
     return json_reply(document, 201, {"Location": f"{PIPELINES}/{name}"}) if is_new else json_reply(document)
@@ -105,6 +114,7 @@ async def put_pipeline(request: Request, shared: Shared, name: Name) -> Response
 @router.delete(
     PIPELINE,
     summary="Delete a pipeline that was put here",
+    dependencies=[NoQuery],
     description="One that it replaced, built in or of the folder, is there again afterwards.",
     status_code=204,
     responses={204: reply("Deleted."), **problems(404, 409)},

@@ -1,7 +1,7 @@
 """Every error as `application/problem+json` (RFC 9457): the one place that knows which error has which status."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +14,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import Scope
 
+from oraculo.core import naming
+from oraculo.core.pipeline import MAX_FAULTS
 from oraculo.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -85,10 +87,8 @@ def problem_of(error: Exception) -> Problem:
 
 
 def _faults(error: Exception) -> Sequence[Fault]:
-    if isinstance(error, InvalidInput):
+    if isinstance(error, InvalidInput | PayloadTooLarge):
         return error.faults
-    if isinstance(error, PayloadTooLarge):
-        return [Fault(error.field, f"{error.size} bytes or more, over the limit of {error.limit} bytes")]
     if isinstance(error, IdempotencyKeyReused):
         return [Fault("Idempotency-Key", str(error))]
     return []
@@ -150,9 +150,22 @@ async def _field_conflict(request: Request, error: Exception) -> Response:
 
 async def _invalid_parameters(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    # A place is ("query", "status"), and of one of several values ("query", "status", 1).
-    faults = [Fault(str(item["loc"][1]), _our_words(item["msg"])) for item in error.errors()]
+    faults = [_parameter_fault(request, item) for item in error.errors()[:MAX_FAULTS]]
     return problem_reply(request.scope, problem_of(InvalidRequest(faults)))
+
+
+def _parameter_fault(request: Request, item: Mapping[str, Any]) -> Fault:
+    # A place is ("query", "status"), and of one of several values ("query", "status", 1).
+    name = str(item["loc"][1])
+    if item["type"] != "extra_forbidden":
+        return Fault(name, _our_words(item["msg"]))
+    queries = [parameter.field_info.annotation for parameter in request.scope["route"].dependant.query_params]
+    return unknown_parameter(name, [known for query in queries for known in query.model_fields])
+
+
+def unknown_parameter(name: str, known: Iterable[str] = ()) -> Fault:
+    """Return the fault of a query parameter that a call does not have, with the one that may be meant."""
+    return Fault(name, f"is not a known parameter{naming.nearest(name, known) or '; this call takes none'}")
 
 
 def _our_words(message: str) -> str:

@@ -6,21 +6,23 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from oraculo.api.bodies import read_body
 from oraculo.api.context import Door, NotForWebhooks, Shared
 from oraculo.api.openapi import json_body, problems, reply
-from oraculo.api.parameters import Cursor, LetterId, Queue, when_empty
+from oraculo.api.parameters import Cursor, ExactQuery, LetterId, NoQuery, Queue, UnknownQuery, when_empty
 from oraculo.api.paths import DEAD_LETTERS, QUEUES
 from oraculo.api.replies import json_reply, page_of
 from oraculo.core import naming
 from oraculo.core.json_guard import HANDED_ON_DEPTH, UNREADABLE, is_too_deep, json_fault
-from oraculo.core.message import correlation_id_at_start, fault_of, in_our_words, with_nearest
+from oraculo.core.message import correlation_id_at_start, in_our_words, with_nearest
+from oraculo.core.refusals import Refusals
 from oraculo.core.timestamps import to_iso
+from oraculo.core.type_faults import type_faults
 from oraculo.engine.operations import Operations
-from oraculo.errors import Fault, InvalidJson, InvalidRequest, NotFound
+from oraculo.errors import Fault, InvalidInput, InvalidJson, InvalidRequest, NotFound
 from oraculo.ports.broker import DeadLetter, Link, NotAnId, QueueState
 
 router = APIRouter(tags=["filas"], default_response_class=Response)
@@ -31,6 +33,7 @@ _PAGE = 100
 @router.get(
     QUEUES,
     summary="Depth and consumers of each queue",
+    dependencies=[NoQuery],
     responses={200: reply("The queues.", "Filas"), **problems(502)},
 )
 async def list_queues(operations: Door) -> Response:
@@ -53,21 +56,21 @@ def _queue_view(name: str, state: QueueState) -> dict[str, Any]:
     }
 
 
+class _LettersQuery(ExactQuery):
+    limit: Annotated[int, Field(ge=1, le=500), when_empty(_PAGE)] = _PAGE
+    cursor: Cursor = None
+
+
 @router.get(
     DEAD_LETTERS,
     summary="Dead letters with their reasons, oldest first",
     description="A page has `limit` of them, or fewer that have 8 MiB; `cursor` goes on. A body over 1 MiB is cut.",
-    responses={200: reply("A page of them.", "CartasMortas"), **problems(404, 422, 502)},
+    responses={200: reply("A page of them.", "CartasMortas"), **problems(404, 502)},
 )
-async def list_dead_letters(
-    operations: Door,
-    fila: Queue,
-    limit: Annotated[int, Field(ge=1, le=500), when_empty(_PAGE)] = _PAGE,
-    cursor: Cursor = None,
-) -> Response:
+async def list_dead_letters(operations: Door, fila: Queue, asked: Annotated[_LettersQuery, Query()]) -> Response:
     _expect_name(fila)
-    letters = await _letters(operations, fila, limit + 1, cursor)
-    page = page_of(_letter_view(letter) for letter in letters[:limit])
+    letters = await _letters(operations, fila, asked.limit + 1, asked.cursor)
+    page = page_of(_letter_view(letter) for letter in letters[: asked.limit])
     following = letters[len(page) - 1].id if len(letters) > len(page) else None
     return json_reply({"fila": fila, "mensagens": page, "cursor": following})
 
@@ -165,13 +168,16 @@ _RIGHT = {
     description="The command of a failed subtask reopens its run. When an id is unknown, nothing is moved. "
     "A call with the header `webhook-id`, as a webhook has it, is refused with `409`.",
     dependencies=[NotForWebhooks],
-    responses={200: reply("How many.", "Reenvio"), **problems(400, 404, 408, 409, 413, 422, 502)},
+    responses={200: reply("How many.", "Reenvio"), **problems(400, 404, 408, 409, 413, 502)},
     openapi_extra=json_body("ReenvioPedido", required=False, example={"ids": ["1"]}),
 )
-async def redrive(request: Request, shared: Shared, fila: Queue) -> Response:
+async def redrive(request: Request, shared: Shared, fila: Queue, unknown: UnknownQuery) -> Response:
     body = await read_body(request, shared.settings.limits.payload_bytes, shared.room)
     _expect_name(fila)
-    done = await shared.operations.redrive(fila, _ids(body))
+    refusals = Refusals(unknown)
+    ids = refusals.check(_ids, body)
+    refusals.raise_any()
+    done = await shared.operations.redrive(fila, ids)
     return json_reply({"reenviadas": done.moved, "reabertas": done.reopened, "obsoletas": done.obsolete})
 
 
@@ -180,18 +186,27 @@ def _ids(body: bytes) -> list[str] | None:
         return None
     try:
         return _redrive_decoder.decode(body).ids
-    except msgspec.ValidationError as error:
-        fault = in_our_words(fault_of(error), _RIGHT)
-        raise InvalidRequest(with_nearest(fault, _RedriveRequest.__struct_fields__)) from None
     except UNREADABLE as error:
-        raise InvalidJson(json_fault(body, error)) from None
+        raise _refused(body, error) from None
+
+
+def _refused(body: bytes, error: Exception) -> InvalidInput:
+    try:
+        if isinstance(error, msgspec.ValidationError):
+            faults = type_faults(body, _redrive_decoder.decode, error)
+            known = _RedriveRequest.__struct_fields__
+            return InvalidRequest([with_nearest(in_our_words(fault, _RIGHT), known) for fault in faults])
+    except msgspec.DecodeError as behind:
+        error = behind
+    return InvalidJson(json_fault(body, error))
 
 
 @router.delete(
     DEAD_LETTERS + "/{letter_id:segment}",
     summary="Discard a dead letter",
+    dependencies=[NoQuery],
     status_code=204,
-    responses={204: reply("Discarded."), **problems(404, 422, 502)},
+    responses={204: reply("Discarded."), **problems(404, 502)},
 )
 async def discard(operations: Door, fila: Queue, letter_id: LetterId) -> Response:
     _expect_name(fila)

@@ -13,11 +13,14 @@ from oraculo.api.parameters import (
     BLANKS,
     MOMENT,
     Cursor,
+    ExactQuery,
+    NoQuery,
     OptionalMoment,
     OptionalName,
     RunId,
     Statuses,
     TaskId,
+    UnknownQuery,
     when_empty,
 )
 from oraculo.api.paths import RUN, RUNS
@@ -49,13 +52,14 @@ _LOCATION = header("Location", "Where the run is.")
     responses={
         200: reply("The run ended within the wait: its aggregate.", "Agregado", headers=_LOCATION | _APPLIED),
         202: reply("Taken, and safe: it will not be lost.", "Aceita", headers=_LOCATION | _APPLIED),
-        **problems(400, 408, 409, 413, 422, 429),
+        **problems(400, 408, 409, 413, 429),
     },
     openapi_extra={**json_body("Pedido", examples=REQUEST_EXAMPLES), "parameters": [_WAIT]},
 )
 async def start_run(
     request: Request,
     shared: Shared,
+    unknown: UnknownQuery,
     idempotency_key: Annotated[
         str | None,
         Header(alias="Idempotency-Key", description="The same key and body give the same run."),
@@ -70,6 +74,7 @@ async def start_run(
             idempotency_key=idempotency_key and idempotency_key.strip(BLANKS),
             traceparent=traceparent,
             wait=wait or 0,
+            faults=unknown,
         )
     except IdempotencyKeyReused:
         raise
@@ -85,29 +90,30 @@ def _address(run_id: str) -> str:
     return f"{RUNS}/{quote(run_id, safe='')}"
 
 
+class _RunsQuery(ExactQuery):
+    status: Statuses = ()
+    pipeline: Annotated[OptionalName, Query(description="Only of this pipeline or route.")] = None
+    q: Annotated[OptionalName, Query(description="Anywhere in the id or the name, any case.")] = None
+    desde: Annotated[OptionalMoment, Query(description=f"Only those created then or later; {MOMENT}.")] = None
+    ate: Annotated[OptionalMoment, Query(description=f"Only those created before then; {MOMENT}.")] = None
+    limit: Annotated[int, Field(ge=1, le=500), when_empty(_PAGE)] = _PAGE
+    cursor: Cursor = None
+
+
 @router.get(
     RUNS,
     summary="List runs, newest first",
-    responses={200: reply("A page of runs.", "Orquestracoes"), **problems(422)},
+    responses={200: reply("A page of runs.", "Orquestracoes"), **problems()},
 )
-async def list_runs(
-    operations: Door,
-    status: Statuses = (),
-    pipeline: Annotated[OptionalName, Query(description="Only of this pipeline or route.")] = None,
-    q: Annotated[OptionalName, Query(description="Anywhere in the id or the name, any case.")] = None,
-    desde: Annotated[OptionalMoment, Query(description=f"Only those created then or later; {MOMENT}.")] = None,
-    ate: Annotated[OptionalMoment, Query(description=f"Only those created before then; {MOMENT}.")] = None,
-    limit: Annotated[int, Field(ge=1, le=500), when_empty(_PAGE)] = _PAGE,
-    cursor: Cursor = None,
-) -> Response:
+async def list_runs(operations: Door, asked: Annotated[_RunsQuery, Query()]) -> Response:
     query = RunQuery(
-        statuses=frozenset(status),
-        name=pipeline,
-        text=q,
-        since=None if desde is None else from_iso(desde),
-        until=None if ate is None else from_iso(ate),
-        limit=limit,
-        cursor=cursor,
+        statuses=frozenset(asked.status),
+        name=asked.pipeline,
+        text=asked.q,
+        since=None if asked.desde is None else from_iso(asked.desde),
+        until=None if asked.ate is None else from_iso(asked.ate),
+        limit=asked.limit,
+        cursor=asked.cursor,
     )
     page = await operations.runs(query)
     return json_reply({"orquestracoes": [head_view(head) for head in page.heads], "cursor": page.cursor})
@@ -119,6 +125,7 @@ async def list_runs(
 @router.get(
     RUN + "/explicacao",
     summary="Why it is not finished, in one sentence",
+    dependencies=[NoQuery],
     responses={200: reply("What it waits for, until when, and what happens then.", "Explicacao"), **problems(404)},
 )
 async def explain_run(operations: Door, correlation_id: RunId) -> Response:
@@ -131,7 +138,7 @@ async def explain_run(operations: Door, correlation_id: RunId) -> Response:
     RUN + "/cancelar",
     summary="Cancel a run",
     description=_NOT_FOR_WEBHOOKS,
-    dependencies=[NotForWebhooks],
+    dependencies=[NotForWebhooks, NoQuery],
     responses={200: reply("The cancelled run.", "Orquestracao"), **problems(404, 409)},
 )
 async def cancel_run(operations: Door, correlation_id: RunId) -> Response:
@@ -143,7 +150,7 @@ async def cancel_run(operations: Door, correlation_id: RunId) -> Response:
     summary="Run again only what failed",
     description=_NOT_FOR_WEBHOOKS,
     status_code=202,
-    dependencies=[NotForWebhooks],
+    dependencies=[NotForWebhooks, NoQuery],
     responses={
         202: reply("The run, open again.", "Orquestracao", headers=_LOCATION),
         **problems(404, 409),
@@ -157,6 +164,7 @@ async def repeat_run(operations: Door, correlation_id: RunId) -> Response:
 @router.get(
     RUN + "/resultados/{tarefa:segment}",
     summary="The result of one subtask, whatever its size",
+    dependencies=[NoQuery],
     responses={200: reply("The payload of its answer, exactly as it came.", "Resultado"), **problems(404)},
 )
 async def show_result(operations: Door, correlation_id: RunId, tarefa: TaskId) -> Response:
@@ -166,6 +174,7 @@ async def show_result(operations: Door, correlation_id: RunId, tarefa: TaskId) -
 @router.get(
     RUN,
     summary="The state of a run and of each subtask",
+    dependencies=[NoQuery],
     responses={200: reply("The run; once it ended, with its aggregate.", "Orquestracao"), **problems(404)},
 )
 async def show_run(operations: Door, correlation_id: RunId) -> Response:

@@ -1,6 +1,6 @@
 """A request for a run (the body of `POST /orquestracoes`): reading it, and making the run's first state of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -11,6 +11,7 @@ from oraculo.core import naming
 from oraculo.core.json_guard import check_json_text, holds_far_number, json_fault
 from oraculo.core.message import fault_of, in_our_words, object_fault, with_nearest
 from oraculo.core.pipeline import (
+    MAX_FAULTS,
     MAX_STEPS,
     NO_JSON,
     Definition,
@@ -24,8 +25,10 @@ from oraculo.core.pipeline import (
     text_fault,
 )
 from oraculo.core.plan import Plan
+from oraculo.core.refusals import Refusals
 from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.core.run import Channel, Delivery, Run, RunHead, Task
+from oraculo.core.type_faults import field_of, type_faults, without_fields
 from oraculo.errors import Fault, InvalidJson, InvalidRequest, PayloadTooLarge, UnknownPipeline
 
 FIELDS = (
@@ -111,27 +114,43 @@ _RIGHT = {
 _decoder = msgspec.json.Decoder(RunRequest)
 _told_decoder = msgspec.json.Decoder(_Told)
 _WHOLE = ("prioridade", "quorum")
+_SUBJECTS = ("destinos", "tipo", "pipeline")
 
 
 def read_request(body: bytes, limits: Limits) -> RunRequest:
     """Raises PayloadTooLarge, InvalidJson or InvalidRequest with every fault that can be told from the body alone."""
+    refusals = Refusals()
+    request = read_good_fields(body, limits, refusals)
+    refusals.raise_any()
+    return request
+
+
+def read_good_fields(body: bytes, limits: Limits, refusals: Refusals) -> RunRequest:
+    """Return the request without the fields that have a fault; `refusals` gathers the faults. Where one is of what is
+    to run, nothing is. Raises PayloadTooLarge or InvalidJson for a body that cannot be read at all."""
     if len(body) > limits.request_bytes:
         raise PayloadTooLarge("request", len(body), limits.request_bytes)
     check_json_text(body)
     try:
-        request = _decode(body)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(_known_field_fault(in_our_words(fault_of(error), _RIGHT))) from None
+        request, faults = _decode_all(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidJson(json_fault(body, error)) from None
-    faults = [*_subject_faults(request), *_option_faults(request)]
-    if faults:
-        raise InvalidRequest(faults)
-    _check_payload("payload", request.payload, limits)
-    for number, destination in enumerate(request.destinos or ()):
-        if isinstance(destination, Destination):
-            _check_payload(f"destinos[{number}].payload", destination.payload, limits)
-    return request
+    if not any(field_of(fault) in ("", *_SUBJECTS) for fault in faults):
+        faults += _subject_faults(request)
+    faults += _option_faults(request)
+    for refusal in _payload_refusals(request, limits):
+        refusals.add(refusal)
+    if not faults:
+        return request
+    refusals.add(InvalidRequest(faults))
+    return _without(request, {field_of(fault) for fault in faults})
+
+
+def _without(request: RunRequest, fields: set[str]) -> RunRequest:
+    if not fields.isdisjoint(_SUBJECTS):
+        fields |= set(_SUBJECTS)
+    empty: dict[str, Any] = {field: NO_JSON if field == "payload" else None for field in fields & set(FIELDS)}
+    return msgspec.structs.replace(request, **empty)
 
 
 def _decode(body: bytes) -> RunRequest:
@@ -147,24 +166,45 @@ def _decode(body: bytes) -> RunRequest:
     return msgspec.structs.replace(told, **{name: int(number) for name, number in floats.items()})
 
 
-def _known_field_fault(fault: Fault) -> Fault:
-    return with_nearest(fault, Destination.__struct_fields__ if fault.field.startswith("destinos") else FIELDS)
+def _decode_all(body: bytes) -> tuple[RunRequest, list[Fault]]:
+    """Return the request without the fields that have a wrong type or are not known, and all their faults."""
+    try:
+        return _decode(body), []
+    except msgspec.ValidationError as error:
+        faults = type_faults(body, _decode, error)
+    bad = {field_of(fault) for fault in faults}
+    good = RunRequest() if "" in bad else _decode(without_fields(body, bad))
+    return good, [_in_our_words(fault) for fault in faults]
 
 
-def _check_payload(field: str, payload: msgspec.Raw, limits: Limits) -> None:
-    if not payload:
-        return
+def _in_our_words(fault: Fault) -> Fault:
+    known = Destination.__struct_fields__ if fault.field.startswith("destinos") else FIELDS
+    return with_nearest(in_our_words(fault, _RIGHT), known)
+
+
+def _payload_refusals(request: RunRequest, limits: Limits) -> Iterator[InvalidRequest | PayloadTooLarge]:
+    if request.payload and (refusal := _payload_refusal("payload", request.payload, limits)):
+        yield refusal
+    for number, destination in enumerate(request.destinos or ()):
+        if isinstance(destination, Destination) and destination.payload:
+            field = f"destinos[{number}].payload"
+            if refusal := _payload_refusal(field, destination.payload, limits):
+                yield refusal
+
+
+def _payload_refusal(field: str, payload: msgspec.Raw, limits: Limits) -> InvalidRequest | PayloadTooLarge | None:
     text = bytes(payload)
     if (fault := object_fault(field, text)) is not None:
-        raise InvalidRequest(fault)
+        return InvalidRequest(fault)
     if len(text) > limits.payload_bytes:
-        raise PayloadTooLarge(field, len(text), limits.payload_bytes)
+        return PayloadTooLarge(field, len(text), limits.payload_bytes)
     if holds_far_number(text):
-        raise InvalidRequest(Fault(field, "holds a number that is too large to be read; put it in quotes, as a text"))
+        return InvalidRequest(Fault(field, "holds a number that is too large to be read; put it in quotes, as a text"))
+    return None
 
 
 def _subject_faults(request: RunRequest) -> list[Fault]:
-    given = [name for name in ("destinos", "tipo", "pipeline") if getattr(request, name) is not None]
+    given = [name for name in _SUBJECTS if getattr(request, name) is not None]
     if len(given) != 1:
         what = f"got {' and '.join(given)}" if given else "got none of them"
         return [
@@ -200,7 +240,7 @@ def _destination_faults(destinations: list[str | Destination]) -> list[Fault]:
             faults.append(Fault(f"{at}.timeout", fault))
         if (first := seen.setdefault(name, number)) != number:
             faults.append(Fault(at, f"the id '{name}' is destinos[{first}]'s already; give each its own `id`"))
-        if len(faults) >= 20:
+        if len(faults) >= MAX_FAULTS:
             break
     return faults
 
@@ -247,19 +287,31 @@ def definition_of(
     default_timeout: float,
     default_retry: RetryPolicy = DEFAULT_RETRY,
 ) -> Definition:
-    """What the request asks to run. Raises InvalidRequest for an unknown route or pipeline, naming the nearest."""
-    if request.pipeline is not None:
-        definition = catalogue.pipelines.get(request.pipeline)
-        if definition is None:
-            near = naming.nearest(request.pipeline, catalogue.pipelines)
-            raise UnknownPipeline(Fault("pipeline", f"there is no pipeline {naming.shown(request.pipeline)}{near}"))
-        changed = {key: value for key, value in _overrides(request).items() if value is not None}
-        definition = msgspec.structs.replace(definition, **changed) if changed else definition
-    else:
-        definition = _fan_out(request, catalogue, default_timeout, default_retry)
+    """What the request asks to run. Raises InvalidRequest for an unknown route or pipeline, naming the nearest, and for
+    a quorum that cannot be met."""
+    definition = named_definition(request, catalogue, default_timeout, default_retry)
+    check_quorum(definition)
+    return definition
+
+
+def named_definition(
+    request: RunRequest, catalogue: Catalogue, default_timeout: float, default_retry: RetryPolicy
+) -> Definition:
+    """Return what the request asks to run, its quorum unchecked. Raises InvalidRequest."""
+    if request.pipeline is None:
+        return _fan_out(request, catalogue, default_timeout, default_retry)
+    definition = catalogue.pipelines.get(request.pipeline)
+    if definition is None:
+        near = naming.nearest(request.pipeline, catalogue.pipelines)
+        raise UnknownPipeline(Fault("pipeline", f"there is no pipeline {naming.shown(request.pipeline)}{near}"))
+    changed = {key: value for key, value in _overrides(request).items() if value is not None}
+    return msgspec.structs.replace(definition, **changed) if changed else definition
+
+
+def check_quorum(definition: Definition) -> None:
+    """Raise InvalidRequest for a quorum that cannot be met."""
     if fault := quorum_fault(definition.quorum, len(definition.steps)):
         raise InvalidRequest(Fault("quorum", fault))
-    return definition
 
 
 def _overrides(request: RunRequest) -> dict[str, Any]:

@@ -187,16 +187,7 @@ class Catalogue:
     ) -> tuple[Definition, bool]:
         """The definition, and whether its name is new. Raises InvalidPipeline with step and fault, or
         Conflict; and what `admit` raises."""
-        # A large text takes seconds to read, and the engine has other things to do, for which it needs its threads.
-        read = partial(
-            read_pipeline,
-            text,
-            name=name,
-            default_retry=self._default_retry,
-            default_timeout=self._default_timeout,
-        )
-        definition = await handed_over(self._reader, read)
-        self._queues.expect_allowed(definition)
+        definition = await self.read(name, text)
         await admit(definition)
         async with self._in_turn():
             await self._refresh_stored(store)  # another engine may have put or deleted it a moment ago
@@ -207,6 +198,20 @@ class Catalogue:
             self._unreadable.pop(name, None)
             self._take_stored({**self._stored, name: (body, definition)})
         return definition, is_new
+
+    async def read(self, name: str, text: bytes) -> Definition:
+        """Return what a text defines. Raises InvalidPipeline with step and fault."""
+        # A large text takes seconds to read, and the engine has other things to do, for which it needs its threads.
+        read = partial(
+            read_pipeline,
+            text,
+            name=name,
+            default_retry=self._default_retry,
+            default_timeout=self._default_timeout,
+        )
+        definition = await handed_over(self._reader, read)
+        self._queues.expect_allowed(definition)
+        return definition
 
     def _expect_room(self, name: str, body: bytes) -> None:
         """Raise Conflict when one more would be too many: each is kept in memory, and takes more room there."""

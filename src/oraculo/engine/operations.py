@@ -16,6 +16,7 @@ from oraculo.core.machine import Verdict
 from oraculo.core.pipeline import Definition, text_fault
 from oraculo.core.pipeline_advice import mistyped_types, unserved_queues
 from oraculo.core.plan import Plan
+from oraculo.core.refusals import refuse_with
 from oraculo.core.run import Run, RunHead, RunStatus, Task
 from oraculo.engine.beside import beside
 from oraculo.engine.catalogue import Origin
@@ -81,11 +82,16 @@ class Operations:
         idempotency_key: str | None = None,
         traceparent: str | None = None,
         wait: float = 0,
+        faults: Sequence[Fault] = (),
     ) -> Submitted:
         """Creates a run and returns once it is committed; with `wait`, up to that many seconds later with its
-        aggregate. Raises InvalidInput, PayloadTooLarge, TooManyNewQueues, Conflict or IdempotencyKeyReused."""
+        aggregate. Raises InvalidInput, PayloadTooLarge, TooManyNewQueues, Conflict or IdempotencyKeyReused.
+
+        `faults` were found already: no run is made, and they are raised with those of the body."""
         if idempotency_key is not None and (fault := text_fault(idempotency_key, MAX_KEY)):
-            raise InvalidRequest(Fault("Idempotency-Key", fault))
+            faults = [*faults, Fault("Idempotency-Key", fault)]
+        if faults:
+            await refuse_with(faults, self._submission(body, traceparent))
         try:
             submission = await self._submission(body, traceparent)
             await self._engine.new_queues.admit_run(submission)
@@ -287,6 +293,10 @@ class Operations:
         except (BrokerError, TimeoutError):
             return {}
         return {names.logical(state.queue): state.consumers for state in states}
+
+    async def read_pipeline(self, name: str, text: bytes) -> Definition:
+        """Return what a text defines, and keep nothing. Raises InvalidPipeline."""
+        return await self._engine.catalogue.read(name, text)
 
     async def put_pipeline(self, name: str, text: bytes) -> tuple[Definition, bool]:
         self._expect_accepting()

@@ -8,7 +8,8 @@ from oraculo.core import machine, naming
 from oraculo.core.message import valid_traceparent
 from oraculo.core.pipeline import MAX_FAULTS, Definition
 from oraculo.core.queue_targets import QueueTargets
-from oraculo.core.request import Limits, RunRequest, definition_of, new_run, read_request
+from oraculo.core.refusals import Refusals
+from oraculo.core.request import Limits, RunRequest, check_quorum, named_definition, new_run, read_good_fields
 from oraculo.core.webhook_targets import WebhookTargets
 from oraculo.engine.cache import Plans
 from oraculo.engine.catalogue import Catalogue
@@ -53,20 +54,23 @@ class RunMaker:
     ) -> Submission:
         """Raises InvalidInput, PayloadTooLarge or WrittenByNewer. `run_id` and `reply_to` come from a message's
         envelope and hold where the body does not say."""
-        request = read_request(body, self._limits)
+        refusals = Refusals()
+        request = read_good_fields(body, self._limits, refusals)
         run_id = request.correlation_id or run_id or self._entropy.new_id()
         if run_id in naming.FOLDERS:
-            kind = InvalidRequest if run_id == request.correlation_id else InvalidMessage
-            raise kind(Fault("correlation_id", naming.NO_FOLDER))
+            fault = Fault("correlation_id", naming.NO_FOLDER)
+            if run_id != request.correlation_id:
+                raise InvalidMessage(fault)
+            refusals.add(InvalidRequest(fault))
         if request.responder_em is None:
             request.responder_em = reply_to
-        self._expect_allowed(request.webhook)
-        if request.pipeline is not None:
-            self._catalogue.expect_usable(request.pipeline)
-        definition = definition_of(
-            request, self._catalogue, default_timeout=self._default_timeout, default_retry=self._default_retry
-        )
-        self._expect_queues(request, definition)
+        refusals.check(self._expect_allowed, request.webhook)
+        definition = refusals.check(self._definition_of, request)
+        if definition is not None:
+            refusals.check(check_quorum, definition)
+        refusals.check(self._expect_queues, request, definition)
+        refusals.raise_any()
+        assert definition is not None, "without one, its fault was raised"
         run = new_run(
             request,
             definition,
@@ -83,9 +87,17 @@ class RunMaker:
         if webhook is not None and (fault := self._targets.host_fault(urlsplit(webhook).hostname or "")):
             raise InvalidRequest(Fault("webhook", fault))
 
-    def _expect_queues(self, request: RunRequest, definition: Definition) -> None:
+    def _definition_of(self, request: RunRequest) -> Definition | None:
+        """None: what is to run has a fault that is known already. Raises InvalidRequest or WrittenByNewer."""
+        if request.pipeline is not None:
+            self._catalogue.expect_usable(request.pipeline)
+        elif request.tipo is None and request.destinos is None:
+            return None
+        return named_definition(request, self._catalogue, self._default_timeout, self._default_retry)
+
+    def _expect_queues(self, request: RunRequest, definition: Definition | None) -> None:
         """Raises InvalidRequest for queues that no run may send or reply to."""
-        found = islice(self._queues.step_faults(definition), MAX_FAULTS)
+        found = islice(self._queues.step_faults(definition), MAX_FAULTS) if definition else ()
         faults = [_at(request, number, fault) for number, fault in found]
         if request.responder_em is not None and (fault := self._queues.fault(request.responder_em)):
             faults.append(Fault("responder_em", fault))

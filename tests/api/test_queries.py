@@ -1,0 +1,152 @@
+"""A parameter that a call does not have is refused like a field that a body does not have, and all faults of a request
+are reported at once."""
+
+from typing import Any
+
+import httpx2
+import pytest
+
+from .calls import CALLS, Call
+from .service import Service, assert_problem
+from .test_doors import local
+
+__all__ = ["local"]  # a fixture: with and without keys
+
+REFUSING = [call for call in CALLS if call.refuses_unknown]
+IGNORING = [call for call in CALLS if not call.refuses_unknown]
+
+
+def faults_of(reply: httpx2.Response) -> list[tuple[str, str]]:
+    assert_problem(reply, 422)
+    return [(fault["campo"], fault["motivo"]) for fault in reply.json()["erros"]]
+
+
+@pytest.mark.parametrize("call", REFUSING, ids=str)
+async def test_an_unknown_parameter_is_refused(call: Call, local: httpx2.AsyncClient) -> None:
+    before = [(await local.get(path)).json() for path in ("/orquestracoes", "/pipelines", "/filas/escavador_y/dlq")]
+    for method in [call.method, *(["HEAD"] if call.is_safe else [])]:
+        for query in ("?sobra=1", "?sobra", "?sobra=1&sobra=2", "?%73obra=", "?=1"):
+            reply = await local.request(method, call.address + query, json=call.good_body)
+            assert reply.status_code == 422
+            if method != "HEAD":
+                assert "is not a known parameter" in dict(faults_of(reply))["" if query == "?=1" else "sobra"]
+    after = [(await local.get(path)).json() for path in ("/orquestracoes", "/pipelines", "/filas/escavador_y/dlq")]
+    assert after == before
+
+
+@pytest.mark.parametrize("call", IGNORING, ids=str)
+async def test_what_probes_scrapers_and_browsers_ask_for_comes_whatever_they_add(
+    call: Call, local: httpx2.AsyncClient
+) -> None:
+    for method in ("GET", "HEAD"):
+        plain = await local.request(method, call.address)
+        assert plain.status_code in (200, 307)
+        for query in ("?probe=1", "?format=prometheus&name[]=up", "?v=3"):
+            assert (await local.request(method, call.address + query)).status_code == plain.status_code
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/orquestracoes?limt=3", ("limt", "is not a known parameter; did you mean 'limit'?")),
+        ("/orquestracoes?estado=erro", ("estado", "is not a known parameter; did you mean 'desde'?")),
+        ("/orquestracoes?Limit=3", ("Limit", "is not a known parameter; did you mean 'limit'?")),
+        ("/filas/escavador_y/dlq?limite=3", ("limite", "is not a known parameter; did you mean 'limit'?")),
+        ("/orquestracoes/r/eventos?limit=3", ("limit", "is not a known parameter; did you mean 'limite'?")),
+        ("/orquestracoes/r/eventos?xyz=3", ("xyz", "is not a known parameter; known: apos, limite")),
+        ("/orquestracoes/r?limit=3", ("limit", "is not a known parameter; this call takes none")),
+        ("/filas?limit=3", ("limit", "is not a known parameter; this call takes none")),
+    ],
+)
+async def test_the_parameter_that_may_be_meant_is_named(path: str, told: tuple[str, str], service: Service) -> None:
+    assert faults_of(await service.client.get(path)) == [told]
+
+
+async def test_an_empty_query_is_none(service: Service) -> None:
+    for path in ("/filas?", "/filas?&", "/orquestracoes?&&limit=3&", "/orquestracoes?status=&limit="):
+        assert (await service.client.get(path)).status_code == 200, path
+
+
+async def test_a_query_of_thousands_of_parameters_gets_a_short_answer(service: Service) -> None:
+    query = "&".join(f"p{number}" for number in range(5_000))
+    for method, path in (("GET", "/orquestracoes"), ("GET", "/filas"), ("POST", "/orquestracoes")):
+        reply = await service.client.request(method, f"{path}?{query}", json={"destinos": ["a"]})
+        assert len(faults_of(reply)) == 20
+
+
+# -- all at once -------------------------------------------------------------------------------------------------
+
+
+async def test_all_faults_of_query_and_headers_are_reported_at_once(service: Service) -> None:
+    headers = {"Last-Event-ID": "x"}
+    reply = await service.client.get("/orquestracoes/r/eventos?apos=-1&limite=x&limit=3", headers=headers)
+    assert [field for field, _ in faults_of(reply)] == ["apos", "limite", "limit", "Last-Event-ID"]
+    reply = await service.client.get("/orquestracoes?status=pronta&limit=0&desde=ontem&limt=3")
+    assert [field for field, _ in faults_of(reply)] == ["status", "desde", "limit", "limt"]
+
+
+async def test_all_faults_of_query_headers_and_body_are_reported_at_once(service: Service) -> None:
+    body = {"destinos": ["a b", 7], "timeout": -1, "paylod": {}, "prioridade": "alta", "webhook": "http://10.0.0.1/"}
+    reply = await service.client.post("/orquestracoes?wait=5", json=body, headers={"Idempotency-Key": "x" * 256})
+    assert [field for field, _ in faults_of(reply)] == [
+        "wait",
+        "Idempotency-Key",
+        "destinos[1]",
+        "paylod",
+        "prioridade",
+        "timeout",
+        "webhook",
+    ]
+    assert await service.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "fields"),
+    [
+        ("POST", "/orquestracoes", b"nada", ["x", ""]),
+        ("POST", "/orquestracoes", b'{"tipo":"nenhuma","quorum":2}', ["x", "tipo"]),
+        ("PUT", "/pipelines/p", b'{"name":"q","stps":[]}', ["x", "stps", "name", "steps"]),
+        ("PUT", "/pipelines/p", b"{", ["x", ""]),
+        ("POST", "/filas/escavador_y/dlq/reenviar", b'{"ids":[1,"2",3],"id":4}', ["x", "ids[0]", "ids[2]", "id"]),
+        ("POST", "/filas/escavador_y/dlq/reenviar", b"[]", ["x", ""]),
+        ("POST", "/filas/escavador_y/dlq/reenviar", b'{"ids":1,', ["x", ""]),
+    ],
+)
+async def test_the_faults_of_a_body_are_reported_with_those_of_the_query(
+    method: str, path: str, body: bytes, fields: list[str], service: Service
+) -> None:
+    reply = await service.client.request(method, f"{path}?x=1", content=body)
+    assert [field for field, _ in faults_of(reply)] == fields
+
+
+ALL_AT_ONCE: list[tuple[dict[str, Any], list[str]]] = [
+    ({"destinos": "a", "timeout": [], "paylod": 1}, ["destinos", "timeout", "paylod"]),
+    (
+        {"destinos": [1, "b", {"fla": "c", "timeout": []}, None], "quorum": []},
+        ["destinos[0]", "destinos[2].fla", "destinos[2].timeout", "destinos[3]", "quorum"],
+    ),
+    ({"tipo": 1, "webhook": 2, "responder_em": "?", "timeout": 0}, ["tipo", "webhook", "timeout", "responder_em"]),
+    ({"pipeline": "nenhum", "correlation_id": "..", "payload": []}, ["payload", "correlation_id", "pipeline"]),
+    (
+        {"destinos": ["a"], "quorum": 2, "responder_em": "amq.x", "prioridade": 10},
+        ["responder_em", "prioridade", "quorum"],
+    ),
+    ({"destinos": ["a", "b"], "quorum": 3, "webhook": "http://[::1]/"}, ["webhook", "quorum"]),
+    ({"timeout": "x", "paylod": {}}, ["paylod", "destinos", "timeout"]),
+]
+
+
+@pytest.mark.parametrize(("body", "fields"), ALL_AT_ONCE)
+async def test_all_faults_of_a_body_are_reported_at_once(
+    body: dict[str, Any], fields: list[str], service: Service
+) -> None:
+    assert [field for field, _ in faults_of(await service.client.post("/orquestracoes", json=body))] == fields
+    assert await service.runs() == []
+
+
+async def test_payloads_that_are_too_large_keep_their_status_unless_something_else_is_wrong(service: Service) -> None:
+    large = {"a": "x" * 1024 * 1024}
+    alone = await service.client.post("/orquestracoes", json={"destinos": ["a"], "payload": large})
+    assert_problem(alone, 413, "payload")
+    both = await service.client.post("/orquestracoes", json={"destinos": ["a"], "payload": large, "timeout": 0})
+    assert [field for field, _ in faults_of(both)] == ["payload", "timeout"]
