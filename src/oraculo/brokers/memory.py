@@ -99,6 +99,11 @@ class _Depot:
         if dlq not in self.queues and source in self.queues and self.queues[source].is_idle:
             del self.queues[source]
 
+    def is_unused(self, name: str) -> bool:
+        """Nothing is in it, nor in its dead-letter queue, and nobody is at either. One that is missing is unused."""
+        both = (self.queues.get(each) for each in (source_name(name), dlq_name(name)))
+        return all(queue is None or queue.is_unused for queue in both)
+
     def remove(self, name: str) -> None:
         for each in (source_name(name), dlq_name(name)):
             if queue := self.queues.pop(each, None):
@@ -551,6 +556,13 @@ class MemoryBroker:
         depot = self._open()
         for queue in queues:
             depot.remove(queue)
+
+    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
+        """In one step: nothing can come between the look and the removal."""
+        depot = self._open()
+        unused = [queue for queue in queues if depot.is_unused(queue)]
+        await self.remove(unused)
+        return unused
 
     async def check(self) -> str:
         """Raises BrokerUnavailable, too, when it is nearly full: before no queue has room."""

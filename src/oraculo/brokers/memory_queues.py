@@ -262,8 +262,13 @@ class Queue:
 
     @property
     def is_idle(self) -> bool:
+        """It is unused, and nobody declared it."""
+        return self.is_unused and not self.is_declared
+
+    @property
+    def is_unused(self) -> bool:
         """Nothing is in it and nobody is at it. Whoever waits is one of the consumers."""
-        return not (self.is_declared or self.consumers or self.stock or self._delayed)
+        return not (self.consumers or self.stock or self._delayed)
 
     def weigh(self, cost: int) -> None:
         """So much more, or less, is in this queue."""

@@ -119,6 +119,9 @@ class VigilantBroker:
     async def remove(self, queues: Sequence[str]) -> None:
         await self._broker.remove(queues)
 
+    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
+        return await self._broker.remove_unused(queues)
+
     async def check(self) -> str:
         return await self._broker.check()
 

@@ -29,6 +29,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     counts_consumers: bool  # QueueState.consumers is known
     peeks: bool = False  # whoever looks at dead letters hides them from nobody meanwhile
     drops_repeats: bool = False  # of a message with a key, for a while
+    removes_safely: bool = True  # no message that comes while `remove_unused` is at work is lost
     lists_queues: bool = True  # `queues()` tells of all, and not only of those that this process had to do with
     max_message: int | None = None  # bytes, as its server is set up; None: not known, or more than anybody sends
 
@@ -249,6 +250,12 @@ class Broker(Protocol):
         """Deletes each queue with all that belongs to it: what waits, also for a delay, and its dead letters. One that
         is not there is fine. For queues that nobody uses any more: whoever still consumes one loses its subscription.
         """
+        ...
+
+    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
+        """Deletes each queue that nobody consumes, that is empty, and whose dead letters and delayed messages are none
+        either. Returns those that are gone, also those that were not there. Where it is not done safely (see
+        `Capabilities`), the caller sees to it that none of its own messages is on its way there."""
         ...
 
     async def check(self) -> str:

@@ -61,6 +61,7 @@ class FailoverBroker:
             counts_consumers=all(one.counts_consumers for one in each),
             peeks=all(one.peeks for one in each),
             drops_repeats=all(one.drops_repeats for one in each),
+            removes_safely=all(one.removes_safely for one in each),
             lists_queues=all(one.lists_queues for one in each),
         )
 
@@ -294,6 +295,13 @@ class FailoverBroker:
         for queue in queues:
             self._declared.pop(queue, None)
         await self._with_each(lambda broker: broker.remove(queues))
+
+    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
+        """From every one that is there, as `remove` does. Returns those that none of them has any more."""
+        for queue in queues:
+            self._declared.pop(queue, None)
+        gone = [set(names) for _, names in await self._with_each(lambda broker: broker.remove_unused(queues))]
+        return [queue for queue in queues if all(queue in each for each in gone)]
 
     async def _for_owners(self, ids: Sequence[str], call: Callable[[Broker, list[str]], Awaitable[int]]) -> int:
         """What one of them cannot do keeps nobody else's: it is told at the end."""

@@ -468,6 +468,17 @@ class NatsBroker:
         for source in sources:
             self._given_back.forget_all(source)
 
+    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
+        """Closes the streams to new messages before it looks a last time: who publishes meanwhile hears that the queue
+        is full, and tries again."""
+        gone: list[str] = []
+        async with self._calling(self._publish_timeout, LONGEST) as connection:
+            for queue in queues:
+                if not name_fault(queue) and await self._maker.is_removed_unused(connection, source_name(queue)):
+                    self._given_back.forget_all(source_name(queue))
+                    gone.append(queue)
+        return gone
+
 
 def _raise_first(faults: Mapping[str, BrokerError]) -> None:
     for fault in faults.values():

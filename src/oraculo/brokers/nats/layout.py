@@ -26,6 +26,7 @@ REDELIVERIES_HEADER = "Oraculo-Redeliveries"
 ID_HEADER = "Nats-Msg-Id"  # JetStream drops a second message with the same id, within two minutes
 
 NANOSECONDS = 1_000_000_000
+CLOSED = {"discard": "new", "max_bytes": 1}  # of a stream that takes nothing more
 _DOT = "="
 _MAX_WAITING = 4096  # pulls that may wait at one queue; JetStream's default of 512 is the number of workers it allows
 _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # what a reason may have unencoded; quote() lets letters and digits pass

@@ -1,6 +1,6 @@
 """The streams and consumers of queues are made, or those that others made are looked at: will they do?"""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -8,6 +8,7 @@ import structlog
 from oraculo.brokers.nats.births import Births
 from oraculo.brokers.nats.connection import MOST_KNOWN, Connection
 from oraculo.brokers.nats.layout import (
+    CLOSED,
     consumer_config,
     consumer_fault,
     loss_in,
@@ -68,6 +69,40 @@ class Maker:
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, ApiError) and not answer.is_missing:
                 raise connection.refusal(answer, f"to delete the stream {stream_of(name)}")
+
+    async def is_removed_unused(self, connection: Connection, source: str) -> bool:
+        """Return whether the queue is gone, which it is when nothing is in it and nobody waits at it."""
+        names = [source, dlq_name(source)]
+        there = await self._unused_streams(connection, names)
+        if there is None:
+            return False
+        closed = [config | CLOSED for config in there.values()]
+        if not await self._are_updated(connection, closed) or await self._unused_streams(connection, names) is None:
+            await self._are_updated(connection, there.values())
+            return False
+        await self.remove(connection, [source])
+        return True
+
+    async def _unused_streams(self, connection: Connection, names: Sequence[str]) -> dict[str, dict[str, Any]] | None:
+        """The settings of those streams that are there. None when something is in one of them, or somebody waits at
+        one, or nobody can tell."""
+        told = await self._streams_there(connection, names)
+        looks = ((f"CONSUMER.INFO.{stream_of(name)}.{stream_of(name)}", None) for name in names)
+        consumers = await connection.ask_many(looks, self._look_patience)
+        for seen in (*told.values(), *consumers):
+            if isinstance(seen, ApiError) and not seen.is_missing:
+                return None
+        there = {name: seen for name, seen in told.items() if isinstance(seen, dict)}
+        if any(seen["state"]["messages"] or stream_fault(name, seen["config"]) for name, seen in there.items()):
+            return None
+        if any(isinstance(seen, dict) and seen["num_waiting"] for seen in consumers):
+            return None
+        return {name: seen["config"] for name, seen in there.items()}
+
+    async def _are_updated(self, connection: Connection, configs: Iterable[Mapping[str, Any]]) -> bool:
+        calls = [(f"STREAM.UPDATE.{config['name']}", dict(config)) for config in configs]
+        answers = await connection.ask_many(calls, self._make_patience)
+        return not any(isinstance(answer, ApiError) for answer in answers)
 
     async def _make_streams(
         self, connection: Connection, names: Sequence[str], for_replies: Collection[str]

@@ -94,7 +94,14 @@ class RabbitMQBroker:
     @property
     def capabilities(self) -> Capabilities:
         """Quorum queues had no priorities before RabbitMQ 4; they are sent, for queues of the user's own."""
-        return Capabilities(durable=True, shared=True, priorities=False, counts_consumers=True, lists_queues=False)
+        return Capabilities(
+            durable=True,
+            shared=True,
+            priorities=False,
+            counts_consumers=True,
+            removes_safely=False,
+            lists_queues=False,
+        )
 
     async def start(self) -> None:
         """Connects. If it cannot, it raises, and every later call tries again."""
@@ -189,6 +196,12 @@ class RabbitMQBroker:
     async def remove(self, queues: Sequence[str]) -> None:
         with self._watched():
             await self._queues.remove(queues)
+
+    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
+        """Looks first and removes then, for RabbitMQ refuses `if_empty` and `if_unused` of a quorum queue. What is
+        published between the two is lost, though it may be confirmed."""
+        with self._watched():
+            return await self._queues.remove_unused(queues)
 
     async def check(self) -> str:
         """Asks the server something on both connections: without its majority a node answers, and does no work."""

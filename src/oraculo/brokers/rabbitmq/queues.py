@@ -278,6 +278,27 @@ class Queues:
                 for table in (self._made, self._declared, self._delays):
                     table.pop(each, None)
 
+    async def remove_unused(self, names: Iterable[str]) -> list[str]:
+        """Also tells of those that are not there. One that is not as we would make it is somebody's own, and stays."""
+        return [name for name in names if await self._is_removed_unused(source_name(name))]
+
+    async def _is_removed_unused(self, name: str) -> bool:
+        if _is_reserved(name) or name_fault(name):
+            return False
+        delays = [waiting for waiting, delay in self._delays.items() if delay.source == name]
+        found = [(each, await self.depth(each)) for each in (name, dlq_of(name), *delays)]
+        there = [each for each, depth in found if depth is not None]
+        if any(depth is not None and (depth.messages or depth.consumers) for _, depth in found):
+            return False
+        if name in there and await self._declare(name, self._arguments(name)) is not True:
+            return False
+        for each in there:
+            await self._call("queue_delete", queue=each)
+        for table in (self._made, self._declared, self._delays):
+            for each in (name, dlq_of(name), *delays):
+                table.pop(each, None)
+        return True
+
     async def depth(self, name: str) -> Depth | None:
         """None when there is no such queue."""
         if not 0 < len(name.encode()) <= _LONGEST_NAME or _is_broken(name) or _is_direct_reply(name):

@@ -39,7 +39,7 @@ from oraculo.brokers.redis_streams.layout import (
     text,
 )
 from oraculo.brokers.redis_streams.room import LOOKS, Room, eviction_of, evicts, room_of, size_of
-from oraculo.brokers.redis_streams.scripts import LAST_ID, LETTERS, PAGE, REDRIVE, TIDY, UPKEEP
+from oraculo.brokers.redis_streams.scripts import LAST_ID, LETTERS, PAGE, REDRIVE, REMOVE_UNUSED, TIDY, UPKEEP
 from oraculo.brokers.redis_streams.server import (
     ERRORS,
     Server,
@@ -72,6 +72,7 @@ PORT = 6379
 OLDEST = (6, 2)
 HEARD_WITHIN = 10.0  # seconds in which a consumer that holds nothing shows itself, or is not counted
 FORGOTTEN_AFTER = 10  # leases without a sign, after which the name of a consumer that holds nothing is deleted
+GONE_AFTER = 24 * 3600 * 1000  # ms without a sign, after which no consumer keeps a queue from being removed as unused
 COUNTED_TOGETHER = 200  # queues that are asked for in one go
 SCANNED_TOGETHER = 1_000
 MOST_TOLD = 3  # queues that are named in one error
@@ -255,6 +256,16 @@ class RedisStreamsBroker:
             source, dlq = source_name(queue), dlq_name(queue)
             await self._server.ask("UNLINK", *dict.fromkeys((*keys(source), *keys(dlq))))
             self._server.forget((source, dlq))
+
+    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
+        """In one step on the server. A consumer counts as there for a day after it was last heard of, for a plain one
+        that waits for a message may say nothing meanwhile."""
+        gone: list[str] = []
+        for queue in queues:
+            if await self._server.run(REMOVE_UNUSED, list(keys(source_name(queue))), GONE_AFTER, repeatable=False):
+                self._server.forget((source_name(queue), dlq_name(queue)))
+                gone.append(queue)
+        return gone
 
     async def check(self) -> str:
         """Raises BrokerUnavailable, too, when the server answers but would not take a message; BrokerError, as a start

@@ -224,6 +224,29 @@ return 0
 """
 )
 
+# KEYS: stream, delayed, dlq. Deletes them when nothing is in them and no consumer was heard of in the last ARGV[1] ms.
+# What has another type is somebody else's, and stays. Returns whether they are gone.
+REMOVE_UNUSED = Script.of(
+    """
+for place, kind in ipairs({'stream', 'zset', 'stream'}) do
+    local there = redis.call('TYPE', KEYS[place]).ok
+    if there ~= 'none' then
+        if there ~= kind then return 0 end
+        if redis.call(kind == 'zset' and 'ZCARD' or 'XLEN', KEYS[place]) > 0 then return 0 end
+        for _, group in ipairs(kind == 'stream' and redis.call('XINFO', 'GROUPS', KEYS[place]) or {}) do
+            for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[place], group[2])) do
+                for i = 1, #consumer, 2 do
+                    if consumer[i] == 'idle' and consumer[i + 1] < tonumber(ARGV[1]) then return 0 end
+                end
+            end
+        end
+    end
+end
+redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
+return 1
+"""
+)
+
 # Deletes what was delivered and acked, of a stream that has our group and no other: others may not have read it yet.
 # All that is pending stays, with what came after it, and so does all that was not delivered. Much of it goes first by
 # whole blocks, as far as the limit lets it; when that was not reached, little is left for the exact cut.

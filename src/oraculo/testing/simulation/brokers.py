@@ -224,6 +224,10 @@ class HostBroker:
         await self._reach()
         await self._real.remove(queues)
 
+    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
+        await self._reach()
+        return await self._real.remove_unused(queues)
+
     async def check(self) -> str:
         await self._reach()
         return "simulated"
