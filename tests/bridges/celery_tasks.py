@@ -26,6 +26,7 @@ app.conf.update(
     task_serializer=os.environ.get("CELERY_SERIALIZER", "json"),
     result_serializer=os.environ.get("CELERY_SERIALIZER", "json"),
     accept_content=["json", os.environ.get("CELERY_SERIALIZER", "json")],
+    task_queue_max_priority=int(os.environ.get("CELERY_MAX_PRIORITY", "0")) or None,
 )
 
 
@@ -43,6 +44,12 @@ def add(a: int, b: int = 0) -> dict[str, int]:
 @app.task(name="loja.eco")
 def echo(*args: Any, **kwargs: Any) -> dict[str, Any]:
     return {"args": args, "kwargs": kwargs}
+
+
+@app.task(name="loja.anotar")
+def write_down(path: str, text: str) -> None:
+    with Path(path).open("a") as lines:
+        lines.write(f"{text}\n")
 
 
 @app.task(name="loja.falhar")

@@ -263,7 +263,7 @@ async def test_of_answers_that_wait_for_a_full_queue_the_others_are_sent_once() 
 
 async def test_queues_that_are_named_once_do_not_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oraculo.bridges.bullmq.layout.MOST_QUEUES", 10)
-    layout = BullmqLayout(Redis(decode_responses=True), "bull")  # which is never asked
+    layout = BullmqLayout(Redis(decode_responses=True), "bull", priority=True)  # which is never asked
     often = layout._queue("images-queue")
     for number in range(20):
         once = layout._queue(f"once-{number}")

@@ -176,7 +176,7 @@ async def _at_least(count: Callable[[], Awaitable[int]], least: int) -> bool:
 # -- to one queue ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["wait", "events"])
+@pytest.mark.parametrize("name", ["wait", "prioritized", "events"])
 async def test_a_key_of_another_kind_is_named_and_holds_up_no_other_queue(name: str, fleet: Fleet) -> None:
     """Both are in one transaction, which goes on past the error."""
     settings = bull_settings(fleet.url("rabbitmq"), fleet.url("redis"))

@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,19 @@ QUEUE, ENTRY = "images-queue", "orchestrator-queue"
 ONE_STEP = {"name": "um", "steps": [{"type": "A", "queue": f"bullmq://{QUEUE}", "retry": {"maxAttempts": 1}}]}
 
 
+Make = Callable[..., Settings]
+
+
 @pytest.fixture
-def settings(fleet: Fleet) -> Settings:
+def make(fleet: Fleet) -> Make:
+    """Settings on the shared servers."""
     expect_node(fleet)
-    return bull_settings(fleet.url("rabbitmq"), fleet.url("redis"), entry=ENTRY)
+    return lambda **bullmq: bull_settings(fleet.url("rabbitmq"), fleet.url("redis"), entry=ENTRY, **bullmq)
+
+
+@pytest.fixture
+def settings(make: Make) -> Settings:
+    return make()
 
 
 async def administer(settings: Settings, folder: Path, queue: str, *action: str) -> Any:
@@ -41,8 +51,9 @@ async def completed(oraculo: BullStage, queue: str) -> list[str]:
 
 
 async def test_a_job_for_a_paused_queue_is_done_when_it_is_resumed_and_so_are_those_of_others(
-    settings: Settings, tmp_path: Path
+    make: Make, tmp_path: Path
 ) -> None:
+    settings = make(priority=False)
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
         await administer(settings, tmp_path, QUEUE, "pausa")
         others = await add(settings, tmp_path, QUEUE, {})
@@ -60,8 +71,20 @@ async def test_a_job_for_a_paused_queue_is_done_when_it_is_resumed_and_so_are_th
         assert others in await completed(oraculo, QUEUE)
 
 
-async def test_a_queue_of_bullmq_6_has_no_list_of_paused_jobs(settings: Settings) -> None:
-    async with BullStage(settings) as oraculo:
+async def test_a_job_with_a_priority_for_a_paused_queue_is_done_when_it_is_resumed(
+    settings: Settings, tmp_path: Path
+) -> None:
+    async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
+        await administer(settings, tmp_path, QUEUE, "pausa")
+        run_id = await oraculo.submit({"destinos": [f"bullmq://{QUEUE}"], "timeout": 30})
+        await until(lambda: oraculo.job_ids(QUEUE), saying="the job")
+        await administer(settings, tmp_path, QUEUE, "retoma")
+        aggregate = await oraculo.ended(run_id, wait=20)
+        assert aggregate["status"] == "concluida", aggregate
+
+
+async def test_a_queue_of_bullmq_6_has_no_list_of_paused_jobs(make: Make) -> None:
+    async with BullStage(make(priority=False)) as oraculo:
         await oraculo.redis.hset(oraculo.key(QUEUE, "meta"), mapping={"paused": "1", "version": "bullmq:6.0.1"})
         await oraculo.submit({"destinos": [f"bullmq://{QUEUE}"], "timeout": 30})
         await until(lambda: oraculo.job_ids(QUEUE), saying="the job")

@@ -52,6 +52,7 @@ def encode_command(
             responder_em=reply_to,
             prazo=to_iso(deadline_of(run, task)),
             traceparent=run.head.traceparent,
+            prioridade=run.head.priority or None,
             ponte=None if step.bridge is None else msgspec.to_builtins(step.bridge),
         )
     )

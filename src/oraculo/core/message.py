@@ -12,6 +12,7 @@ from oraculo.core.timestamps import from_iso
 from oraculo.errors import Fault, InvalidJson, InvalidMessage
 
 SCHEMA_ID = "urn:oraculo:mensagem_schema"
+HIGHEST_PRIORITY = 9
 
 
 _RunId = Annotated[
@@ -40,6 +41,10 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     ] = None
     prazo: Annotated[str | None, msgspec.Meta(description="ISO 8601; after it the answer is late.")] = None
     traceparent: Annotated[str | None, msgspec.Meta(description="W3C trace context.")] = None
+    prioridade: Annotated[
+        Any,
+        msgspec.Meta(description="On commands: the run's, from 1 to 9, the higher first. Bridges hand it on."),
+    ] = None
     ponte: Annotated[
         Any,
         msgspec.Meta(description="On commands for a bridge: the Celery task or BullMQ queue where it is to go on."),
@@ -152,6 +157,12 @@ def _address_of(body: bytes) -> _Address | None:
     except UNREADABLE:
         return None
     return None if "\0" in address.correlation_id else address  # no run has one, and a store may choke on it
+
+
+def priority_of(message: Message) -> int:
+    """Return the priority of a command, 0 where it names none from 0 to 9."""
+    given = message.prioridade
+    return given if type(given) is int and 0 <= given <= HIGHEST_PRIORITY else 0
 
 
 def encode_message(message: Message) -> bytes:

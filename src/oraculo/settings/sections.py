@@ -164,6 +164,7 @@ class CelerySettings(Section, frozen=True):
     tasks_allow: Patterns = ()  # tasks that runs may reach, as `loja.*`; empty: none
     queues_allow: Patterns = ()  # Celery queues that runs may name besides `queue`; empty: none
     key_prefix: Text = ""  # the app's `global_keyprefix`, when its broker is Redis and it has one
+    redis_priority: Flag = False  # on Redis, tasks get kombu's priority 9 to 0 for `prioridade` 0 to 9
     apps: Names = ()  # worker apps, as module:app, whose commands `celery -A oraculo.celery_app worker` answers
     events: Flag = True  # ask the workers for task events, as Flower does: they say why a task failed
 
@@ -177,6 +178,7 @@ class BullmqSettings(Section, frozen=True):
     prefix: Text = "bull"  # of BullMQ's keys
     queues: Names = ()  # commands for these queues of ours go on to the BullMQ queues of the same names
     queues_allow: Patterns = ()  # BullMQ queues that runs may reach by `bullmq://`, as `images-*` or `queue:job`
+    priority: Flag = True  # jobs get BullMQ's priority 10 to 1 for `prioridade` 0 to 9; `false`: none
     entry: Text = "orchestrator-queue"  # jobs of this BullMQ queue start pipelines; `entry = ""` in the file: none do
     legacy: Flag = False  # the workers use `bull` 3 or 4, not `bullmq`
     keep: Seconds = 86400.0  # how long ended jobs of ours, and what they answered, stay in that Redis

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from oraculo.bridges.bullmq.bull_v4 import BullEvents, BullLayout
 from oraculo.bridges.bullmq.entry import Entry
@@ -57,7 +56,7 @@ class BullmqBridge:
         self._server = BullmqRedis(settings.url, prefix)
         client = self._server.client
         make_layout, make_events = _dialect(settings, prefix, clock)
-        self._layout = make_layout(client, settings.prefix)
+        self._layout = make_layout(client, settings.prefix, priority=settings.priority)
         ledger = Ledger(client, self._layout, settings.prefix, prefix, clock)
         reporter = Reporter(broker, ledger, AnswerWriter(clock, names), names.answers, entropy)
         self._sweep = Sweep(
@@ -173,7 +172,7 @@ class BullmqBridge:
 
 def _dialect(
     settings: BullmqSettings, prefix: str, clock: Clock
-) -> tuple[Callable[[Any, str], Layout], Callable[[BullmqRedis, Ledger, Reporter, str], EventReader | BullEvents]]:
+) -> tuple[Callable[..., Layout], Callable[[BullmqRedis, Ledger, Reporter, str], EventReader | BullEvents]]:
     """How jobs lie in Redis, and who hears of them: BullMQ's, or old Bull's."""
     if settings.legacy:
         return BullLayout, BullEvents

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from oraculo.bridges.bullmq.layout import rank_of
 from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.records import NewJob
 from oraculo.bridges.bullmq.reports import Report, Reporter
@@ -25,14 +26,23 @@ _ADD = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 redis.call('INCR', KEYS[5])
 redis.call('HSET', KEYS[1], 'name', ARGV[2], 'data', ARGV[3], 'opts', ARGV[4], 'timestamp', ARGV[5],
-  'delay', '0', 'priority', '0')
-redis.call('LPUSH', redis.call('EXISTS', KEYS[4]) == 1 and KEYS[3] or KEYS[2], ARGV[1])
+  'delay', '0', 'priority', ARGV[7])
+local list = redis.call('EXISTS', KEYS[4]) == 1 and KEYS[3] or KEYS[2]
+if ARGV[7] == '0' then
+  redis.call('LPUSH', list, ARGV[1])
+else
+  redis.call('ZADD', KEYS[6], ARGV[7], ARGV[1])
+  local before = redis.call('ZCOUNT', KEYS[6], 0, ARGV[7])
+  local next = redis.call('LINDEX', list, redis.call('LLEN', list) - (before - 1))
+  if next then redis.call('LINSERT', list, 'BEFORE', next, ARGV[1]) else redis.call('RPUSH', list, ARGV[1]) end
+end
 redis.call('PUBLISH', KEYS[2] .. 'ing@' .. ARGV[6], ARGV[1])
 return 1
 """
 _WITHDRAW = """
 local found = redis.call('LREM', KEYS[2], 0, ARGV[1]) + redis.call('LREM', KEYS[3], 0, ARGV[1])
   + redis.call('ZREM', KEYS[4], ARGV[1])
+redis.call('ZREM', KEYS[5], ARGV[1])
 if found > 0 then redis.call('DEL', KEYS[1], KEYS[1] .. ':logs') end
 return found
 """
@@ -47,8 +57,9 @@ class BullLayout:
     keeps_events = False
     sweep_pause = 5.0
 
-    def __init__(self, client: Any, prefix: str) -> None:
+    def __init__(self, client: Any, prefix: str, *, priority: bool) -> None:
         self._prefix = prefix
+        self._has_priority = priority
         self._add = client.register_script(_ADD)
         self._withdraw = client.register_script(_WITHDRAW)
         self._remove = client.register_script(_REMOVE)
@@ -58,14 +69,17 @@ class BullLayout:
 
     async def add(self, pipe: Any, job: NewJob) -> None:
         now = int(time.time() * 1000)
-        options = {"attempts": job.attempts, "delay": 0, "timestamp": now, "jobId": job.id}
+        # Old Bull takes jobs without a priority last, unlike BullMQ.
+        rank = rank_of(job) if self._has_priority and job.priority else 0
+        options = {"attempts": job.attempts, "delay": 0, "priority": rank, "timestamp": now, "jobId": job.id}
         name = DEFAULT_NAME if job.name == job.record.command.tarefa else job.name
-        keys = self._keys(job.record.queue, job.id, "wait", "paused", "meta-paused", "id")
-        arguments = [job.id, name, job.data, msgspec.json.encode(options), now, TOKEN]
+        keys = self._keys(job.record.queue, job.id, "wait", "paused", "meta-paused", "id", "priority")
+        arguments = [job.id, name, job.data, msgspec.json.encode(options), now, TOKEN, rank]
         await self._add(keys=keys, args=arguments, client=pipe)
 
     async def withdraw(self, queue: str, job_id: str) -> bool:
-        return bool(await self._withdraw(keys=self._keys(queue, job_id, "wait", "paused", "delayed"), args=[job_id]))
+        keys = self._keys(queue, job_id, "wait", "paused", "delayed", "priority")
+        return bool(await self._withdraw(keys=keys, args=[job_id]))
 
     async def remove(self, queue: str, job_id: str) -> None:
         await self._remove(keys=self._keys(queue, job_id, "completed", "failed"), args=[job_id])

@@ -15,7 +15,7 @@ from oraculo.core import naming
 from oraculo.core.answer_writer import NOT_IN_TIME
 from oraculo.core.bridge import BULLMQ, Bridge
 from oraculo.core.bridge_allow import BullmqAllow
-from oraculo.core.message import Message, decode_message
+from oraculo.core.message import Message, decode_message, priority_of
 from oraculo.core.naming import QueueNames
 from oraculo.errors import InvalidInput, InvalidMessage
 from oraculo.ports.broker import Delivery
@@ -93,6 +93,7 @@ class Handover:
             attempts=place.attempts or 1,
             data=bytes(command.payload).decode(),
             record=record_of(place.target, command, delivery.via),
+            priority=priority_of(command),
         )
         return job, fault
 

@@ -9,9 +9,15 @@ from redis.exceptions import ResponseError
 
 from oraculo.bridges.bullmq.pausing import mind_pauses_when_adding
 from oraculo.bridges.bullmq.records import NewJob
+from oraculo.core.message import HIGHEST_PRIORITY
 
 WAITING = ("waiting", "delayed", "prioritized", "paused")
 MOST_QUEUES = 1000  # of which bullmq's object is kept: whoever asks for a run may name any
+
+
+def rank_of(job: NewJob) -> int:
+    """Return the priority as BullMQ and Bull have it: 1 is the highest."""
+    return HIGHEST_PRIORITY + 1 - job.priority
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -59,9 +65,10 @@ class BullmqLayout:
     keeps_events = True
     sweep_pause = 15.0
 
-    def __init__(self, client: Any, prefix: str) -> None:
+    def __init__(self, client: Any, prefix: str, *, priority: bool) -> None:
         self._client = client
         self._prefix = prefix
+        self._has_priority = priority
         self._queues: dict[str, Any] = {}  # the one used last comes last
         self._commands: dict[str, Any] | None = None  # bullmq's scripts: they are the same for each, and take 300 kB
 
@@ -87,7 +94,10 @@ class BullmqLayout:
 
     async def add(self, pipe: Any, job: NewJob) -> None:
         queue = self._queue(job.record.queue)
-        made = Job(queue, job.name, {}, {"jobId": job.id, "attempts": job.attempts})
+        options: dict[str, Any] = {"jobId": job.id, "attempts": job.attempts}
+        if self._has_priority:  # all have one: BullMQ takes jobs without a priority before those with any
+            options["priority"] = rank_of(job)
+        made = Job(queue, job.name, {}, options)
         made.verbatim = job.data
         await queue.backend.scripts.addJob(made, pipe)
 
@@ -146,7 +156,7 @@ _KINDS = {
     **dict.fromkeys(("wait", "paused", "active"), "list"),
     **dict.fromkeys(("completed", "failed", "delayed", "prioritized", "marker"), "zset"),
     "meta": "hash",
-    "id": "string",
+    **dict.fromkeys(("id", "pc"), "string"),
     "events": "stream",
 }
 

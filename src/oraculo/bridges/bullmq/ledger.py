@@ -21,7 +21,7 @@ from oraculo.bridges.bullmq.server import is_passing
 from oraculo.ports.clock import Clock
 
 PAGE = 500
-_ADDING = 4  # commands that add a job and its record
+_ADDING = 5  # commands that add a job and its record
 
 _log = structlog.get_logger("oraculo.bullmq")
 
@@ -78,6 +78,8 @@ class Ledger:
             pipe.hset(self._jobs, job.id, encode_record(job.record))
             pipe.zadd(self._open, {job.id: now})
             pipe.zrem(self._ended, job.id)
+            # A job with a priority does not touch the list, and no worker gets past one of another kind.
+            pipe.llen(self._layout.job_key(job.record.queue, "wait"))
             await self._layout.add(pipe, job)
         pipe.zadd(self._used, dict.fromkeys((job.record.queue for job in jobs), now))
         *replies, noted = await pipe.execute(raise_on_error=False)
@@ -101,6 +103,8 @@ class Ledger:
             pipe.zrem(self._open, job.id)
             for waiting in ("wait", "paused"):
                 pipe.lrem(self._layout.job_key(job.record.queue, waiting), 0, job.id)
+            for ranked in ("prioritized", "priority"):  # BullMQ's, and old Bull's
+                pipe.zrem(self._layout.job_key(job.record.queue, ranked), job.id)
             pipe.delete(self._layout.job_key(job.record.queue, job.id))
         await pipe.execute(raise_on_error=False)
 

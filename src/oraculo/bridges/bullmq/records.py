@@ -32,13 +32,14 @@ class Record(msgspec.Struct, gc=False, rename={"queue": "fila", "command": "coma
 
 
 class NewJob(msgspec.Struct):
-    """A job to be added. `data` is the step's payload, as it came."""
+    """A job to be added. `data` is the step's payload, as it came, `priority` that of its run, from 0 to 9."""
 
     id: str
     name: str
     attempts: int
     data: str
     record: Record
+    priority: int = 0
 
 
 _encoder = msgspec.json.Encoder()

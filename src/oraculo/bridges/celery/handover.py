@@ -18,7 +18,7 @@ from oraculo.bridges.ended_runs import EndedRuns
 from oraculo.core import bridge as bridges
 from oraculo.core.answer_writer import describe
 from oraculo.core.bridge import Bridge
-from oraculo.core.message import Message, decode_message
+from oraculo.core.message import HIGHEST_PRIORITY, Message, decode_message, priority_of
 from oraculo.core.timestamps import from_iso
 from oraculo.errors import BrokerError, InvalidInput
 from oraculo.ports.broker import Broker, Delivery
@@ -201,7 +201,14 @@ class TaskHandover:
             address=address,
             reply_exchange=self._address.replies.name,
             default_queue=self._settings.queue,
+            priority=self._priority(command),
         )
+
+    def _priority(self, command: Message) -> int:
+        """Return the priority for Celery's broker. On Redis 0 is the highest, and that of tasks that name none."""
+        if not self._address.is_redis:
+            return priority_of(command)
+        return HIGHEST_PRIORITY - priority_of(command) if self._settings.redis_priority else 0
 
     def _is_late(self, command: Message) -> bool:
         deadline = None if command.prazo is None else from_iso(command.prazo)

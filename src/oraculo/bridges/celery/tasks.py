@@ -89,8 +89,9 @@ def make_task(
     address: ReturnAddress,
     reply_exchange: str,
     default_queue: str,
+    priority: int = 0,
 ) -> Task:
-    """Raises InvalidMessage when the payload cannot be the task's arguments."""
+    """Raises InvalidMessage when the payload cannot be the task's arguments. `priority`: as Celery's broker has it."""
     positional, keywords = _arguments(command, destination)
     task_id = task_id_of(command)
     # Celery writes the headers, out of arguments as people see them; the body is ours, so that JSON stays as it came.
@@ -111,7 +112,7 @@ def make_task(
         "chord": None,
     }
     body = msgspec.json.encode([positional, keywords, embed])
-    return Task(task_id, destination.queue or default_queue, body, headers, made.properties)
+    return Task(task_id, destination.queue or default_queue, body, headers, made.properties | {"priority": priority})
 
 
 def _arguments(command: Message, destination: Bridge) -> tuple[list[Any], dict[str, Any]]:
