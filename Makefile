@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench simulate docs lock clean
+.PHONY: help run test check bench simulate planted-bugs docs lock clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -33,6 +33,9 @@ bench: $(VENV)/.dev  ## measure the four workloads on the embedded setup
 
 simulate: $(VENV)/.dev  ## run SEEDS simulated schedules under faults (SEED=n replays one)
 	$(BIN)/python -m oraculo.testing.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
+
+planted-bugs: $(VENV)/.dev  ## count the simulated schedules that it takes to catch each planted bug
+	$(BIN)/python -m scripts.measure_planted_bugs $(ARGS)
 
 docs: $(VENV)/.dev  ## write the generated files anew
 	$(BIN)/python -m scripts.generate_docs

@@ -7,7 +7,7 @@ import pytest
 
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed
-from oraculo.testing.simulation.scenario import random_scenario
+from oraculo.testing.simulation.scenario import full_scenario, random_scenario
 
 # Which were not there, nor more than one broker, nor one that drops repeats: with them a seed is another story.
 FAULTS = Faults.usual().without("not_taken").without("away")
@@ -37,12 +37,23 @@ FOUND_BY_THE_ORACLE = {
     42: "a request that was sent twice, the second time while a commit failed, sent commands with its own deadline",
     52: "the same",
 }
+# And in scenarios with more of what the contract speaks of.
+FOUND_IN_FULLER_SCENARIOS = {
+    901: "the oracle was wrong: an attempt had just begun when the quorum, met in the same commit, cancelled its task",
+    1674: "the same",
+}
 
 
 @pytest.mark.parametrize("seed", FOUND_BY_THE_ORACLE)
 def test_a_seed_in_which_the_oracle_found_something_is_clean(seed: int) -> None:
     outcome = run_seed(seed, scenario=random_scenario(random.Random(f"scenario {seed}")))
     assert outcome.is_clean, f"{FOUND_BY_THE_ORACLE[seed]}: {outcome.violations}"
+
+
+@pytest.mark.parametrize("seed", FOUND_IN_FULLER_SCENARIOS)
+def test_a_seed_in_which_the_oracle_found_something_later_is_clean(seed: int) -> None:
+    outcome = run_seed(seed, scenario=full_scenario(seed, additions=1))
+    assert outcome.is_clean, f"{FOUND_IN_FULLER_SCENARIOS[seed]}: {outcome.violations}"
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -57,5 +68,5 @@ def test_a_seed_that_found_something_is_clean(seed: int) -> None:
 @pytest.mark.parametrize("seed", FOUND_LATER)
 def test_a_seed_that_found_something_later_is_clean(seed: int) -> None:
     faults, found = FOUND_LATER[seed]
-    outcome = run_seed(seed, faults)
+    outcome = run_seed(seed, faults, random_scenario(random.Random(f"scenario {seed}")))
     assert outcome.is_clean, f"{found}: {outcome.violations}"

@@ -113,6 +113,10 @@ class HostBroker:
             drops_repeats=server.drops_repeats,
         )
         server.connected(self)
+        self._goes_wrong()
+
+    def _goes_wrong(self, for_seconds: float = 0.0) -> None:
+        self._trouble.world.went_wrong(self._host, self.name, for_seconds)
 
     async def start(self) -> None:
         await self._reach()
@@ -123,7 +127,11 @@ class HostBroker:
 
     async def _reach(self) -> None:
         self._trouble.step(self._host)
-        await self._server.reached()
+        try:
+            await self._server.reached()
+        except BrokerUnavailable:
+            self._goes_wrong()
+            raise
 
     def links(self) -> Sequence[Link]:
         return [Link(self.name, None, self._server.losses - self._losses_before)]
@@ -135,9 +143,11 @@ class HostBroker:
         trouble = self._trouble
         await self._reach_to_publish(messages)
         if trouble.happens("refuse"):
+            self._goes_wrong()
             raise BrokerUnavailable("refused by the simulation")
         self._refuse_too_large(messages)
         if trouble.happens("hang"):
+            self._goes_wrong(20.0)
             await trouble.hold_up(self._host, 20.0)
             messages = messages[: trouble.choose(len(messages) + 1)]
             await self._deliver(messages)
@@ -148,6 +158,7 @@ class HostBroker:
         trouble.step(self._host)
         trouble.world.confirmed(self._host, self.name, taken)
         if full:
+            self._goes_wrong()
             vias = [None if message.queue in full else self.name for message in messages]
             left = [place for place, via in enumerate(vias) if via is None]
             raise NotTaken("not taken in the simulation", vias, left if trouble.choose(2) else ())  # down, or just full
@@ -156,6 +167,7 @@ class HostBroker:
     def _refuse_too_large(self, messages: Sequence[Outgoing]) -> None:
         for message in messages:
             if message.key is not None and self._trouble.happens("too_large"):  # commands alone have one
+                self._goes_wrong()
                 self._trouble.world.too_large(self.name, message)
                 raise MessageTooLarge("too large in the simulation", len(message.body), 0)
 
@@ -265,6 +277,7 @@ class HostConsumer:
         for delivery in deliveries:
             self._trouble.world.acked(self._host, self._server.name, delivery)
         if self._trouble.happens("lost_ack"):
+            self._trouble.world.went_wrong(self._host, self._server.name, 0.0)
             raise BrokerUnavailable("the ack was lost in the simulation")
         await self._reach()
         await self._real.ack(deliveries)
@@ -294,11 +307,16 @@ class HostConsumer:
 
     async def _reach(self) -> None:
         self._expect_connection()
-        await self._server.reached()
+        try:
+            await self._server.reached()
+        except BrokerUnavailable:
+            self._trouble.world.went_wrong(self._host, self._server.name, 0.0)
+            raise
         self._expect_connection()
 
     def _expect_connection(self) -> None:
         if self._is_cut:
+            self._trouble.world.went_wrong(self._host, self._server.name, 0.0)
             raise BrokerUnavailable(f"the connection to {self._server.name} is cut in the simulation")
 
     async def cut(self) -> None:

@@ -9,6 +9,7 @@ of a pause), both are allowed and nothing else. Nothing is imported from the eng
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from oraculo.testing.simulation.documents import (
@@ -99,6 +100,7 @@ class Oracle:
         # An engine that died is reckoned with for a while, so that even one has somebody before it.
         self.patience = PATIENCE + COURTESY * engines
         self._asked: dict[str, list[tuple[float, Asked]]] = {}
+        self._requests: dict[tuple[str | None, bytes], str] = {}  # by key and body: the run that each asks for
         self._keys: dict[str, tuple[str, bytes]] = {}  # of idempotency: the run and the body that came first
         self.operators: list[tuple[str, str]] = []  # what they asked, and of which run or queue
         self._watched: dict[str, _Watched] = {}
@@ -109,15 +111,24 @@ class Oracle:
 
     # -- what was asked and what happened -------------------------------------------------------------------------
 
-    def asked(self, body: bytes, moment: float) -> None:
-        """Somebody asks for a run."""
+    def asked(self, body: bytes, key: str | None, moment: float) -> str:
+        """Somebody asks for a run; return its id."""
         asked = read_asked(body, self._pipelines, self._defaults)
         self._asked.setdefault(asked.run_id, []).append((moment, asked))
+        self._requests[key, body] = asked.run_id
+        return asked.run_id
 
     def accepted(self, run_id: str, key: str | None, body: bytes) -> None:
         """Somebody hears that a request was taken, as this run."""
         if key is not None and self._keys.setdefault(key, (run_id, body)) != (run_id, body):
             self.report(f"run {run_id} was given under the key {key}, which another request has")
+
+    def refused(self, key: str | None, body: bytes, why: str) -> None:
+        """Somebody hears that a good request is not taken: only where another has its key, or its `correlation_id`."""
+        run_id = self._requests[key, body]
+        others = (one for one in self._requests.items() if one[0] != (key, body))
+        if not any(another == run_id or (key is not None and its_key == key) for (its_key, _), another in others):
+            self.report(f"the request for run {run_id} under the key {key} was refused: {why}")
 
     def operator_asks(self, kind: str, subject: str) -> None:
         self.operators.append((kind, subject))
@@ -338,8 +349,9 @@ class _Commit:
         left = list(claims)
         while left:
             claim = left.pop(0)
-            if claim.task is not None and claim.attempt is not None:
-                self._begin_until(self._run.tasks[claim.task], claim.attempt)
+            for each in [claim, *takewhile(_is_cancelled, left)]:  # what is cancelled with it may have begun just now
+                if each.task is not None and each.attempt is not None:
+                    self._begin_until(self._run.tasks[each.task], each.attempt)
             if self._run.follows[claim.what, claim.task] > 0:
                 self._run.follows[claim.what, claim.task] -= 1
             elif (fault := self._fault_of(claim, left)) is not None:
@@ -556,6 +568,10 @@ class _Commit:
             return None if (channel, one.edition) in self._watched.delivered else "it was not brought there"
         one.status = "nao_entregue" if claim.what == "entrega_abandonada" else one.status
         return None
+
+
+def _is_cancelled(claim: Claim) -> bool:
+    return claim.what == "tarefa_cancelada"
 
 
 _ANSWERED = {

@@ -9,7 +9,7 @@ import msgspec
 
 from oraculo.core.pipeline import encode_definition, parse_pipeline
 from oraculo.core.run import Run
-from oraculo.errors import OraculoError
+from oraculo.errors import Conflict, InvalidInput, OraculoError
 from oraculo.ports.broker import Outgoing
 from oraculo.testing.simulation.brokers import Server
 from oraculo.testing.simulation.faults import Faults
@@ -137,7 +137,7 @@ class _Envelope(msgspec.Struct):
 
 async def _submit(world: World, action: Action) -> None:
     """As a client does that must know: it asks again, under the same key, until it hears an answer."""
-    world.asked(action.body)
+    world.asked(action.body, action.key)
     while True:
         operations = world.operations()
         try:
@@ -148,12 +148,15 @@ async def _submit(world: World, action: Action) -> None:
                 return
         except TimeoutError:
             pass
+        except (InvalidInput, Conflict) as error:
+            world.refused(action.key, action.body, str(error))
+            raise
         await asyncio.sleep(0.5)
 
 
 async def _enqueue(world: World, action: Action) -> None:
     server = await _reachable(world)
-    world.asked(bytes(msgspec.json.decode(action.body, type=_Envelope).payload))
+    world.asked(bytes(msgspec.json.decode(action.body, type=_Envelope).payload), None, server)
     await server.real.publish([Outgoing("orquestrador", action.body)])
 
 

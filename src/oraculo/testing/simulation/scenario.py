@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -49,6 +51,7 @@ class Scenario(msgspec.Struct, frozen=True):
     stand_ins: dict[str, StandIn] = {}  # by step; the others behave as `failure_rate` and `latency` say
     engines: int = 1
     workers: int = 2
+    places: int = 16  # commands that a worker with the SDK works on at once
     brokers: int = 1  # with several, engines and workers use whichever is there
     durable: bool = True  # the broker keeps its messages when an engine dies
     drops_repeats: bool = False  # the brokers know a command that they had
@@ -82,23 +85,34 @@ def random_scenario(dice: random.Random) -> Scenario:
     return msgspec.structs.replace(scenario, brokers=brokers, drops_repeats=drops_repeats, tells_losses=tells_losses)
 
 
-def full_scenario(seed: int) -> Scenario:
+def full_scenario(seed: int, additions: int | None = None) -> Scenario:
     """The scenario of a seed, with more of what the contract speaks of.
 
-    Drawn from dice of their own: without the additions, a seed that once found something is still the same story."""
-    return _with_more(random_scenario(random.Random(f"scenario {seed}")), random.Random(f"more {seed}"))
+    Each addition has dice of its own: with fewer of them, a seed that once found something is still the same story."""
+    scenario = random_scenario(random.Random(f"scenario {seed}"))
+    for name, add in list(_ADDITIONS.items())[:additions]:
+        scenario = add(scenario, random.Random(f"{name} {seed}"))
+    return scenario
 
 
-def _with_more(scenario: Scenario, dice: random.Random) -> Scenario:
-    pipelines = {name: _richer_pipeline(dice, source) for name, source in scenario.pipelines.items()}
-    bodies: dict[bytes, bytes] = {}  # what is asked twice is the same twice
+def _with_richer(scenario: Scenario, change: Callable[[dict[str, Any]], None]) -> list[Action]:
+    """The actions with each request changed; what is asked twice is the same twice."""
+    bodies: dict[bytes, bytes] = {}
     actions = []
     for action in scenario.actions:
         if action.kind in ("submit", "enqueue"):
             if action.body not in bodies:
-                bodies[action.body] = _richer_body(dice, action)
+                body = json.loads(action.body)
+                change(body if action.kind == "submit" else body["payload"])
+                bodies[action.body] = json.dumps(body).encode()
             action = msgspec.structs.replace(action, body=bodies[action.body])
         actions.append(action)
+    return actions
+
+
+def _with_more(scenario: Scenario, dice: random.Random) -> Scenario:
+    pipelines = {name: _richer_pipeline(dice, source) for name, source in scenario.pipelines.items()}
+    actions = _with_richer(scenario, partial(_enrich, dice))
     if (keyed := [one for one in actions if one.key]) and dice.random() < 0.3:
         actions.append(_key_used_again(dice, dice.choice(keyed)))
     return msgspec.structs.replace(
@@ -117,9 +131,7 @@ def _richer_pipeline(dice: random.Random, source: dict[str, Any]) -> dict[str, A
     return richer | ({"onLate": "amend"} if dice.random() < 0.4 else {})
 
 
-def _richer_body(dice: random.Random, action: Action) -> bytes:
-    body = json.loads(action.body)
-    request = body if action.kind == "submit" else body["payload"]
+def _enrich(dice: random.Random, request: dict[str, Any]) -> None:
     request["payload"]["parametros"] = {"lingua": dice.choice(("pt", "en"))}
     if dice.random() < 0.4:
         request["prioridade"] = dice.randint(0, 9)
@@ -128,7 +140,6 @@ def _richer_body(dice: random.Random, action: Action) -> bytes:
         destination |= {"timeout": dice.choice((3, 8))} if dice.random() < 0.15 else {}
     if "destinos" in request and dice.random() < 0.2:
         request["quorum"] = dice.choice((dice.randint(1, len(request["destinos"])), "34%", "60%"))
-    return json.dumps(body).encode()
 
 
 def _key_used_again(dice: random.Random, first: Action) -> Action:
@@ -136,6 +147,41 @@ def _key_used_again(dice: random.Random, first: Action) -> Action:
     other = json.loads(first.body)
     other |= {"correlation_id": f"{other['correlation_id']}-other", "payload": {"other": True}}
     return msgspec.structs.replace(first, at=first.at + dice.uniform(0, 5), body=json.dumps(other).encode())
+
+
+def _with_overrides(scenario: Scenario, dice: random.Random) -> Scenario:
+    """What may be said twice, differently: by a request and its pipeline, by a payload and a step's config."""
+    pipelines = {name: _overriding_pipeline(dice, source) for name, source in scenario.pipelines.items()}
+    actions = _with_richer(scenario, partial(_override, dice))
+    return msgspec.structs.replace(scenario, pipelines=pipelines, actions=tuple(actions))
+
+
+def _overriding_pipeline(dice: random.Random, source: dict[str, Any]) -> dict[str, Any]:
+    steps = [dict(step) for step in source["steps"]]
+    for step in steps:
+        if dice.random() < 0.4:
+            step["config"] = step.get("config", {}) | {"lingua": "es"}
+    if dice.random() < 0.4:
+        fragile = dice.choice(steps)
+        fragile |= {"optional": True, "retry": {"maxAttempts": 1}}
+    return source | {"steps": steps}
+
+
+def _override(dice: random.Random, request: dict[str, Any]) -> None:
+    if "pipeline" in request and dice.random() < 0.3:
+        request["timeout"] = dice.choice((4, 9, 25))
+
+
+def _with_few_places(scenario: Scenario, dice: random.Random) -> Scenario:
+    """Commands wait at workers that are busy, now and then until their deadlines have passed."""
+    return msgspec.structs.replace(scenario, places=dice.choice((1, 2, scenario.places, scenario.places)))
+
+
+_ADDITIONS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
+    "more": _with_more,
+    "overrides": _with_overrides,
+    "places": _with_few_places,
+}
 
 
 def _pipeline(dice: random.Random, name: str) -> dict[str, Any]:

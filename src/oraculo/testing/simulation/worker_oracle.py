@@ -3,9 +3,10 @@
 It sees what each process took, what its handlers did, what it published and which of that the broker confirmed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import inf
 from typing import Any
 
 import msgspec
@@ -31,8 +32,8 @@ class _Message(msgspec.Struct):
 @dataclass
 class _Command:
     message: _Message
-    server: str
     taken_at: float  # the moment at which this process first took it
+    servers: set[str] = field(default_factory=set)  # those that brought it
 
 
 @dataclass
@@ -60,11 +61,23 @@ class WorkerOracle:
     def took(self, life: object, server: str, body: bytes, moment: float) -> None:
         message = _read(body)
         if message is not None and message.tipo_evento in _EVENTS:
-            self._of(life).commands.setdefault(_identity(message), _Command(message, server, moment))
+            command = self._of(life).commands.setdefault(_identity(message), _Command(message, moment))
+            command.servers.add(server)
 
-    def begins(self, life: object, identity: Identity) -> None:
+    def brought_by(self, life: object, body: bytes) -> Collection[str]:
+        """The brokers that brought the command which this answers to a process; none when it is no answer."""
+        message = _read(body)
+        if message is None or message.tipo_evento not in _EVENTS.values():
+            return ()
+        command = self._of(life).commands.get(self._identity_of(life, message))
+        return () if command is None else command.servers
+
+    def begins(self, life: object, identity: Identity, moment: float) -> None:
         """A handler is called with a command."""
         process = self._of(life)
+        command = process.commands.get(identity)
+        if command is None or self._timeline.time(moment) >= _deadline(command) + _SLACK:
+            self._report(f"the command {identity} was begun after its deadline, or never came")
         if identity in process.begun:
             self._report(f"the command {identity} came again and was worked on again by the same worker")
         process.begun.add(identity)
@@ -118,15 +131,16 @@ class WorkerOracle:
 
     def _is_too_late(self, command: _Command, moment: float) -> bool:
         """By any setting that the clock had since the command was taken."""
-        if command.message.prazo is None:
-            return False
-        deadline = datetime.fromisoformat(command.message.prazo).timestamp()
-        return self._timeline.latest_time(command.taken_at, moment) >= deadline - _SLACK
+        return self._timeline.latest_time(command.taken_at, moment) >= _deadline(command) - _SLACK
 
     def _identity_of(self, life: object, message: _Message) -> Identity:
         """A worker without the SDK does one thing after the other, and does not say which attempt it answers."""
         last = self._of(life).last
         return _identity(message) if message.tarefa is not None or last is None else last
+
+
+def _deadline(command: _Command) -> float:
+    return inf if command.message.prazo is None else datetime.fromisoformat(command.message.prazo).timestamp()
 
 
 def _is_failure_with(payload: dict[str, Any], outcome: dict[str, Any]) -> bool:

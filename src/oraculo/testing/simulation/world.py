@@ -3,11 +3,12 @@
 import asyncio
 import random
 import traceback
-from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,7 +27,7 @@ from oraculo.errors import InvalidInput, OraculoError
 from oraculo.ports.broker import Broker, DeadLetter, Delivery, Outgoing, QueueState
 from oraculo.ports.store import Committed, Creation, Outcome
 from oraculo.ports.telemetry import Silent
-from oraculo.settings import EngineSettings, Settings, WebhookSettings
+from oraculo.settings import EngineSettings, Settings, WebhookSettings, WorkerSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.simulation.brokers import HostBroker, Server, State
 from oraculo.testing.simulation.expected_run import Defaults
@@ -34,6 +35,7 @@ from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.hosts import OWNER, Host
 from oraculo.testing.simulation.laws import LAWS, Law
 from oraculo.testing.simulation.oracle import Claim, Oracle
+from oraculo.testing.simulation.routes import Routes
 from oraculo.testing.simulation.scenario import PLAIN_QUEUE, Scenario
 from oraculo.testing.simulation.stores import HostStore
 from oraculo.testing.simulation.timeline import Timeline
@@ -97,6 +99,7 @@ class World:
         self.violations: list[Violation] = []
         self.told: list[str] = []  # what happened, for a report
         self.runs: dict[str, Run] = {}  # as they were last committed
+        self._asked_by: defaultdict[str, set[str]] = defaultdict(set)  # by run, the brokers that took its request
         self._reopened: set[str] = set()  # runs that an operator asked to reopen
         self._redrives = 0  # under way
         self.failures: set[tuple[str, str, int | None]] = set()  # failures that workers told
@@ -111,6 +114,7 @@ class World:
         self._timeline = Timeline(EPOCH)
         self._hears_oracles = not by_laws_alone
         self._worker_oracle = WorkerOracle(self._timeline, self._judged)
+        self._routes = Routes([server.name for server in self.servers], self._judged)
         runs = SETTINGS.runs
         self._oracle = Oracle(
             scenario.pipelines,
@@ -146,7 +150,8 @@ class World:
             self.hear_out(name, host.spawn(self._start_engine(service, host)))
         elif name.startswith("worker"):
             app = sdk_app(self.scenario.queues, self)
-            service = Worker(app, broker, clock=self.clock, entropy=self.entropy)
+            settings = WorkerSettings(concurrency=self.scenario.places)
+            service = Worker(app, broker, settings, clock=self.clock, entropy=self.entropy)
             self.hear_out(name, host.spawn(service.start()))
         else:
             for connection in connections:  # it knows nothing of several, so there is one for each
@@ -278,6 +283,7 @@ class World:
     def published(self, host: Host, server: str, message: Outgoing) -> None:
         self._note_failure(message)
         self._note_sent_again(message)
+        self._check_route(host, server, message)
         for law in self._laws:
             law.published(message, server)
         if message.queue == "respostas":
@@ -286,6 +292,16 @@ class World:
             self._worker_oracle.publishes(_life(host, server), message.queue, message.body, self.loop.time())
         elif message.queue not in (naming.ANSWERS, naming.REQUESTS):
             self._oracle.command_sent(message.queue, message.body, message.priority, message.reason)
+
+    def _check_route(self, host: Host, server: str, message: Outgoing) -> None:
+        """Plain workers know of one broker alone; a mark is for the broker that it is left on."""
+        if host.name != "plain" and message.queue != naming.MEMORY and len(self.servers) > 1:
+            if message.is_reply:
+                brought_by: Collection[str] = self._asked_by[decode_message(message.body).correlation_id]
+            else:
+                brought_by = self._worker_oracle.brought_by(_life(host, server), message.body)
+            what = f"a message of {host.name} to {message.queue}"
+            self._routes.published(host, server, self.loop.time(), what, brought_by)
 
     def _note_sent_again(self, message: Outgoing) -> None:
         """What was lost before is waited for in vain no more, unless this is lost too."""
@@ -346,7 +362,7 @@ class World:
             self._worker_oracle.acked(_life(host, server), delivery.body)
 
     def handler_begins(self, identity: Identity) -> None:
-        self._worker_oracle.begins(OWNER.get(), identity)
+        self._worker_oracle.begins(OWNER.get(), identity, self.loop.time())
 
     def handler_ends(self, server: str, identity: Identity, payload: dict[str, Any]) -> None:
         host = OWNER.get()
@@ -359,6 +375,9 @@ class World:
     def released(self, consumer: object) -> None:
         self._oracle.released(consumer)
 
+    def went_wrong(self, host: Host, server: str, for_seconds: float) -> None:
+        self._routes.is_troubled(host, server, self.loop.time() + for_seconds)
+
     def commit_was_lost(self, host: Host) -> None:
         self._oracle.commit_was_lost(host.name)
 
@@ -368,8 +387,13 @@ class World:
     def was_busy(self, host: Host, since: float, until: float) -> None:
         self._timeline.was_busy(host.name, since, until)
 
-    def asked(self, body: bytes) -> None:
-        self._oracle.asked(body, self.loop.time())
+    def asked(self, body: bytes, key: str | None, server: Server | None = None) -> None:
+        """`server`: the broker that takes the request, where it does not come by HTTP."""
+        run_id = self._oracle.asked(body, key, self.loop.time())
+        self._asked_by[run_id] |= set() if server is None else {server.name}
+
+    def refused(self, key: str | None, body: bytes, why: str) -> None:
+        self._oracle.refused(key, body, why)
 
     def operator_asks(self, kind: str, subject: str) -> None:
         self._oracle.operator_asks(kind, subject)
@@ -432,6 +456,7 @@ class World:
 
     async def _lose_memory(self, server: Server) -> None:
         self.tell(f"{server.name} loses its memory")
+        self._routes.changes(server.name, self.loop.time())
         self._disturbed()
         self._may_lack_letters = True
         self.garbage = [one for one in self.garbage if one.server != server.name]
@@ -443,6 +468,7 @@ class World:
         state = State.FROZEN if self.trouble.choose(3) == 0 else State.GONE
         self.tell(f"{server.name} is {state.name.lower()}")
         self._disturbed()
+        self._routes.changes(server.name, self.loop.time())
         await server.leave(state)
         self._keep(self._return(server, self.trouble.up_to(AWAY_WITHIN)))
 
@@ -451,6 +477,7 @@ class World:
         if server not in self.lost_for_good and server.state is not State.UP:
             self.tell(f"{server.name} is back")
             self._disturbed()
+            self._routes.changes(server.name, self.loop.time())
             server.come_back()
 
     @property
@@ -505,6 +532,7 @@ class World:
                 self.lost_for_good.append(server)
                 state = self.dice.choice((State.GONE, State.FROZEN))
                 self.tell(f"{server.name} is {state.name.lower()} for good")
+                self._routes.changes(server.name, inf)
                 await server.leave(state)
 
     async def _is_quiet(self) -> bool:

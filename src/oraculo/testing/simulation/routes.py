@@ -1,0 +1,44 @@
+"""Which of several brokers a process publishes to: the first that works.
+
+An answer goes back by the broker that brought its command, and a reply by the one that brought its request.
+
+A broker counts as working for a process when nothing has gone wrong between the two for a while, and the broker itself
+was neither away nor came back meanwhile.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+
+QUIET = 15.0  # seconds without trouble, after which a process must use a broker
+
+
+class Routes:
+    """The connections of each process, by the names of the brokers, in order of preference."""
+
+    def __init__(self, servers: Sequence[str], report: Callable[[str], None]) -> None:
+        self._servers = servers
+        self._report = report
+        self._troubled_until: dict[tuple[object, str], float] = {}  # of a process and a broker
+
+    def is_troubled(self, process: object, server: str, until: float) -> None:
+        """Something goes wrong between the two, or will until then."""
+        key = (process, server)
+        self._troubled_until[key] = max(self._troubled_until.get(key, until), until)
+
+    def changes(self, server: str, moment: float) -> None:
+        """A broker goes away, or comes back."""
+        for process, name in list(self._troubled_until):
+            if name == server:
+                self.is_troubled(process, server, moment)
+
+    def published(self, process: object, server: str, moment: float, what: str, brought_by: Collection[str]) -> None:
+        """`brought_by`: the brokers that brought what this answers; none for what answers nothing."""
+        if server in brought_by:
+            return
+        first = self._servers.index(server)
+        others = (name for place, name in enumerate(self._servers) if name in brought_by or place < first)
+        better = next((name for name in others if self._is_quiet(process, name, moment)), None)
+        if better is not None:
+            self._report(f"{what} went by {server}, and {better} works")
+
+    def _is_quiet(self, process: object, server: str, moment: float) -> bool:
+        return moment - self._troubled_until.get((process, server), moment) > QUIET
