@@ -174,7 +174,7 @@ def _override(dice: random.Random, request: dict[str, Any]) -> None:
 
 def _with_few_places(scenario: Scenario, dice: random.Random) -> Scenario:
     """Commands wait at workers that are busy, now and then until their deadlines have passed."""
-    return msgspec.structs.replace(scenario, places=dice.choice((1, 2, scenario.places, scenario.places)))
+    return msgspec.structs.replace(scenario, places=dice.choice((1, 1, 2, scenario.places)))
 
 
 _ADDITIONS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
