@@ -220,9 +220,9 @@ def a_delivery_is_given_up_at_its_first_failure(patch: pytest.MonkeyPatch) -> No
 def dead_letters_are_noted_as_sent_and_are_not(patch: pytest.MonkeyPatch) -> None:
     real = Outbox._line_up
 
-    def line_up(self: Outbox, key: Key, run: Run, dead: str | None, body: bytes) -> None:
+    def line_up(self: Outbox, key: Key, run: Run, dead: str | None, *rest: Any) -> None:
         if dead is None:
-            real(self, key, run, dead, body)
+            real(self, key, run, dead, *rest)
         else:
             self._confirmed([key], [self._broker.name], self._clock.now())
 
