@@ -141,6 +141,7 @@ class HostBroker:
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
         trouble = self._trouble
+        trouble.world.offered(self._host, self.name, messages)
         await self._reach_to_publish(messages)
         if trouble.happens("refuse"):
             self._goes_wrong()

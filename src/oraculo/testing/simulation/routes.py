@@ -30,7 +30,7 @@ class Routes:
             if name == server:
                 self.is_troubled(process, server, moment)
 
-    def published(self, process: object, server: str, moment: float, what: str, brought_by: Collection[str]) -> None:
+    def chose(self, process: object, server: str, moment: float, what: str, brought_by: Collection[str]) -> None:
         """`brought_by`: the brokers that brought what this answers; none for what answers nothing."""
         if server in brought_by:
             return

@@ -283,7 +283,6 @@ class World:
     def published(self, host: Host, server: str, message: Outgoing) -> None:
         self._note_failure(message)
         self._note_sent_again(message)
-        self._check_route(host, server, message)
         for law in self._laws:
             law.published(message, server)
         if message.queue == "respostas":
@@ -293,6 +292,11 @@ class World:
         elif message.queue not in (naming.ANSWERS, naming.REQUESTS):
             self._oracle.command_sent(message.queue, message.body, message.priority, message.reason)
 
+    def offered(self, host: Host, server: str, messages: Sequence[Outgoing]) -> None:
+        """A process chose this broker for them, whatever comes of it."""
+        for message in messages:
+            self._check_route(host, server, message)
+
     def _check_route(self, host: Host, server: str, message: Outgoing) -> None:
         """Plain workers know of one broker alone; a mark is for the broker that it is left on."""
         if host.name != "plain" and message.queue != naming.MEMORY and len(self.servers) > 1:
@@ -301,7 +305,7 @@ class World:
             else:
                 brought_by = self._worker_oracle.brought_by(_life(host, server), message.body)
             what = f"a message of {host.name} to {message.queue}"
-            self._routes.published(host, server, self.loop.time(), what, brought_by)
+            self._routes.chose(host, server, self.loop.time(), what, brought_by)
 
     def _note_sent_again(self, message: Outgoing) -> None:
         """What was lost before is waited for in vain no more, unless this is lost too."""
