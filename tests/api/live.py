@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from socket import socket
+from socket import SO_SNDBUF, SOL_SOCKET, socket
 from typing import Any, Literal, TypeVar
 
 import uvicorn
@@ -82,6 +82,15 @@ class LiveService:
         self._server.should_exit = True
         self._thread.join(20)
         assert not self._thread.is_alive(), "uvicorn did not stop"
+
+    def keep_little_in_the_system(self) -> None:
+        """Let the system itself take little of what a client does not read."""
+        for listener in self._server.servers[0].sockets:
+            listener.setsockopt(SOL_SOCKET, SO_SNDBUF, 16 * 1024)
+
+    @property
+    def has_connections(self) -> bool:
+        return bool(self._server.server_state.connections)
 
     @property
     def is_answering(self) -> bool:

@@ -8,12 +8,13 @@ from fastapi import FastAPI
 from oraculo import __version__
 from oraculo.api import asyncapi, docs_page, events, health, pipelines, queues, runs
 from oraculo.api.auth import ApiKeys
-from oraculo.api.bodies import Room
+from oraculo.api.bodies import room_for_bodies
 from oraculo.api.context import Context, OnceStarted
 from oraculo.api.doors import Doors
 from oraculo.api.openapi import DESCRIPTION, TITLE, document_of
 from oraculo.api.paths import ExactPaths, HeadAsGet
 from oraculo.api.problems import install_problems
+from oraculo.api.replies import room_for_replies
 from oraculo.api.unserved import ToldToAskAgain
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine
@@ -46,7 +47,8 @@ def create_app(
         redirect_slashes=False,
     )
     largest = max(settings.limits.request_bytes, settings.limits.payload_bytes)
-    app.state.context = Context(operations, settings, metrics, Room(largest))
+    replies = room_for_replies(settings.limits.replies_bytes)
+    app.state.context = Context(operations, settings, metrics, room_for_bodies(largest), replies)
     install_problems(app)
     app.include_router(health.router)
     for part in () if only_health else (events, runs, pipelines, queues, asyncapi):

@@ -1,12 +1,11 @@
 """Request bodies: read within a limit, never more of them held than that, and of a kind that can be read."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 from fastapi import HTTPException, Request
 
-from oraculo.api.problems import RETRY_SECONDS
+from oraculo.api.room import Room, not_now
 from oraculo.errors import PayloadTooLarge
 
 JSON_KINDS = frozenset({"application/json"})
@@ -14,40 +13,12 @@ PIPELINE_KINDS = JSON_KINDS | {"application/yaml", "application/x-yaml", "text/y
 _SUFFIXES = {"application/json": "+json", "application/yaml": "+yaml"}
 _MOST_DIGITS = 20
 _AT_ONCE = 8  # of the largest requests
-_SMALL = 64 * 1024  # bytes; the server itself holds as many of each
 _PATIENCE = 30.0  # seconds for the next piece of a body
 
 
-class Room:
-    """For all bodies that are being read: those that stay half sent cannot take all the memory. Small ones count for
-    nothing, and always find some."""
-
-    def __init__(self, largest: int) -> None:
-        self._free = _AT_ONCE * largest
-
-    def expect(self, size: int) -> None:
-        """Takes nothing yet: who promises much and sends nothing would keep out all others. Raises 503."""
-        if size > max(self._free, _SMALL):
-            raise _no_room()
-
-    @contextmanager
-    def share(self) -> Iterator[Callable[[int], None]]:
-        """Gives the means to make it as large as a body, which raises 503 when others have the room."""
-        held = 0
-
-        def grow(size: int) -> None:
-            nonlocal held
-            if size <= max(held, _SMALL):
-                return
-            if size - held > self._free:
-                raise _no_room()
-            self._free -= size - held
-            held = size
-
-        try:
-            yield grow
-        finally:
-            self._free += held
+def room_for_bodies(largest: int) -> Room:
+    """Return the room for all bodies that are being read: those that stay half sent cannot take all the memory."""
+    return Room(_AT_ONCE * largest, "Too many large requests are being read; send it again in a moment.")
 
 
 async def read_body(request: Request, limit: int, room: Room) -> bytes:
@@ -65,7 +36,7 @@ async def read_body(request: Request, limit: int, room: Room) -> bytes:
         detail = f"Nothing more of the body came for {_PATIENCE:g} s; send it again."
         raise HTTPException(408, detail, {"Connection": "close"}) from None
     except asyncio.CancelledError:
-        raise _not_now("The server is stopping, and the body was not complete; send it again in a moment.") from None
+        raise not_now("The server is stopping, and the body was not complete; send it again in a moment.") from None
 
 
 def _declared_length(request: Request) -> int:
@@ -83,14 +54,6 @@ async def _read(request: Request, limit: int, grow: Callable[[int], None]) -> by
             grow(len(body))
             patience.reschedule(loop.time() + _PATIENCE)
     return bytes(body)
-
-
-def _no_room() -> HTTPException:
-    return _not_now("Too many large requests are being read; send it again in a moment.")
-
-
-def _not_now(detail: str) -> HTTPException:
-    return HTTPException(503, detail, {"Retry-After": RETRY_SECONDS})
 
 
 def expect_kind(headers: Mapping[str, str], kinds: frozenset[str]) -> None:

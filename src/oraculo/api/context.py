@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from oraculo.api.bodies import Room
+from oraculo.api.room import Room
 from oraculo.engine.operations import Operations
 from oraculo.engine.webhooks import ID_HEADER
 from oraculo.errors import Conflict
@@ -18,7 +18,8 @@ class Context:
     operations: Operations
     settings: Settings
     metrics: Metrics
-    room: Room
+    room: Room  # for requests
+    replies: Room
 
 
 async def _context(request: Request) -> Context:

@@ -36,8 +36,8 @@ _PROBLEMS = {
     "seconds.",
     502: "The broker refused; `detail` has its words.",
     503: "The store, the broker or the object store cannot be reached now, a newer ORÁCULO wrote what is asked "
-    "for, too many large bodies are being read, or there is no room for a thread; try again after `Retry-After` "
-    "seconds.",
+    "for, too many large bodies or replies are being read, or there is no room for a thread; try again after "
+    "`Retry-After` seconds.",
 }
 _SUPPOSED = "HTTPValidationError"
 # Under whatever path a proxy puts it.

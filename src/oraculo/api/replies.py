@@ -5,9 +5,15 @@ from typing import Any
 
 import msgspec
 from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from oraculo.api.auth import SAFE_METHODS
+from oraculo.api.room import Room
 
 JSON = "application/json"
 PAGE_BYTES = 8 * 1024 * 1024  # of the items on one page of a list; a single larger one is a page by itself
+
+_PIECE = 256 * 1024  # bytes of a reply that are handed to the server at once; more once most of them have left
 
 _encoder = msgspec.json.Encoder()
 
@@ -21,7 +27,7 @@ def json_reply(value: Any, status: int = 200, headers: Mapping[str, str] | None 
 
 
 def encoded_reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(body, status, headers, JSON)
+    return _Reply(body, status, headers, JSON)
 
 
 def page_of(items: Iterable[Any]) -> list[msgspec.Raw]:
@@ -35,3 +41,25 @@ def page_of(items: Iterable[Any]) -> list[msgspec.Raw]:
             break
         page.append(msgspec.Raw(text))
     return page
+
+
+def room_for_replies(size: int) -> Room:
+    """Return the room for all replies that are being sent: clients that do not read cannot take all the memory."""
+    return Room(size, "Too many large replies are being read by others; ask again in a moment.")
+
+
+class _Reply(Response):
+    """A reply that is sent in pieces, as fast as it is read, and has its share of the room meanwhile.
+
+    Where there is none, a question gets 503. What has changed something is answered all the same.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        room: Room = scope["app"].state.context.replies
+        with room.share(is_owed=scope["method"] not in SAFE_METHODS) as grow:
+            grow(len(self.body))
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for start in range(0, max(1, len(self.body)), _PIECE):
+                end = start + _PIECE
+                piece = self.body[start:end]
+                await send({"type": "http.response.body", "body": piece, "more_body": end < len(self.body)})

@@ -81,7 +81,7 @@ async def start_run(
     except Conflict as error:
         raise FieldConflict("correlation_id", error) from None
     headers = {"Location": _address(submitted.run_id), **applied(wait)}
-    if submitted.aggregate is not None:
+    if submitted.aggregate is not None and shared.replies.has(len(submitted.aggregate)):
         return encoded_reply(submitted.aggregate, 200, headers)
     return json_reply(accepted_view(submitted.run_id, submitted.status), 202, headers)
 

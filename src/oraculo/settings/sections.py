@@ -107,6 +107,7 @@ class ApiSettings(Section, frozen=True):
     max_wait: Pause = 300.0  # the longest `Prefer: wait`
     header_timeout: Seconds = 10.0  # for the headers of a request; then 408, and the connection is closed
     keep_alive: Seconds = 5.0  # after which a connection without a request is closed
+    write_timeout: Seconds = 30.0  # in which a client must read some of its reply; else the connection is closed
     client_connections: Count = 256  # that one client address may have at a time; over it: 429
     proxies: Networks = ()  # whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed, as 10.0.0.7 or 10.1.0.0/16
 
@@ -114,6 +115,7 @@ class ApiSettings(Section, frozen=True):
 class LimitSettings(Section, frozen=True):
     payload_bytes: Bytes = 1024 * 1024  # of a request's payload, and of each destination's; over it: 413
     request_bytes: Bytes = 32 * 1024 * 1024  # of a whole request; over it: 413
+    replies_bytes: Bytes = 256 * 1024 * 1024  # of replies over 64 kB that clients are reading; over it: 503
     pipelines: CountOrNone = 1000  # that the API stores; one more: 409
     pipelines_bytes: BytesOrNone = 16 * 1024 * 1024  # of all that the API stores, as JSON; over it: 409
 

@@ -35,6 +35,7 @@ class Bounds:
 
     def __init__(self, settings: ApiSettings) -> None:
         self.header_timeout = settings.header_timeout
+        self.write_timeout = settings.write_timeout
         self._most = settings.client_connections
         self._proxies = [ip_network(entry, strict=False) for entry in settings.proxies]
         self._connections: dict[Hashable, dict[Seat, None]] = {}  # of each client, the oldest first

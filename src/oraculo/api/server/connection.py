@@ -1,5 +1,5 @@
-"""What every connection has to keep to, whichever parser reads it: how long a header may take, how many connections a
-client may have, and what is answered to who does not."""
+"""What every connection has to keep to, whichever parser reads it: how long a header may take and a reply may stay
+unread, how many connections a client may have, and what is answered to who does not."""
 
 import asyncio
 from collections.abc import Hashable
@@ -41,6 +41,9 @@ class BoundedConnection(asyncio.Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._unread = 0  # bytes of replies that had not left when the timer was started
+        self._reads = False  # and whether all of them left since
         self._dropped = 0  # bytes that came after a refusal
         self.is_in_head = True  # what comes next belongs to the headers of a request
 
@@ -95,8 +98,9 @@ class BoundedConnection(asyncio.Protocol):
         if self._counted_as is not None:
             self._bounds.leave(self._counted_as, self)
         self._stop_head_timer()
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
+        for timer in (self._linger_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -146,6 +150,36 @@ class BoundedConnection(asyncio.Protocol):
             self.refuse(408, _LATE)
         else:
             self.transport.abort()
+
+    # -- the deadline for reading a reply ---------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._reads = True
+
+    def on_response_complete(self) -> None:
+        """Note that a reply was written, which uvicorn calls. What is left of it may stay unread for ever."""
+        super().on_response_complete()  # type: ignore[misc]
+        if self.transport.get_write_buffer_size():
+            self._watch_reader()
+
+    def _watch_reader(self) -> None:
+        if self._write_timer is None:
+            self._unread, self._reads = self.transport.get_write_buffer_size(), False
+            self._write_timer = self.loop.call_later(self._bounds.write_timeout, self._look_at_reader)
+
+    def _look_at_reader(self) -> None:
+        self._write_timer = None
+        unread = self.transport.get_write_buffer_size()
+        if unread and unread >= self._unread and not self._reads:
+            self._bounds.log("a client did not read its reply, and was cut off", self._address())
+            self.transport.abort()
+        elif unread:
+            self._watch_reader()
 
     # -- refusals --------------------------------------------------------------------------------------------------
 
