@@ -4,11 +4,12 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from pika.exceptions import AMQPError
 
+from oraculo.brokers.prefetch import Prefetch
 from oraculo.brokers.rabbitmq.connection import Channel, unused
 from oraculo.brokers.rabbitmq.letters import (
     OUR_HEADERS,
@@ -30,6 +31,7 @@ FAILED_MOVE_PAUSE = 1.0  # seconds until it is tried again to move a message, or
 LONGEST_MOVE_PAUSE = 5.0
 LONGEST_HELD = 60.0  # seconds that a message waits here which can wait in no queue: it takes a place of the prefetch
 MOVED_TOGETHER = 50  # of the messages that could not be moved before
+IDLE_AFTER = 1.0  # seconds without a message, after which it asks for few again
 
 Token = Any  # a delivery tag of AMQP; the port knows it as `int | str`
 Publish = Callable[[Sequence[Parcel]], Awaitable[None]]
@@ -80,6 +82,12 @@ class RabbitMQConsumer:
         self._clock = clock
         self._limit = None if is_dlq(queue) else delivery_limit  # a dead letter has nowhere else to go
         self._held: dict[Token, bytes] = {}  # the properties of what is not settled, by delivery tag, ascending
+        self._prefetch = Prefetch(1)
+        self._subscriptions = count(1)
+        self._subscription = ""  # the consumer tag
+        self._is_changing = False  # how many it asks for: the server has not answered yet
+        self._surplus: list[Token] = []  # came meanwhile, and is too much to hold
+        self._idle: asyncio.TimerHandle | None = None
         self._moving: set[Token] = set()  # of these, those that are on the way to another queue
         self._burying = asyncio.Lock()  # a few at a time: what is on the way when the line breaks may come twice
         self._waiting: deque[Delivery] = deque()  # of these, those that nobody took yet
@@ -100,8 +108,10 @@ class RabbitMQConsumer:
         self._channel.on_close = self._lose
         self._channel.listen(Deliveries(self._on_message))
         self._channel.raw.add_on_cancel_callback(self._on_cancel)
-        await self._channel.call("basic_qos", prefetch_count=min(prefetch, MOST_PREFETCH))
-        await self._channel.call("basic_consume", queue=self.queue, on_message_callback=unused)
+        self._prefetch = Prefetch(min(prefetch, MOST_PREFETCH))
+        await self._channel.call("basic_qos", prefetch_count=self._prefetch.asked)
+        self._subscription = self._next_subscription()
+        await self._channel.call("basic_consume", **self._consuming)
 
     async def take(self, limit: int) -> Sequence[Delivery]:
         """Raises BrokerUnavailable once the subscription is lost."""
@@ -199,8 +209,14 @@ class RabbitMQConsumer:
     def _on_message(self, tag: int, is_redelivered: bool, properties: bytes, body: bytes) -> None:
         if self._closed or self._fault is not None:
             return
-        delivery = Delivery(self.queue, body, tag, redeliveries_of(properties, is_redelivered))
         self._held[tag] = properties
+        if self._is_changing and self._prefetch.is_over:
+            self._surplus.append(tag)
+            return
+        delivery = Delivery(self.queue, body, tag, redeliveries_of(properties, is_redelivered))
+        self._prefetch.add(tag, len(body))
+        if not self._is_changing and self._prefetch.adapt():
+            self._change_prefetch()
         if self._limit is not None and delivery.redeliveries >= self._limit:
             self._bury(delivery)
         else:
@@ -219,6 +235,10 @@ class RabbitMQConsumer:
     def _forget(self) -> None:
         """The server gives to others what was held."""
         self._held.clear()
+        self._prefetch.clear()
+        self._surplus.clear()
+        if self._idle is not None:
+            self._idle.cancel()
         self._moving.clear()
         self._kept.clear()
         self._waiting.clear()
@@ -230,11 +250,52 @@ class RabbitMQConsumer:
         if self._channel.is_open:  # else what it held comes again
             self._channel.raw.connection.ack(self._channel.raw.channel_number, tag, multiple=multiple)
 
+    # -- how many it asks for -------------------------------------------------------------------------------------
+
+    @property
+    def _consuming(self) -> dict[str, Any]:
+        return {"queue": self.queue, "on_message_callback": unused, "consumer_tag": self._subscription}
+
+    def _next_subscription(self) -> str:
+        return f"oraculo-{next(self._subscriptions)}"
+
+    def _change_prefetch(self) -> None:
+        """AMQP lets a subscription keep its prefetch for life: there is a new one before the old one ends, because some
+        queues delete themselves without any. Until the server has ended the old one, messages still come by it."""
+        before, self._subscription = self._subscription, self._next_subscription()
+        self._is_changing = True
+        with suppress(BrokerError):  # the channel is closing, and `_lose` hears of it
+            self._channel.tell("basic_qos", prefetch_count=self._prefetch.asked)
+            self._channel.tell("basic_consume", **self._consuming)
+            self._channel.tell("basic_cancel", consumer_tag=before, callback=self._has_changed)
+
+    def _has_changed(self, _: object) -> None:
+        """Now it can give back what was too much: before, the old subscription would have brought it again at once."""
+        self._is_changing = False
+        surplus, self._surplus = self._surplus, []
+        for tag in surplus:
+            self._give_back(tag)
+        if self._prefetch.adapt():
+            self._change_prefetch()
+
+    def _note_idle(self) -> None:
+        """What comes next may be large, however small the messages were before."""
+        self._idle = None
+        if self._held or self._fault is not None or self._closed:
+            return
+        if not self._is_changing and self._prefetch.begin_anew():
+            self._change_prefetch()
+
     # -- the ways of a message ------------------------------------------------------------------------------------
 
     def _settles(self, tag: Token) -> bool:
         """Whether it was still this consumer's to settle; it no longer is."""
-        return tag not in self._moving and self._held.pop(tag, None) is not None
+        if tag in self._moving or self._held.pop(tag, None) is None:
+            return False
+        self._prefetch.remove(tag)
+        if not self._held and self._idle is None:
+            self._idle = asyncio.get_running_loop().call_later(IDLE_AFTER, self._note_idle)
+        return True
 
     def _give_back(self, tag: Token) -> None:
         if self._settles(tag):
