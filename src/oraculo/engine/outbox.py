@@ -15,6 +15,7 @@ from oraculo.core.run import Changes, Run, Task, TaskStatus
 from oraculo.core.slices import pages
 from oraculo.core.timestamps import to_iso
 from oraculo.core.troubled import TroubledQueues
+from oraculo.engine.backlog import Backlog
 from oraculo.engine.inputs import Inbox, Note, Resend
 from oraculo.engine.known_queues import KnownQueues
 from oraculo.engine.peers import Peers
@@ -113,13 +114,18 @@ class Outbox:
         self._rations = Rations()
         self._seen_unsent: dict[Unsent, float] = {}  # and since when, by the loop's time: clocks may be set back
         self._round = Round()
+        self._backlog = Backlog(store)
+
+    def begin(self) -> None:
+        """Let new small runs wait for the first sweep: what it finds is older."""
+        self._backlog.begin(self._clock.now())
 
     # -- what the intake hands over -----------------------------------------------------------------------------
 
     def send(self, changes: Changes) -> None:
         """Takes the commands of a committed change. Never blocks; what it has no room for is left to the sweep. Where
         there are many, they are lined up a portion at a time, for the engine has other things to do."""
-        if not changes.commands and not changes.dead_letters:
+        if (not changes.commands and not changes.dead_letters) or self._backlog.makes_wait(changes):
             return
         if len(changes.commands) + len(changes.dead_letters) <= PORTION:
             self._add_all(changes.run, changes.commands, changes.dead_letters)
@@ -342,6 +348,7 @@ class Outbox:
         """
         if self.trouble is not None and not self._peers.is_alone:
             return  # others' commands would only be sent twice when the broker is back
+        is_start = at_once
         at_once = ((at_once and not self._peers.has_apis_beside) or self._spilled) and self._peers.is_alone
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -349,11 +356,16 @@ class Outbox:
         self._rations.begin(began, lambda one: at_once or self._is_ours(one, began))
         if at_once:
             self._round = Round()
+        if at_once and is_start:
+            await self._read_backlog()
+        if not await self._send_backlog():
+            self._spilled = True
+            return
         seen: dict[Unsent, float] = {}
         is_full, after = False, self._round.start
         while page := await self._store.unsent(_PAGE, after):
             after = (page[-1].run_id, page[-1].task)
-            await self._resend(page, seen, at_once)
+            await self._resend(page, seen, at_once=at_once)
             is_full = self._is_full()
             if is_full or (len(seen) >= _MOST_SEEN and not at_once):
                 break
@@ -366,7 +378,28 @@ class Outbox:
             patience = self._peers.ttl + len(self._peers.engines) * _COURTESY
             self._round.looked(after if page else None, began, loop.time(), patience)
 
-    async def _resend(self, page: Sequence[Unsent], seen: dict[Unsent, float], at_once: bool) -> None:
+    async def _read_backlog(self) -> None:
+        try:
+            await self._backlog.read()
+        except OraculoError:
+            self._send_released()  # new runs are not to wait for a store that cannot tell
+            raise
+
+    def _send_released(self) -> None:
+        for changes in self._backlog.release():
+            self.send(changes)
+
+    async def _send_backlog(self) -> bool:
+        """Return whether there was room for all of it."""
+        while True:
+            self._send_released()
+            if not (page := self._backlog.take()):
+                return True
+            await self._resend(page, {}, at_once=True)
+            if self._is_full():
+                return False
+
+    async def _resend(self, page: Sequence[Unsent], seen: dict[Unsent, float], *, at_once: bool) -> None:
         """Waits until they are decided, so that a page does not pile up on the one before."""
         loop = asyncio.get_running_loop()
         now = loop.time()
