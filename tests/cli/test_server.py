@@ -182,7 +182,7 @@ def test_a_server_that_comes_back_without_the_run_is_not_given_another(start: St
         assert first.stop() == 0
         start("dev", "--no-samples", "--store", "sqlite:///outro.db", port=int(url.rpartition(":")[2]))
         told, errors = waiting.communicate(timeout=60)
-    assert (waiting.returncode, told) == (2, "")
+    assert (waiting.returncode, told) == (2, f"run {run_id} em_execucao\n")
     assert run_id in errors
     assert Cli(url).json("runs", "list")["orquestracoes"] == []
 

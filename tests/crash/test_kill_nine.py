@@ -125,7 +125,7 @@ class Load:
                 body["webhook"] = self._webhook
             try:
                 response = await self._client.post(
-                    f"{self._server.url}/orquestracoes", content=json.dumps(body), headers={"Idempotency-Key": run_id}
+                    f"{self._server.url}/orquestracoes", json=body, headers={"Idempotency-Key": run_id}
                 )
             except httpx2.HTTPError:
                 await asyncio.sleep(0.02)  # it was just killed

@@ -88,10 +88,12 @@ def submit(
         has_ended = status == 200 and "resumo" in answer
         if has_ended or as_json or not wait:
             _show(answer, has_ended, as_json)
-        if wait:
-            _end_waiting(answer, has_ended, wait)
-        elif not as_json:
+        if wait and not has_ended:
+            output.note(f"run {run_id} has not ended in {wait:g} s; it goes on")
+        if not (has_ended or as_json):
             output.note(f"follow it with: {watch_command(run_id, context)}")
+        if wait:
+            raise typer.Exit(output.exit_status(answer["status"]) if has_ended else output.NOT_SUCCEEDED)
 
 
 def _expect_one_subject(**subjects: object) -> None:
@@ -190,10 +192,3 @@ def _show(answer: dict[str, Any], has_ended: bool, as_json: bool) -> None:
         print_aggregate(answer)
     else:
         output.print_line(f"run {answer['correlation_id']} {answer['status']}")
-
-
-def _end_waiting(answer: dict[str, Any], has_ended: bool, wait: float) -> None:
-    if not has_ended:
-        output.note(f"run {answer['correlation_id']} has not ended in {wait:g} s; it goes on")
-        raise typer.Exit(output.NOT_SUCCEEDED)
-    raise typer.Exit(output.exit_status(answer["status"]))
