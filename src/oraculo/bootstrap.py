@@ -189,12 +189,18 @@ def make_objects(settings: Settings) -> Objects | None:
     try:
         return RemoteObjects(url)
     except ImportError as error:
-        advice = how_to_add("s3") if scheme in ("s3", "s3a") else f"pip install fsspec, and its {scheme} package"
-        missing = f"{scheme}:// needs a package that is not installed ({error}): {advice}"
-        raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", missing)) from error
+        missing = f"{scheme}:// needs a package that is not installed ({error})"
+        raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", missing + _how_to_reach(scheme, error))) from error
     except Exception as error:  # each package refuses options and places in its own words
         told = without_secrets(str(error), url)
         raise InvalidSettings(Fault("ORACULO_OBJECTS_URL", f"{scheme}://… cannot be used: {told}")) from error
+
+
+def _how_to_reach(scheme: str, error: ImportError) -> str:
+    """Return the advice for a place that fsspec cannot reach yet. fsspec's own errors name the package they need."""
+    if scheme in ("s3", "s3a"):
+        return f": {how_to_add('s3')}"
+    return ": pip install fsspec" if error.name == "fsspec" else ""
 
 
 def make_earlier_objects(settings: Settings) -> Objects | None:

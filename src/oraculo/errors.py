@@ -183,6 +183,9 @@ class InvariantBroken(OraculoError, AssertionError):
 
 
 def how_to_add(extra: str) -> str:
-    """For an error about a package that is missing. Not by our name alone: the index of Python packages has another
-    project of that name."""
-    return f"pip install -e '.[{extra}]' in ORÁCULO's source folder"
+    """Return what to run when a package is missing.
+
+    The index of Python packages has another project of our name. pip does not ask the index for it where we are
+    installed already, so the advice says where to run it.
+    """
+    return f"pip install 'oraculo[{extra}]' where ORÁCULO is installed"

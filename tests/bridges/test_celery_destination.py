@@ -1,5 +1,7 @@
 """Celery tasks as steps: a real `celery worker` on RabbitMQ and on Redis, with an app that knows nothing of us."""
 
+import re
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from oraculo.celery_app import make_celery_app
 from oraculo.errors import InvalidSettings
+from oraculo.settings import BrokerSettings, Settings
 from tests.bridges.celery_stage import Bridged, CeleryWorker
 from tests.servers.fleet import Fleet
 from tests.waiting import until
@@ -162,6 +166,20 @@ async def test_a_revoked_task_ends_with_the_reason(oraculo: Bridged, worker: Cel
 def test_an_address_that_cannot_be_one_is_refused_in_words(url: str) -> None:
     with pytest.raises(InvalidSettings, match="ORACULO_CELERY_BROKER_URL: is no broker that kombu knows"):
         Bridged(url, "celery")
+
+
+@pytest.mark.parametrize("module", ["packaging", "redis"])
+def test_a_package_that_kombu_lacks_for_redis_is_named_with_its_extra(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    advice = re.escape("pip install 'oraculo[celery]' where ORÁCULO is installed")
+    with pytest.raises(InvalidSettings, match=rf"ORACULO_CELERY_BROKER_URL: .*\({module}\): {advice}"):
+        Bridged("redis://localhost", "celery")
+    with pytest.raises(InvalidSettings, match=rf"ORACULO_BROKER_URL: .*\({module}\): {advice}"):
+        make_celery_app(Settings(broker=BrokerSettings(url="redis://localhost")))
 
 
 @pytest.mark.parametrize("url", ["sentinel://localhost:26379/0", "redis://localhost;Sentinel://localhost:26379"])

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -55,11 +55,18 @@ def until(ask: Callable[[], T | None], *, within: float = 30.0, saying: str) -> 
 class Process:
     """`oraculo dev` or `serve` on a port of its own, with all that it writes kept."""
 
-    def __init__(self, *args: str, cwd: Path, env: Mapping[str, str] | None = None, port: int = 0) -> None:
+    def __init__(
+        self,
+        *args: str,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        port: int = 0,
+        program: Sequence[str] = ORACULO,
+    ) -> None:
         self.lines: list[str] = []
         self.errors: list[str] = []
         self._popen = subprocess.Popen(
-            [*ORACULO, *args, "--port", str(port)],
+            [*program, *args, "--port", str(port)],
             cwd=cwd,
             env=environment(**(env or {})),
             stdout=subprocess.PIPE,

@@ -343,7 +343,7 @@ def test_a_broker_whose_client_is_missing_is_named_with_its_extra(
     (told,) = done.stderr.splitlines()
     assert told.startswith(f"oraculo: ORACULO_BROKER_URL: {url.partition(':')[0]}:// needs a client")
     assert f"({module}" in told
-    assert told.endswith(f"pip install -e '.[{extra}]' in ORÁCULO's source folder")
+    assert told.endswith(f"pip install 'oraculo[{extra}]' where ORÁCULO is installed")
 
 
 def test_the_memory_broker_takes_over_from_no_other() -> None:
@@ -369,7 +369,32 @@ def test_a_store_whose_client_is_missing_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, module, None)
     told = complaint(invoke("serve", "--port", "0", env={"ORACULO_STORE_URL": url}))
     assert f"({module})" in told
-    assert f"pip install -e '.[{extra}]' in ORÁCULO's source folder" in told
+    assert f"pip install 'oraculo[{extra}]' where ORÁCULO is installed" in told
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("s3://b/o", "(No module named 'fsspec'): pip install 'oraculo[s3]' where ORÁCULO is installed"),
+        ("gs://b/o", "(No module named 'fsspec'): pip install fsspec"),
+    ],
+)
+def test_a_package_that_a_place_for_large_results_needs_is_named(
+    url: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "fsspec"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [_WithoutFsspec(), *sys.meta_path])
+    told = complaint(invoke("serve", "--port", "0", env={"ORACULO_OBJECTS_URL": url}))
+    assert told.endswith(advice)
+
+
+class _WithoutFsspec:
+    """Finds modules as a Python without fsspec does."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] == "fsspec":
+            raise ModuleNotFoundError("No module named 'fsspec'", name="fsspec")
 
 
 def test_a_store_that_cannot_be_reached_is_one_line_once_patience_ends() -> None:

@@ -20,6 +20,7 @@ from oraculo.celery_app.entry import MAX_RETRIES, DeadLetters, Entry, register_e
 from oraculo.celery_app.own_broker import BackToFirst, OwnAMQP, OwnBrokerCelery, TheirAMQP
 from oraculo.celery_app.performing import Performer
 from oraculo.celery_app.publishing import Publisher
+from oraculo.clients.kombu_redis import missing_for_kombu
 from oraculo.core.answer_writer import describe
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.clock import SystemClock
@@ -38,6 +39,9 @@ _CELERY_KNOWS = (*_AMQP, "redis", "rediss")
 def make_celery_app(settings: Settings, apps: Sequence[App] = ()) -> Celery:
     """Raises InvalidSettings. `apps`: those whose commands its workers answer."""
     url = _commands_url(settings) if apps else _entry_url(settings)
+    if lacking := missing_for_kombu(url):
+        variable = "ORACULO_CELERY_BROKER_URL" if settings.celery.broker_url else "ORACULO_BROKER_URL"
+        raise InvalidSettings(Fault(variable, lacking))
     amqp = TheirAMQP if settings.celery.broker_url and not apps else OwnAMQP
     made = OwnBrokerCelery(NAME, broker=url, amqp=amqp, set_as_current=False)
     made.steps["consumer"].add(BackToFirst)

@@ -21,6 +21,7 @@ from kombu.exceptions import OperationalError
 
 from oraculo.bridges.celery.secured import SecuredConnection
 from oraculo.bridges.celery.tasks import Task
+from oraculo.clients.kombu_redis import missing_for_kombu
 from oraculo.core.answer_writer import describe
 from oraculo.errors import Fault, InvalidSettings
 
@@ -104,6 +105,8 @@ class Address:
             )
 
     def _fault(self) -> str | None:
+        if lacking := missing_for_kombu(self._url):
+            return lacking
         unknown = "is no broker that kombu knows"
         if "://" not in self._url:
             return f"{unknown}: it needs a scheme, as pyamqp://guest@localhost// or redis://localhost/0"
