@@ -1,8 +1,10 @@
 """The workers of examples/plain_workers, as processes of their own on real brokers: each passes every case of
 `oraculo check-worker`, and the engine gathers their answers."""
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,9 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
 import redis
 from nats.js.errors import NoStreamResponseError
+from pika.exceptions import ChannelClosedByBroker
 
 from oraculo.testing.worker_cases import CASE_NAMES
 from tests.brokers.nats_stage import BareNats, api, plain_client
@@ -28,7 +32,8 @@ from tests.servers.proxy import Proxy
 from tests.servers.valkey import Valkey
 from tests.waiting import until
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 PLAIN = EXAMPLES / "plain_workers"
 BROKER_OF = {
     "pika_worker.py": "rabbitmq",
@@ -133,6 +138,39 @@ async def test_the_engine_gathers_what_plain_workers_answer(broker: str, fleet: 
     assert aggregate["resultados"] == dict.fromkeys(queues, expected)
     for worker in workers:
         worker.expect_alive()
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.pt-BR.md"])
+async def test_the_declaration_that_the_readme_shows_is_taken_once_oraculo_has_made_the_queue(
+    page: str, fleet: Fleet
+) -> None:
+    settings = settings_for(fleet.url("rabbitmq"))
+    queue = f"{settings.broker.prefix}executador_relatorio"
+    shown = re.search(r"```python\n(channel\.queue_declare.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    assert shown
+    taken: list[bytes] = []
+    async with Stage(settings) as oraculo:
+        await oraculo.submit({"destinos": ["executador_relatorio"], "payload": {}, "timeout": 30})
+        with pika.BlockingConnection(pika.URLParameters(settings.broker.url)) as connection:
+
+            def is_made() -> bool:
+                with contextlib.suppress(ChannelClosedByBroker), connection.channel() as looking:
+                    looking.queue_declare(queue, passive=True)
+                    return True
+                return False
+
+            await until(is_made, saying="the queue to be made")
+            with pytest.raises(ChannelClosedByBroker, match="406"), connection.channel() as seed:
+                seed.queue_declare(queue=queue)
+            given = {"channel": connection.channel(), "on_message": lambda *message: taken.append(message[3])}
+            exec(shown[1].replace("executador_relatorio", queue), given)
+
+            def is_taken() -> bool:
+                connection.process_data_events(time_limit=0)
+                return bool(taken)
+
+            await until(is_taken, saying="the command")
+    assert json.loads(taken[0])["tipo_evento"] == "iniciar_execucao"
 
 
 # What their clients do after seconds or minutes, at once.
