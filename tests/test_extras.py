@@ -68,7 +68,9 @@ class Installed:
         uv = str(Path(sys.executable).with_name("uv"))  # for pip, many environments take minutes
         self._run(uv, "venv", "--seed", "--python", sys.executable, str(folder / "venv"))
         here = f".[{extras}]" if extras else "."
-        self._run(uv, "pip", "install", "--python", str(self.bin / "python"), "-e", here, cwd=ROOT)
+        self._run(
+            uv, "pip", "install", "--compile-bytecode", "--python", str(self.bin / "python"), "-e", here, cwd=ROOT
+        )
         (folder / "handlers.py").write_text(HANDLERS)
 
     def pip(self, *arguments: str) -> None:
@@ -99,8 +101,8 @@ class Installed:
 
     @staticmethod
     def _env(env: Mapping[str, str]) -> dict[str, str]:
-        """Nothing but the new environment gives modules to what runs in it."""
-        return environment(PYTHONPATH="", **env)
+        """Nothing but the new environment gives modules to what runs in it, and these are compiled only once."""
+        return environment(PYTHONPATH="", PYTHONDONTWRITEBYTECODE="", **env)
 
 
 @pytest.mark.parametrize("extras", combinations())
