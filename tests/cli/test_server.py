@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import resource
+import shlex
 import signal
 import socket
 import subprocess
@@ -213,7 +214,7 @@ def test_an_address_of_another_machine_is_told_as_the_host(tmp_path: Path) -> No
 
 def test_dev_runs_an_app_of_the_users_instead_of_the_sample_for_that_queue(start: Start, tmp_path: Path) -> None:
     write_app(tmp_path, "text-queue", "meu texto")
-    dev = start("dev", "--pace", "0", "--app", "meus:app")
+    dev = start("dev", "--samples", "--pace", "0", "--app", "meus:app")
     cli = Cli(dev.url)
     for _ in range(3):
         done = cli.json("submit", "--destino", "text-queue", "--wait", "20")
@@ -226,6 +227,53 @@ def test_dev_without_samples_has_no_runs_and_no_sample_workers(start: Start) -> 
     cli = Cli(dev.url)
     assert cli.json("runs", "list")["orquestracoes"] == []
     assert not any(queue["consumidores"] for queue in _queues(dev.url) if queue["fila"] == "text-queue")
+
+
+def test_dev_with_an_app_has_no_samples_and_suggests_what_the_app_serves(start: Start, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    dev = start("dev", "--app", "meus:app", ORACULO_LOG_LEVEL="debug")
+    cli = Cli(dev.url)
+    assert cli.json("runs", "list")["orquestracoes"] == []
+    assert not any(queue["consumidores"] for queue in _queues(dev.url) if queue["fila"] == "text-queue")
+    (suggested,) = [line for line in dev.lines if "curl" in line]
+    request = json.loads(suggested.split("'")[-2])
+    assert request == {"destinos": ["executador_meu"], "payload": {}}
+    assert httpx2.post(f"{dev.url}/orquestracoes", json=request).status_code == 202
+
+
+def test_dev_says_where_it_is_before_it_logs(start: Start, tmp_path: Path) -> None:
+    """With its log and its words on one terminal."""
+    first = start("dev", "--no-samples", "--store", "sqlite:///estado.db")
+    Cli(first.url).submitted("--destino", "ninguem")
+    assert first.stop() == 0
+    script = f"exec {shlex.join(ORACULO)} dev --no-samples --port 0 --store sqlite:///estado.db 2>&1"
+    env = environment(**QUICK, ORACULO_LOG_LEVEL="debug")
+    both = subprocess.Popen(["sh", "-c", script], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        assert both.stdout is not None
+        assert both.stdout.readline().startswith("ORÁCULO ")
+        assert any('"log.level"' in line for line in both.stdout), "it logs something after that"
+    finally:
+        both.kill()
+        both.wait(30)
+
+
+def test_dev_suggests_no_request_where_nothing_is_served(start: Start) -> None:
+    dev = start("dev", "--no-samples")
+    dev.says("oraculo doctor")
+    assert not any("curl" in line for line in dev.lines)
+
+
+def test_doctor_beside_dev_looks_at_it_and_not_at_servers_that_it_does_not_use(start: Start, tmp_path: Path) -> None:
+    away = {"ORACULO_BROKER_URL": "amqp://127.0.0.1:9", "ORACULO_STORE_URL": "postgresql://127.0.0.1:9/x"}
+    dev = start("dev", "--no-samples", **away)
+    Cli(dev.url).json("runs", "list")
+    done = run("doctor", "--url", dev.url, "--json", cwd=tmp_path, env=away)
+    checks = {check["nome"]: check for check in json.loads(done.stdout)["verificacoes"]}
+    assert done.returncode == 0, checks
+    assert {"broker memory", "store sqlite", "engine", "server"} <= checks.keys()
+    assert not {"broker", "store"} & checks.keys()
+    assert dev.url in checks["dev"]["detalhe"]
 
 
 def test_the_sample_runs_are_submitted_once_and_again_when_asked_for(start: Start) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 OK, WARNING, ERROR = "ok", "aviso", "erro"
 _PATIENCE = 10.0
 _SQLITE = "sqlite:///"
+_IN_MEMORY = "broker memory"  # among the parts of a server
 _EMPTY = "empty: it is laid out at the first start"
 _WARNED_OF = "; "  # what stands before a warning in the words of a check
 _ENOUGH_FILES = 1024  # as most systems allow
@@ -91,9 +92,12 @@ def doctor(url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False
         settings = load_settings()
         shown = _shown(settings)
         checks += _settings_checks(settings)
-        with capture_logs():  # what servers have for a log is in what is told of them, and `--json` is JSON alone
-            checks += asyncio.run(_parts(settings))
-            checks += asyncio.run(_bridges(settings))
+        if parts := _parts_in_memory(Server(server.url, api_key)):
+            checks += _looked_at_by(server, parts)
+        else:
+            with capture_logs():  # what servers have for a log is in what is told of them, and `--json` is JSON alone
+                checks += asyncio.run(_parts(settings))
+                checks += asyncio.run(_bridges(settings))
     except InvalidSettings as error:
         checks += [
             Check("settings", ERROR, str(fault), "mend it in the environment or in oraculo.toml")
@@ -206,6 +210,24 @@ def _pipelines(folder: Path) -> Check:
     if bad:
         return Check("pipelines", ERROR, f"bad: {', '.join(bad)}", f"see `oraculo pipelines validate {folder}`")
     return Check("pipelines", OK, f"{len(findings)} in {folder}")
+
+
+def _parts_in_memory(server: Server) -> dict[str, Any] | None:
+    """Return the parts of a running server whose queues are in its own memory, as those of `oraculo dev`; else None."""
+    try:
+        with server:
+            parts: dict[str, Any] = server.get("/health/ready").get("partes", {})
+    except (Refused, Unreachable):
+        return None
+    return parts if _IN_MEMORY in parts else None
+
+
+def _looked_at_by(server: Server, parts: dict[str, Any]) -> Iterator[Check]:
+    """What the server says of its own parts: nobody else reaches them, and what the settings name it may not use."""
+    for name, part in parts.items():
+        yield Check(name, OK if part["ok"] else ERROR, part["problema"] or f"in use by {server.url}")
+    detail = f"{server.url} keeps its queues in memory, so broker, store and bridges of the settings were not looked at"
+    yield Check("dev", OK, detail, "stop it to check them")
 
 
 async def _parts(settings: "Settings") -> list[Check]:

@@ -38,7 +38,8 @@ def dev(
         bool | None,
         typer.Option(
             "--samples/--no-samples",
-            help="Sample workers and runs, or neither. Without it: the workers, and the runs only in a new store.",
+            help="Sample workers and runs, or neither. Without it: neither beside --app; else the workers, and the "
+            "runs only in a new store.",
             show_default=False,
         ),
     ] = None,
@@ -50,7 +51,7 @@ def dev(
 ) -> None:
     """Run everything in one process; no servers needed.
 
-    API, engine, your worker apps and the sample ones, which get a few runs to do so that there is something to see
+    API, engine, and your worker apps. Without any, sample ones get a few runs to do so that there is something to see
     when the store has none yet.
     It uses memory:// whatever the settings say, and SQLite unless --store names another store, so that it can do no
     harm to shared servers.
@@ -62,12 +63,15 @@ def dev(
 
     settings = _open(_dev_settings(load_settings(), store), insecure)
     apps = [load_app(target) for target in app or ()]
+    if samples is None and apps:
+        samples = False
     if samples is not False:
         taken = {queue for each in apps for queue in each.handlers}
         sample_app = make_sample_app(pace, without=taken)
         apps += [sample_app] if sample_app.handlers else []
     listener = serving.listen(settings.api, host, port)
-    serving.serve(settings, apps, listener, Welcome(settings, apps, samples=samples), quiet=True)
+    welcome = Welcome(settings, apps, samples=samples)
+    serving.serve(settings, apps, listener, welcome, greet=welcome.greet, quiet=True)
 
 
 def _dev_settings(settings: "Settings", store: str | None) -> "Settings":

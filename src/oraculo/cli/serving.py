@@ -92,11 +92,13 @@ def serve(
     listener: socket.socket,
     ready: OnReady,
     *,
+    greet: Callable[[str], None] = lambda _address: None,
     role: "Role | None" = None,
     only_health: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Until a signal. Raises OraculoError when it cannot start. `quiet`: uvicorn tells only what is wrong."""
+    """Until a signal. Raises OraculoError when it cannot start. `greet` is called with the address before anything is
+    logged. `quiet`: uvicorn tells only what is wrong."""
     collect_garbage_less_often()
     configure_logging(settings.log)
     system = build(settings, role)
@@ -113,15 +115,18 @@ def serve(
     starting: Starting = app.state.starting
     server = _Server(config, settings.api, starting, lambda: ready(system, _address(listener)), system.engine.quiesce)
     with listener:
-        _run(_serve(system, server, listener, starting), config)
+        _run(_serve(system, server, listener, starting, partial(greet, _address(listener))), config)
 
 
-async def _serve(system: System, server: "_Server", listener: socket.socket, starting: "Starting") -> None:
+async def _serve(
+    system: System, server: "_Server", listener: socket.socket, starting: "Starting", greet: Callable[[], None]
+) -> None:
     # Begun before uvicorn, which would tell a fault as a traceback; to begin twice does nothing, nor to stop twice.
     # So is uvicorn's own watch for signals: a start may wait for the store, and who is PID 1 has to ask for SIGTERM.
     stop = asyncio.Event()
     server.wake = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
     with server.capture_signals():
+        greet()
         try:
             if await _is_done(starting.begin(), stop):
                 await server.serve(sockets=[listener])

@@ -1,4 +1,4 @@
-"""What `oraculo dev` and `serve` say once they are up, and the sample runs that give something to see."""
+"""What `oraculo dev` and `serve` say at their start, and the sample runs that give something to see."""
 
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -44,8 +44,11 @@ class Welcome:
         self._queues = sorted({queue for app in apps for queue in app.handlers})
         self._samples = samples
 
-    async def __call__(self, system: System, address: str) -> None:
+    def greet(self, address: str) -> None:
+        """Print the banner: where the server will be, and what to try there."""
         _say(self._lines(address))
+
+    async def __call__(self, system: System, address: str) -> None:
         if self._samples is False:
             return
         if self._samples or await _is_new(system):
@@ -55,17 +58,27 @@ class Welcome:
 
     def _lines(self, address: str) -> Iterator[str]:
         where = "" if address == DEFAULT_URL else f" --url {address}"
-        key = " -H 'Authorization: Bearer KEY'" if self._settings.api.keys else ""
-        body = '{"tipo": "coleta_completa", "payload": {}}'
         yield f"ORÁCULO {__version__} at {address} (API page at {address}/docs)"
         yield f"  state:   {redacted(self._settings.store.url)} (kept between starts); messages are in memory"
         yield f"  workers: {', '.join(self._queues) or 'none; add yours with --app MODULE:APP'}"
         yield ""
         yield "Try:"
-        yield f"  curl -s {address}/orquestracoes{key} -H 'Content-Type: application/json' -d '{body}'"
+        if request := self._request():
+            key = " -H 'Authorization: Bearer KEY'" if self._settings.api.keys else ""
+            body = msgspec.json.encode(request).decode()
+            yield f"  curl -s {address}/orquestracoes{key} -H 'Content-Type: application/json' -d '{body}'"
         yield f"  oraculo runs list{where}"
         yield f"  oraculo runs watch ID{where}"
         yield f"  oraculo dlq list{where}"
+        yield f"  oraculo doctor{where}"
+
+    def _request(self) -> dict[str, object] | None:
+        """Return a request that the workers here can do: of a type if they serve one whole, else for one queue."""
+        if not self._queues:
+            return None
+        types = self._settings.routes.items()
+        served = next((name for name, queues in types if queues and set(queues) <= set(self._queues)), None)
+        return {"tipo": served, "payload": {}} if served else {"destinos": self._queues[:1], "payload": {}}
 
 
 async def _is_new(system: System) -> bool:
