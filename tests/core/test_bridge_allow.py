@@ -40,6 +40,20 @@ def test_nothing_is_reached_unless_it_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    ["celery://loja.x?queue=un%61cked", "celery://loja.x?queue=alta&queue=unacked", "celery://loja.x?queue=_kombu%2Ex"],
+)
+def test_another_way_of_writing_a_transports_own_name_is_no_way_around(url: str) -> None:
+    assert str(ALL.fault(bridge_of(url), "t")).endswith(OWN)
+
+
+@pytest.mark.parametrize("queue", ["un%61cked", "alta&send=payload", "a+b", "a b", "coração", "a=b"])
+def test_an_address_that_is_shown_leads_to_the_same_place(queue: str) -> None:
+    bridge = Bridge("celery", "loja.x", queue=queue)
+    assert read_bridge(bridge.url) == bridge
+
+
+@pytest.mark.parametrize(
     "queue",
     [
         "unacked",
@@ -49,6 +63,12 @@ def test_nothing_is_reached_unless_it_is_named() -> None:
         "loja.oraculo-respostas",
         "loja.oraculo-respostas.unacked_index",
         "_kombu.binding.celery",
+        "loja:unacked",
+        "loja_unacked_mutex",
+        "loja:_kombu.binding.celery",
+        "celery_delayed_27",
+        "chord-unlock-1f0c",
+        "loja:celery-task-meta-1f0c",
         "celeryev",
         "celeryev.9a1b",
         "1f0c.reply.celery.pidbox",
@@ -83,6 +103,24 @@ def test_a_queue_and_its_jobs_are_reached_when_a_pattern_names_them(url: str, ta
     """A job has its step's id as its name where the URL gives none."""
     fault = BullmqAllow(("images-*", "pagamentos:cobrar*")).fault(bridge_of(url), task_id)
     assert fault == (named and f"{named} is outside ORACULO_BULLMQ_QUEUES_ALLOW (images-*, pagamentos:cobrar*)")
+
+
+@pytest.mark.parametrize(
+    ("url", "task_id", "is_allowed"),
+    [
+        ("bullmq://pagamentos?name=cobrar", "t", True),
+        ("bullmq://pagamentos?name=cobrar", "cobrar", False),
+        ("bullmq://pagamentos", "cobrar", False),
+        ("bullmq://pagamentos", "bullmq://pagamentos", False),
+        ("bullmq://outra", "cobrar", True),
+    ],
+)
+def test_for_old_bull_a_job_named_as_its_step_has_no_name(url: str, task_id: str, is_allowed: bool) -> None:
+    """It goes to whoever takes jobs without one, so a pattern for `cobrar` does not allow it."""
+    allow = BullmqAllow(("pagamentos:cobrar", "outra:__default__"), legacy=True)
+    fault = allow.fault(bridge_of(url), task_id)
+    assert (fault is None) == is_allowed
+    assert is_allowed or "the job '__default__' of the queue 'pagamentos' is outside" in str(fault)
 
 
 @pytest.mark.parametrize("queue", ["fila:wait", "fila:meta", "fila:7:lock"])

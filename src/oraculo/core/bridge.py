@@ -22,6 +22,7 @@ KEYWORDS = "kwargs"  # the payload's fields, or a pipeline step's config, are th
 PAYLOAD = "payload"  # the whole payload is the task's only argument
 
 _TARGET = re.compile(r"[^\s/?#:]{1,200}")
+_ESCAPED = str.maketrans({sign: f"%{ord(sign):02X}" for sign in "%&+"})  # what a query would read otherwise
 _MOST_ATTEMPTS = 1000
 _MOST_NAME_BYTES = 255
 _RIGHT = {
@@ -68,7 +69,7 @@ class Bridge(
         options = {"queue": self.queue, "send": "" if self.send == KEYWORDS else self.send}
         if self.kind == BULLMQ:
             options = {"name": self.name, "attempts": str(self.attempts or "")}
-        query = "&".join(f"{key}={value}" for key, value in options.items() if value)
+        query = "&".join(f"{key}={value.translate(_ESCAPED)}" for key, value in options.items() if value)
         return f"{self.kind}://{self.target}{'?' if query else ''}{query}"
 
 

@@ -15,21 +15,24 @@ from oraculo.core.naming import shown
 
 # Celery's own tasks run any task that their arguments name, as `celery.map` does.
 _CELERY_OWN_TASKS = ("celery.*",)
-# The keys and queues of kombu, of Celery's events, remote control and results, of RabbitMQ, and of this bridge.
+# The keys and queues of kombu, of Celery's events, remote control and results, of RabbitMQ, and of this bridge. On
+# Redis an app may have put a prefix of its own before any of them.
 _CELERY_OWN_QUEUES = (
     "amq.*",
-    "_kombu.*",
-    "unacked",
-    "unacked_*",
-    "*.unacked",
-    "*.unacked_*",
+    "*_kombu.*",
+    "*unacked",
+    "*unacked_index",
+    "*unacked_mutex",
     "celeryev",
     "celeryev.*",
     "*.pidbox",
-    "celery-task-meta-*",
-    "celery-taskset-meta-*",
+    "*celery_delayed_*",
+    "*celery-task-meta-*",
+    "*celery-taskset-meta-*",
+    "*chord-unlock-*",
     "*oraculo-respostas",
 )
+BULL_DEFAULT_JOB = "__default__"  # old Bull's name of a job without one
 
 
 class BridgeAllow(Protocol):
@@ -61,9 +64,13 @@ class CeleryAllow(msgspec.Struct, frozen=True):
 
 
 class BullmqAllow(msgspec.Struct, frozen=True):
-    """The patterns for BullMQ: `queue` stands for all of its jobs, `queue:job` for the jobs of that name."""
+    """The patterns for BullMQ: `queue` stands for all of its jobs, `queue:job` for the jobs of that name.
+
+    `legacy`: for old Bull, where a job that has its step's id as its name has none.
+    """
 
     queues: tuple[str, ...] = ()
+    legacy: bool = False
 
     def fault(self, bridge: Bridge, task_id: str) -> str | None:
         queue = bridge.target
@@ -72,6 +79,8 @@ class BullmqAllow(msgspec.Struct, frozen=True):
             return _outside(f"the queue {shown(queue)}", "ORACULO_BULLMQ_QUEUES_ALLOW", self.queues)
         # A job is named by its step's id, unless that is the URL itself, which names none.
         job = bridge.name or ("" if is_bridge(task_id) else task_id)
+        if self.legacy and job in ("", task_id):
+            job = BULL_DEFAULT_JOB
         if not any(not pattern or fnmatchcase(job, pattern) for pattern in allowed):
             named = f"the job {shown(job)} of the queue {shown(queue)}"
             return _outside(named, "ORACULO_BULLMQ_QUEUES_ALLOW", self.queues)

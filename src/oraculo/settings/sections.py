@@ -189,7 +189,7 @@ class BullmqSettings(Section, frozen=True):
 
     @property
     def allow(self) -> BullmqAllow:
-        return BullmqAllow(self.queues_allow)
+        return BullmqAllow(self.queues_allow, self.legacy)
 
 
 class LogSettings(Section, frozen=True):

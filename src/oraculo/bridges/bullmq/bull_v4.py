@@ -15,10 +15,10 @@ from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.records import NewJob
 from oraculo.bridges.bullmq.reports import Report, Reporter
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client
+from oraculo.core.bridge_allow import BULL_DEFAULT_JOB
 from oraculo.core.json_guard import UNREADABLE
 
 TOKEN = "oraculo"
-DEFAULT_NAME = "__default__"  # `queue.process(handler)` takes these, and no job that has a name
 LISTEN = 1.0
 _CHANNELS = ("completed", "failed", "progress")
 
@@ -72,7 +72,7 @@ class BullLayout:
         # Old Bull takes jobs without a priority last, unlike BullMQ.
         rank = rank_of(job) if self._has_priority and job.priority else 0
         options = {"attempts": job.attempts, "delay": 0, "priority": rank, "timestamp": now, "jobId": job.id}
-        name = DEFAULT_NAME if job.name == job.record.command.tarefa else job.name
+        name = BULL_DEFAULT_JOB if job.name == job.record.command.tarefa else job.name
         keys = self._keys(job.record.queue, job.id, "wait", "paused", "meta-paused", "id", "priority")
         arguments = [job.id, name, job.data, msgspec.json.encode(options), now, TOKEN, rank]
         await self._add(keys=keys, args=arguments, client=pipe)
