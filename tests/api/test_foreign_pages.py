@@ -1,6 +1,7 @@
 """A real browser that shows a page of another site: whatever the page sends, nothing changes on a loopback server."""
 
 import asyncio
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,17 +15,13 @@ from tests.servers.chromium import browsing, expect_chromium
 from tests.servers.fleet import Fleet
 from tests.waiting import until
 
-from .calls import UNSAFE
+from .calls import UNSAFE, Call
 from .evil_site import NAME, EvilSite
 from .live import live
 from .service import SETTINGS, Service
 from .test_http import WITH_KEYS
 
 KEY = {"X-API-Key": "chave-um"}
-BODIES = {
-    "POST /orquestracoes": '{"destinos":["escavador_x"]}',
-    "PUT /pipelines/{name:segment}": '{"steps":[{"type":"fila_y"}]}',
-}
 
 
 class Arrived(NamedTuple):
@@ -61,10 +58,14 @@ class Witness:
 
 def calls() -> list[dict[str, str | None]]:
     return [
-        {"method": call.method, "path": call.address.replace("conhecida", run), "body": BODIES.get(str(call))}
+        {"method": call.method, "path": call.address.replace("conhecida", run), "body": _body(call)}
         for call in UNSAFE
         for run in (("aberta", "falha") if "correlation_id" in call.path else ("",))
     ]
+
+
+def _body(call: Call) -> str | None:
+    return None if call.good_body is None else json.dumps(call.good_body, separators=(",", ":"))
 
 
 async def fill(service: Service) -> None:

@@ -90,16 +90,16 @@ async def test_a_key_opens(tmp_path: Path, headers: dict[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("headers", BAD_KEYS)
-async def test_without_a_key_only_health_is_open(
+async def test_without_a_key_only_health_and_the_page_that_asks_for_one_are_open(
     tmp_path: Path, headers: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "WRONG_KEY_PAUSE", 0.01)
     async with running(tmp_path, WITH_KEYS) as service:
-        for path in ("/orquestracoes", "/metrics", "/docs", "/openapi.json", "/", "/nada", "/filas"):
+        for path in ("/orquestracoes", "/metrics", "/openapi.json", "/nada", "/filas"):
             reply = await service.client.get(path, headers=headers)
             assert_problem(reply, 401, None, "X-API-Key")
             assert reply.headers["www-authenticate"].startswith("Bearer")
-        for path in ("/health", "/health/ready"):
+        for path in ("/health", "/health/ready", "/docs"):
             assert (await service.client.get(path, headers=headers)).status_code == 200
         reply = await service.client.post("/orquestracoes", json={"destinos": ["escavador_x"]}, headers=headers)
         assert_problem(reply, 401)

@@ -6,14 +6,14 @@ from typing import Any
 import httpx2
 import pytest
 
-from .calls import CALLS, Call
+from .calls import CALLS, Call, Unknown
 from .service import Service, assert_problem
 from .test_doors import local
 
 __all__ = ["local"]  # a fixture: with and without keys
 
-REFUSING = [call for call in CALLS if call.refuses_unknown]
-IGNORING = [call for call in CALLS if not call.refuses_unknown]
+REFUSING = [call for call in CALLS if call.unknown is Unknown.REFUSED]
+IGNORING = [call for call in CALLS if call.unknown is Unknown.IGNORED]
 
 
 def faults_of(reply: httpx2.Response) -> list[tuple[str, str]]:

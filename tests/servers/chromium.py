@@ -37,12 +37,8 @@ def _program() -> str:
     return found
 
 
-@contextmanager
-def browsing(program: str, url: str, profile: Path, *, names: dict[str, str]) -> Iterator[None]:
-    """Show the page at `url` until the block ends. `names` are hosts that the browser finds at another address."""
-    rules = ", ".join(f"MAP {name} {address}" for name, address in names.items())
-    command = [
-        program,
+def options(profile: Path) -> list[str]:
+    return [
         "--headless=new",
         "--no-sandbox",  # which root cannot have
         "--disable-gpu",
@@ -50,9 +46,14 @@ def browsing(program: str, url: str, profile: Path, *, names: dict[str, str]) ->
         "--no-first-run",
         "--disable-background-networking",
         f"--user-data-dir={profile}",
-        f"--host-resolver-rules={rules}",
-        url,
     ]
+
+
+@contextmanager
+def browsing(program: str, url: str, profile: Path, *, names: dict[str, str]) -> Iterator[None]:
+    """Show the page at `url` until the block ends. `names` are hosts that the browser finds at another address."""
+    rules = ", ".join(f"MAP {name} {address}" for name, address in names.items())
+    command = [program, *options(profile), f"--host-resolver-rules={rules}", url]
     with (profile.parent / "chromium.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         try:

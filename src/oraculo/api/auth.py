@@ -1,7 +1,8 @@
-"""API keys: when some are set, every call but the health checks has to bring one, whose role allows the call."""
+"""API keys: when some are set, every call has to bring one whose role allows it, but for health checks and pages."""
 
 import asyncio
 import hmac
+import re
 from collections.abc import Sequence
 
 from fastapi import HTTPException
@@ -16,6 +17,7 @@ from oraculo.settings import KeyRole, read_key
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 OPEN_PATHS = frozenset({"/health", "/health/ready"})
+_PAGES = re.compile("/|/docs|/swagger/.*")  # they ask for a key, and hold nothing that needs one
 WRONG_KEY_PAUSE = 1.0  # seconds before a wrong key is refused: guessing takes long
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="oraculo"'}
 _DETAIL = "This call needs an API key: send `Authorization: Bearer KEY` or `X-API-Key: KEY`."
@@ -38,7 +40,7 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # As the routes see it: behind a prefix that a proxy was given (`--root-path`), if any.
-        if scope["type"] != "http" or (path := get_route_path(scope)) in OPEN_PATHS:
+        if scope["type"] != "http" or (path := get_route_path(scope)) in OPEN_PATHS or _PAGES.fullmatch(path):
             await self._app(scope, receive, send)
             return
         try:

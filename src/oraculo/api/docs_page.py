@@ -1,33 +1,25 @@
-"""The page that shows the OpenAPI document, with scripts of our own.
+"""The page that shows the OpenAPI document, with scripts of our own; where there are keys, it asks for one.
 
 Its addresses are relative: a proxy may put it under another host, scheme or path, and need not tell us.
 """
 
+from importlib.resources import files
+
 from fastapi import FastAPI, Response
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 
-from oraculo.api.openapi import TITLE
-
-_PARAMETERS = {"tryItOutEnabled": True, "persistAuthorization": True, "filter": True, "displayRequestDuration": True}
+_PAGE = files("oraculo.api").joinpath("pages", "docs.html").read_text(encoding="utf-8")
 
 
 def install(app: FastAPI) -> None:
-    app.mount("/swagger", StaticFiles(packages=[("fastapi_swagger", "resources")]))
+    app.mount("/swagger", StaticFiles(packages=[("fastapi_swagger", "resources"), ("oraculo.api", "pages")]))
     app.add_api_route("/docs", _page, include_in_schema=False)
     app.add_api_route("/", _to_the_page, include_in_schema=False)
 
 
 async def _page() -> Response:
-    return get_swagger_ui_html(
-        openapi_url="openapi.json",
-        title=f"{TITLE} - Swagger UI",
-        swagger_js_url="swagger/swagger-ui-bundle.js",
-        swagger_css_url="swagger/swagger-ui.css",
-        swagger_favicon_url="swagger/favicon-32x32.png",
-        swagger_ui_parameters=_PARAMETERS,
-    )
+    return HTMLResponse(_PAGE)
 
 
 async def _to_the_page() -> Response:

@@ -19,7 +19,13 @@ from oraculo.api.paths import PIPELINES
 from oraculo.api.problems import http_problem
 from oraculo.core.loopback import is_loopback
 
-_NO_FRAMES = {"X-Frame-Options": "DENY", "Content-Security-Policy": "frame-ancestors 'none'"}
+# A page has scripts, styles and images of this server only, sends to it only, and is shown inside no other.
+_OF_PAGES = {
+    "X-Frame-Options": "DENY",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+}
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _FOREIGN_PAGE = (
     "A browser sent this for a page of another site, and such a page may change nothing here. Call the API from a page "
@@ -36,7 +42,7 @@ _NO_KEYS = (
 
 
 class Doors:
-    """Refuses what a foreign web page may have sent, and forbids that a page is shown inside another."""
+    """Refuses what a foreign web page may have sent, and bounds what the pages of this server may load and send."""
 
     def __init__(self, app: ASGIApp, *, is_locked: bool) -> None:
         """`is_locked`: there are keys, or others guard the server, as `insecure` says."""
@@ -52,7 +58,7 @@ class Doors:
         except HTTPException as error:
             await http_problem(scope, error)(scope, receive, send)
             return
-        await self._app(scope, receive, _without_frames(send))
+        await self._app(scope, receive, _guarding_pages(send))
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         path = get_route_path(scope)
@@ -115,15 +121,15 @@ def _names_this_machine(host: str) -> bool:
         return False
 
 
-# -- frames ------------------------------------------------------------------------------------------------------
+# -- pages -------------------------------------------------------------------------------------------------------
 
 
-def _without_frames(send: Send) -> Send:
-    async def send_unframed(message: Message) -> None:
+def _guarding_pages(send: Send) -> Send:
+    async def send_guarded(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             if headers.get("content-type", "").startswith("text/html"):
-                headers.update(_NO_FRAMES)
+                headers.update(_OF_PAGES)
         await send(message)
 
-    return send_unframed
+    return send_guarded
