@@ -148,7 +148,20 @@ async def test_the_document_has_every_call(service: Service) -> None:
     ids = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
     assert len(set(ids)) == len(ids)
     start = document["paths"]["/orquestracoes"]["post"]
-    assert set(start["responses"]) == {"200", "202", "400", "403", "408", "409", "413", "415", "421", "422", "503"}
+    assert set(start["responses"]) == {
+        "200",
+        "202",
+        "400",
+        "403",
+        "408",
+        "409",
+        "413",
+        "415",
+        "421",
+        "422",
+        "429",
+        "503",
+    }
     assert set(start["requestBody"]["content"]["application/json"]["examples"]) == {"destinos", "tipo", "pipeline"}
     assert {parameter["name"].lower() for parameter in start["parameters"]} == {
         "idempotency-key",
