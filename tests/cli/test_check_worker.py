@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from oraculo.bootstrap import make_broker
 from oraculo.cli.app import app
+from oraculo.cli.check_worker import print_report
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import Settings
-from oraculo.testing.worker_cases import CASE_NAMES, Report
+from oraculo.testing.worker_cases import CASE_NAMES, Report, State, Verdict
 from tests.brokers.nats_stage import plain_client
 from tests.cli.processes import ORACULO, environment, run
 from tests.cli.worker_check_stage import QUEUE, play
@@ -58,10 +59,30 @@ def test_a_worker_with_the_sdk_passes(broker: str, fleet: Fleet, tmp_path: Path)
         worker.kill()
         worker.wait(30)
     assert done.returncode == 0, (done.stdout, done.stderr, (tmp_path / "worker.log").read_text()[-2000:])
-    states = {line[:14].strip(): line[16:].split()[0] for line in done.stdout.splitlines()[1:]}
+    *lines, summary = done.stdout.splitlines()[1:]
+    states = {line[:14].strip(): line[16:].split()[0] for line in lines}
+    assert summary == f"{QUEUE}: {len(CASE_NAMES)} ok, of {len(CASE_NAMES)} cases"
     assert states == dict.fromkeys(CASE_NAMES, "ok")
     assert "answered erro: " in done.stdout, "the empty payload lacks `produto`, and is refused in an answer"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("broker", ONE_BROKER)
+def test_a_worker_that_is_not_there_is_one_line(broker: str, fleet: Fleet, tmp_path: Path) -> None:
+    env = {"ORACULO_BROKER_URL": fleet.url(broker), "ORACULO_PREFIX": f"t{uuid.uuid4().hex[:10]}."}
+    done = run("check-worker", "--queue", QUEUE, "--timeout", "0.5", cwd=tmp_path, env=env)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"oraculo: {QUEUE}: no answer in 0.5 s; nobody reads ")
+
+
+def test_the_summary_counts_what_came_of_the_cases(capsys: pytest.CaptureFixture[str]) -> None:
+    states = (State.PASSED, State.NOTED, State.FAILED, State.SKIPPED, State.SKIPPED)
+    report = Report([Verdict(f"case {number}", state, "seen") for number, state in enumerate(states)], [])
+    print_report("executador_x", report)
+    *lines, summary = capsys.readouterr().out.splitlines()
+    assert summary == "executador_x: 1 ok, 1 warning, 1 error, 2 skipped (no worker was left), of 5 cases"
+    assert [line.split()[2] for line in lines[1:]] == ["ok", "warning", "error"]
 
 
 # -- workers that are bad --------------------------------------------------------------------------------------------

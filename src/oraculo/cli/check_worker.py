@@ -49,11 +49,31 @@ def check_worker(queue: Queue, timeout: Timeout = 10.0, payload: Payload = None,
     if as_json:
         output.print_json(_document(settings, queue, check, report))
     else:
-        for warning in report.warnings:
-            output.note(f"oraculo: {warning}")
-        rows = [(verdict.name, verdict.state, verdict.detail) for verdict in report.verdicts]
-        print_table((Column("case"), Column("state"), Column("detail", prose=True)), rows, empty="no cases")
+        print_report(queue, report)
     raise typer.Exit(output.SUCCEEDED if report.has_passed else output.NOT_SUCCEEDED)
+
+
+def print_report(queue: str, report: "Report") -> None:
+    """Print each case that was played and how many came to what; of a worker that is not there, one line."""
+    for warning in report.warnings:
+        output.note(f"oraculo: {warning}")
+    words = [output.state_word(verdict.state) for verdict in report.verdicts]
+    if words[0] == "error" and set(words[1:]) == {"skipped"}:
+        output.complain(f"{queue}: {report.verdicts[0].detail}")
+        return
+    rows = [
+        (verdict.name, word, verdict.detail)
+        for verdict, word in zip(report.verdicts, words, strict=True)
+        if word != "skipped"
+    ]
+    print_table((Column("case"), Column("state"), Column("detail", prose=True)), rows, empty="no cases")
+    counts = [f"{words.count('ok')} ok", *_counts(words)]
+    output.print_line(f"{queue}: {', '.join(counts)}, of {output.counted(len(words), 'case')}")
+
+
+def _counts(words: list[str]) -> list[str]:
+    counted = [output.counted(number, noun) for noun in ("warning", "error") if (number := words.count(noun))]
+    return [*counted, f"{skipped} skipped (no worker was left)"] if (skipped := words.count("skipped")) else counted
 
 
 def _checked(settings: "Settings", queue: str, payload: str | None) -> dict[str, msgspec.Raw] | None:

@@ -123,7 +123,7 @@ def _report(checks: list[Check], settings: dict[str, Any] | None, as_json: bool)
     output.print_line(f"oraculo {__version__}")
     for key, value in (settings or {}).items():
         output.print_line(f"  {key} = {value}")
-    rows = [(check.name, check.state, _sentence(check)) for check in checks]
+    rows = [(check.name, output.state_word(check.state), _sentence(check)) for check in checks]
     print_table((Column("what"), Column("state"), Column("detail", prose=True)), rows, empty="")
 
 
@@ -148,7 +148,7 @@ def _shown(settings: "Settings") -> dict[str, Any]:
         "runs.timeout": settings.runs.timeout,
         "runs.max_attempts": settings.runs.max_attempts,
         "pipelines": settings.pipelines,
-        "rotas": sorted(settings.routes),
+        "routes": ",".join(sorted(settings.routes)),
     }
 
 

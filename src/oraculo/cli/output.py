@@ -123,6 +123,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def state_word(state: str) -> str:
+    """Return a state of a check in English; `--json` keeps the wire's word."""
+    return {"aviso": "warning", "erro": "error", "ignorada": "skipped"}.get(state, state)
+
+
 def lost(summary: dict[str, Any]) -> str:
     """Return what became of the tasks that did not succeed: `1 error, 2 timeouts, 1 skipped`. Empty when all did."""
     words = {

@@ -27,7 +27,8 @@ STATUS_STYLES = {
     "ignorada": "dim",
     "cancelada": "yellow",
     "ok": "green",
-    "aviso": "yellow",
+    "warning": "yellow",
+    "error": "red",
 }
 
 Row = Sequence[object]
