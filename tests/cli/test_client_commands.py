@@ -331,9 +331,15 @@ def test_pipelines_are_listed(cli: Cli) -> None:
 
 
 def test_a_queue_that_nobody_serves_is_warned_of_when_a_server_is_named(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("name: a\nsteps: [{type: executador_ninguem}, {type: celery://x.y}]\n")
+    steps = "[{type: executador_ninguem}, {type: celery://x.y}, {type: escavador_blgo}]"
+    (tmp_path / "a.yaml").write_text(f"name: a\nsteps: {steps}\n")
+    unserved, mistyped = (
+        "nobody listens on queue 'executador_ninguem' now",
+        "nobody listens on queue 'escavador_blgo' now",
+    )
     assert cli.json("pipelines", "validate", "a.yaml")["arquivos"][0]["avisos"] == [
-        {"campo": "executador_ninguem.queue", "motivo": "nobody listens on queue 'executador_ninguem' now"}
+        {"campo": "executador_ninguem.queue", "motivo": unserved},
+        {"campo": "escavador_blgo.queue", "motivo": f"{mistyped}; did you mean 'escavador_blog'?"},
     ]
 
 

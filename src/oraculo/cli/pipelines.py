@@ -130,14 +130,19 @@ def validate(files: Files, url: GivenUrl = None, api_key: ApiKey = None, as_json
 
 def _warn_of_unserved(findings: Sequence[dict[str, Any]], url: str, api_key: str | None) -> None:
     """Add a warning for each queue that has no consumer on the server; brokers that do not count them give none."""
+    from oraculo.core.naming import is_own_queue, near_miss
+
     with Server(url, api_key) as server:
         consumers = {queue["fila"]: queue["consumidores"] for queue in server.get("/filas")["filas"]}
     if not any(count is not None for count in consumers.values()):
         return
+    served = [queue for queue, count in consumers.items() if count and not is_own_queue(queue)]
     for finding in findings:
         for step, queue in finding.get("filas", {}).items():
             if "://" not in queue and consumers.get(queue, 0) == 0:
-                warning = Fault(f"{step}.queue", f"nobody listens on queue '{queue}' now")
+                meant = near_miss(queue, served)
+                hint = "" if meant is None else f"; did you mean '{meant}'?"
+                warning = Fault(f"{step}.queue", f"nobody listens on queue '{queue}' now{hint}")
                 finding["avisos"] += _written([warning])
 
 

@@ -32,6 +32,7 @@ class Audience(NamedTuple):
     is_bridged: bool = False  # a bridge reads it, and hands the commands on to where they wait for others
     beyond: Mapping[str, Beyond] = MappingProxyType({})  # how it is there, by the destination's URL; as far as known
     paused: str | None = None  # why nobody is given its messages
+    meant: str | None = None  # a queue with a similar name that somebody serves, while nobody serves this one
     is_to_blame: bool = True  # whoever took a message and was not heard of; not where the engine itself hears nothing
 
 
@@ -134,7 +135,7 @@ def _deafness(queue: str, audience: Audience, via: str | None) -> str:
         return ""
     place = f"{queue} at broker {via}" if any(one.consumers != 0 for one in audience.at.values()) else queue
     if not there.held:
-        return f", and nobody listens on queue {place}"
+        return f", and nobody listens on queue {place}{_meant(audience)}"
     held = _count(there.held, "message")
     fate = " and is at work, or gone" if audience.is_to_blame else ""
     return f", and nobody listens on queue {place} now, but somebody took {held} of it{fate}"
@@ -156,8 +157,12 @@ def _backlog(queue: str, audience: Audience, via: str | None) -> str:
     if there.consumers:
         listening = f", where {there.consumers} {'listens' if there.consumers == 1 else 'listen'}"
     elif there.consumers is None and there.held == 0 and there.ready > there.delayed:
-        listening = f", and nobody seems to take {'it' if there.ready == 1 else 'them'}"
+        listening = f", and nobody seems to take {'it' if there.ready == 1 else 'them'}{_meant(audience)}"
     return f", and {waiting} in queue {place}{listening}"
+
+
+def _meant(audience: Audience) -> str:
+    return "" if audience.meant is None else f": did you mean '{audience.meant}'?"
 
 
 def _absence(queue: str, audience: Audience, via: str | None) -> str:

@@ -184,6 +184,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(names[:_MOST_NAMES])}{more}" if names else ""
 
 
+def near_miss(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is much like this one, and not the same: it may be meant."""
+    others = sorted(set(known) - {name})
+    if len(others) > MAX_COMPARED:
+        return None
+    return next(iter(difflib.get_close_matches(name, others, n=1, cutoff=0.8)), None)
+
+
 class QueueNames:
     """Puts the configured prefix before a queue's name, and takes it off again."""
 

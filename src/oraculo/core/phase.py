@@ -24,6 +24,14 @@ class QueueLook(NamedTuple):
     is_bridged: bool = False  # a bridge takes its commands: they then wait elsewhere
     delayed: int = 0  # those of `ready` that nobody is to take yet
     paused: str | None = None  # why nobody is given any
+    meant: str | None = None  # a queue with a similar name that somebody serves, while nobody serves this one
+
+    @property
+    def is_unserved(self) -> bool:
+        """Whether nobody takes its messages, as far as the broker says."""
+        if self.consumers is None:
+            return self.held == 0 and self.ready > self.delayed
+        return self.consumers == 0 and not self.held
 
 
 Looks = Mapping[tuple[str, str | None], QueueLook]  # by queue, and by the broker that took the command

@@ -1,9 +1,8 @@
 """Warnings about a valid definition that may not say what its author means."""
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 
-from oraculo.core.naming import MAX_COMPARED
+from oraculo.core.naming import near_miss
 from oraculo.core.pipeline import JOB_TYPES, MAX_FAULTS, Definition, Step
 from oraculo.errors import Fault
 
@@ -37,11 +36,9 @@ def _near_job_type(name: str) -> str | None:
     if name in JOB_TYPES:
         return None
     alike = "".join(letter if letter.isalnum() else "_" for letter in name.upper())
-    return next(iter(difflib.get_close_matches(alike, JOB_TYPES, n=1, cutoff=0.8)), None)
+    return alike if alike in JOB_TYPES else near_miss(alike, JOB_TYPES)
 
 
 def _meant(queue: str, known: Collection[str]) -> str:
-    others = [name for name in known if name != queue]
-    if len(others) > MAX_COMPARED or not (close := difflib.get_close_matches(queue, others, n=1, cutoff=0.8)):
-        return ""
-    return f"; did you mean '{close[0]}'?"
+    meant = near_miss(queue, known)
+    return "" if meant is None else f"; did you mean '{meant}'?"

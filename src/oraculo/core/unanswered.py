@@ -18,10 +18,11 @@ def _what_was_seen(task: Task, queue: str, looks: Looks) -> str:
     if look is None or task.sent_at is None or look.at < task.sent_at:
         return ""
     place = queue if of_all else f"{queue} at broker {task.via}"
+    meant = "" if look.meant is None else f": did you mean '{look.meant}'?"
     if look.paused:
         return f"; nobody was given what is in queue {place} ({look.paused})"
     if look.consumers == 0:
-        return "" if look.held else f"; nobody listened on queue {place}"
+        return "" if look.held else f"; nobody listened on queue {place}{meant}"
     is_taken = task.percent is not None or task.note is not None
     if is_taken or not look.ready:
         return ""
@@ -29,5 +30,5 @@ def _what_was_seen(task: Task, queue: str, looks: Looks) -> str:
     if look.consumers:
         return f"{waited}, where {look.consumers} listened"
     if look.held == 0 and look.ready > look.delayed:
-        return f"{waited}, and nobody seemed to take {'it' if look.ready == 1 else 'them'}"
+        return f"{waited}, and nobody seemed to take {'it' if look.ready == 1 else 'them'}{meant}"
     return waited

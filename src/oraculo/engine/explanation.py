@@ -11,6 +11,7 @@ from oraculo.core.aggregate import summary
 from oraculo.core.bridge import Beyond, Bridge
 from oraculo.core.explain import NAMED, Audience, explain, handed_on_to, not_succeeded
 from oraculo.core.history import Happened
+from oraculo.core.phase import QueueLook
 from oraculo.core.run import Run, TaskStatus
 from oraculo.engine.beside import beside
 from oraculo.engine.quarantine import Quarantine
@@ -57,6 +58,11 @@ class Explanation:
             queue: audiences[queue]._replace(beyond=await self._beyond(queue, destinations))
             for queue, destinations in queues.destinations.items()
             if queue in audiences and audiences[queue].is_bridged
+        }
+        audiences |= {
+            queue: audiences[queue]._replace(meant=await self._engine.served_queues.near(queue))
+            for queue in queues.named & audiences.keys()
+            if _is_unserved(audiences[queue])
         }
         troubles, missing = self._troubles(queues, stuck), self._missing_bridges(audiences)
         deaf = self._engine.unheard if queues.active and knows else None
@@ -162,6 +168,11 @@ def _audience(state: QueueState) -> Audience:
     at = {broker: _audience(part) for broker, part in state.at.items()}
     known = (state.consumers, state.unacked, state.ready, state.dead_letters)
     return Audience(*known, at=at, delayed=state.delayed, paused=state.paused)
+
+
+def _is_unserved(audience: Audience) -> bool:
+    counts = QueueLook(0.0, audience.ready, audience.held, audience.consumers, delayed=audience.delayed)
+    return not audience.is_bridged and counts.is_unserved
 
 
 def _is_unanswered(run: Run, number: int | None) -> bool:

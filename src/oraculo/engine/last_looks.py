@@ -6,12 +6,13 @@ from concurrent.futures import Executor
 from functools import partial
 from types import MappingProxyType
 
-from oraculo.core.phase import Looks
+from oraculo.core.phase import Looks, QueueLook
 from oraculo.core.plan import Plan
 from oraculo.core.run import RunStatus
 from oraculo.engine.beside import beside
 from oraculo.engine.cache import Plans
 from oraculo.engine.queue_looks import MOST_QUEUES, QueueLooks
+from oraculo.engine.served_queues import ServedQueues
 from oraculo.errors import StoreError
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Due, Store
@@ -22,12 +23,15 @@ _MOST_DUE = 500  # timers that are looked ahead to, the next ones first
 
 
 class LastLooks:
-    def __init__(self, store: Store, plans: Plans, clock: Clock, threads: Executor, queue_looks: QueueLooks) -> None:
+    def __init__(
+        self, store: Store, plans: Plans, clock: Clock, threads: Executor, queue_looks: QueueLooks, served: ServedQueues
+    ) -> None:
         self._store = store
         self._plans = plans
         self._clock = clock
         self._threads = threads
         self._queue_looks = queue_looks
+        self._served = served
         self._looks: Looks = MappingProxyType({})
 
     def looks(self) -> Looks:
@@ -42,7 +46,11 @@ class LastLooks:
                 queues = await self._queues_of(due) if due else []
             except StoreError:  # the timers, which need it more, log that
                 queues = []
-            self._looks = await self._queue_looks.at(queues) if queues else {}
+            looks = await self._queue_looks.at(queues) if queues else {}
+            self._looks = {place: await self._with_meant(place[0], look) for place, look in looks.items()}
+
+    async def _with_meant(self, queue: str, look: QueueLook) -> QueueLook:
+        return look._replace(meant=await self._served.near(queue)) if look.is_unserved else look
 
     async def _queues_of(self, due: Sequence[Due]) -> list[str]:
         """Return the queues of open runs whose timers these are."""

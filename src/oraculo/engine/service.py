@@ -40,6 +40,7 @@ from oraculo.engine.remembered import RememberedQueues
 from oraculo.engine.requests import RunMaker
 from oraculo.engine.results import LargeResults
 from oraculo.engine.retention import Retention
+from oraculo.engine.served_queues import ServedQueues
 from oraculo.engine.timers import Timers
 from oraculo.engine.unheard_answers import UnheardAnswers
 from oraculo.engine.watchers import Lookout, Watchers
@@ -136,7 +137,8 @@ class Engine:
         self.own_queues = OwnQueues(broker, self.inbox, own_queues, engine)
         self.maker = RunMaker(self.catalogue, self.plans, self.queue_targets, clock, entropy, settings)
         self.queue_looks = QueueLooks(broker, self.names, clock, self.threads, settings.bullmq.queues)
-        self._last_looks = LastLooks(store, self.plans, clock, self.threads, self.queue_looks)
+        self.served_queues = ServedQueues(broker, self.names, self.queue_targets)
+        self._last_looks = LastLooks(store, self.plans, clock, self.threads, self.queue_looks, self.served_queues)
         self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._due_event_maker)
 
         # What goes out.
