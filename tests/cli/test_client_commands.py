@@ -322,6 +322,23 @@ def test_dead_letters_are_shown_where_the_server_may_not_list_queues(
         assert "broken on purpose" in Cli(server.url).ok("dlq", "list", "fila_x")
 
 
+def test_the_tracebacks_of_failed_attempts_are_shown_where_they_are_asked_for(tmp_path: Path) -> None:
+    trace = 'Traceback (most recent call last):\n  File "loja.py", line 3\nValueError: \x1b[2J'
+    with live(tmp_path) as server:
+        cli, service = Cli(server.url), server.service
+        run_id = cli.submitted("--destino", "fila_x")
+        answer = {"status": "erro", "erros": ["no"], "repetir": False, "rastreamento": trace}
+        server.do(service.answer("fila_x", answer))
+        server.do(service.ended(run_id))
+        assert "Traceback" not in cli.ok("runs", "show", run_id)
+        said = cli.ok("runs", "show", run_id, "--verbose")
+        assert "\nfila_x, attempt 1, failed " in said
+        shown = '  Traceback (most recent call last):\n    File "loja.py", line 3\n  ValueError: \ufffd[2J\n'
+        assert said.endswith(f":\n{shown}")
+        [traced] = cli.json("runs", "show", run_id, "--verbose")["rastreamentos"]
+        assert (traced["tarefa"], traced["tentativa"], traced["rastreamento"]) == ("fila_x", 1, trace)
+
+
 # -- pipelines and doctor --------------------------------------------------------------------------------------------
 
 

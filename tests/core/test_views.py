@@ -194,6 +194,7 @@ def test_a_line_of_the_history() -> None:
         "tarefa": None,
         "tentativa": None,
         "detalhe": None,
+        "rastreamento": None,
     }
     assert entry_view(plan, driver.history[2]) == {
         "seq": 3,
@@ -202,4 +203,5 @@ def test_a_line_of_the_history() -> None:
         "tarefa": "a",
         "tentativa": 1,
         "detalhe": "boom; next attempt in 0.5 s",
+        "rastreamento": None,
     }

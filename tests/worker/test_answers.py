@@ -169,6 +169,9 @@ async def test_an_exception_becomes_an_error_that_may_be_retried(stage: Stage) -
 
     with structlog.testing.capture_logs() as logs:
         answer = await stage.payload_for(app, "q", correlation_id="c", tarefa="t", tentativa=2)
+    trace = answer.pop("rastreamento")
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert trace.endswith('    raise ValueError("no such video")\nValueError: no such video\n')
     assert answer == {"status": "erro", "erros": ["ValueError: no such video"]}
     (entry,) = [log for log in logs if log["event"] == "handler failed"]
     assert isinstance(entry["exc_info"], ValueError)

@@ -98,6 +98,10 @@ _PAYLOADS: Mapping[str, Object] = {
                 "type": ["boolean", "null"],
                 "description": "false: it would fail again, make no other attempt.",
             },
+            "rastreamento": {
+                "type": ["string", "null"],
+                "description": "Of a failure: its traceback. The run's history keeps the last 16 kB.",
+            },
             "tarefa": _name_field("The subtask"),
             "destino": _name_field("The destination"),
             "fonte": _name_field("The source, as `youtube` for `escavador_youtube`"),

@@ -221,6 +221,8 @@ _ENTRY = record(
         "tarefa": nullable(TEXT),
         "tentativa": nullable(COUNT),
         "detalhe": nullable(TEXT),
+        "rastreamento": nullable(TEXT)
+        | {"description": "The traceback of a failed attempt, where its worker sent one."},
     }
 )
 

@@ -14,6 +14,7 @@ from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, RunId, Url
 from oraculo.cli.prefixes import each_run, with_run
 from oraculo.cli.run_table import print_run, print_runs
 from oraculo.cli.times import localized, moment_option
+from oraculo.cli.tracebacks import print_tracebacks, traced_attempts
 from oraculo.cli.watch import watch_run
 from oraculo.errors import InvalidInput
 
@@ -77,14 +78,26 @@ def list_runs(
 
 
 @app.command()
-def show(run_id: RunId, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
+def show(
+    run_id: RunId,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Also the tracebacks of failed attempts, as far as workers sent them."),
+    ] = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
     """Show a run, its tasks and what came of it."""
     with Server(url, api_key) as server:
         run = with_run(server, run_id, lambda whole: server.get(run_path(whole)))
+        traced = list(traced_attempts(server, run["correlation_id"])) if verbose else None
         if as_json:
-            output.print_json(run)
+            output.print_json(run if traced is None else run | {"rastreamentos": traced})
             return
         print_run(run)
+        if traced is not None:
+            print_tracebacks(traced)
 
 
 @app.command()

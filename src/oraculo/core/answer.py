@@ -12,6 +12,7 @@ from oraculo.core import naming
 from oraculo.core.answer_writer import NOT_IN_TIME
 from oraculo.core.command import deadline_of
 from oraculo.core.events import Answered, Event, Progressed
+from oraculo.core.history import bounded_traceback
 from oraculo.core.message import Message
 from oraculo.core.run import Run
 
@@ -30,6 +31,7 @@ class _Reply(msgspec.Struct):
     status: Any = None
     erros: Any = None
     repetir: Any = None
+    rastreamento: Any = None
     tarefa: Any = None
     destino: Any = None
     fonte: Any = None
@@ -43,10 +45,18 @@ _items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def read_answer(
-    run: Run, message: Message, jitter: float, *, now: float = inf, prefix: str = "", redelivered: bool = False
+    run: Run,
+    message: Message,
+    jitter: float,
+    *,
+    now: float = inf,
+    prefix: str = "",
+    redelivered: bool = False,
+    tracebacks: bool = True,
 ) -> Event | str:
     """The event that the message means for this run, or, in words, why no task could be found for it. `prefix`: what
-    the installation puts before the names of its queues, and a worker may know its own by. `now`: when it came."""
+    the installation puts before the names of its queues, and a worker may know its own by. `now`: when it came.
+    `tracebacks`: whether they are kept."""
     payload = bytes(message.payload)
     try:
         reply = _read_reply(payload)
@@ -75,6 +85,7 @@ def read_answer(
         mark=_mark_of(message),
         redelivered=redelivered,
         jitter=jitter,
+        traceback=_traceback(reply) if tracebacks else None,
     )
 
 
@@ -232,6 +243,11 @@ def _doubt(run: Run, number: int, reason: str, now: float) -> str | None:
     if reason != NOT_IN_TIME or left < _CLOCKS_AGREE:
         return None
     return f"{reason} by the clock of its worker, {left:.0f} s too early: let the clocks of all machines be set by NTP"
+
+
+def _traceback(reply: _Reply) -> str | None:
+    text = reply.rastreamento
+    return bounded_traceback(text) if isinstance(text, str) and text else None
 
 
 def _percent(value: object) -> float | None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from oraculo.core import naming
+from oraculo.core.history import bounded_traceback
 from oraculo.core.json_guard import check_json_text
 from oraculo.core.message import Message, encode_message
 from oraculo.core.timestamps import to_iso
@@ -66,10 +67,20 @@ class AnswerWriter:
             reason = f"the handler's answer cannot be sent: {describe(error)}"
             return self.failure(queue, command, [reason], retry=False)
 
-    def failure(self, queue: str, command: Message, errors: Sequence[str], *, retry: bool = True) -> bytes:
+    def failure(
+        self,
+        queue: str,
+        command: Message,
+        errors: Sequence[str],
+        *,
+        retry: bool = True,
+        traceback: str | None = None,
+    ) -> bytes:
         payload: dict[str, Any] = {"status": "erro", "erros": [_sendable(text) for text in errors]}
         if not retry:
             payload["repetir"] = False
+        if traceback is not None:
+            payload["rastreamento"] = bounded_traceback(traceback)
         return self._encoded(naming.answer_event(queue), command, _encoder.encode(payload))
 
     def refused(self, queue: str, command: Message, error: Exception, *, stands_in: bool) -> Refusal:

@@ -59,6 +59,7 @@ class Answered(Event, frozen=True, gc=False):
     mark: int = 0
     jitter: float = 0.0
     redelivered: bool = False
+    traceback: str | None = None
 
 
 class Progressed(Event, frozen=True, gc=False):

@@ -32,7 +32,7 @@ from oraculo.core.events import (
     TaskDue,
     Unsendable,
 )
-from oraculo.core.history import Happened
+from oraculo.core.history import Happened, with_traceback
 from oraculo.core.lost import commands_lost, letters_lost
 from oraculo.core.run import Cause, Changes, DeliveryStatus, Run, RunStatus, Task, TaskStatus
 from oraculo.core.skipped import blame_others, skipped_after, why_skipped
@@ -62,6 +62,8 @@ _PENDING, _TASK_SENT, _TASK_SUCCEEDED = TaskStatus.PENDING, Happened.SENT, Happe
 TOLD_STRAYS = 100
 TOLD_ENTRIES = 1_000
 TOLD_ENTRIES_PER_TASK = 100
+# Past as many entries as its tasks and these, a run's history keeps no traceback: each may have 16 kB.
+TRACED_ENTRIES = 1_000
 
 # An engine that ends a run delivers its aggregate at once; whoever finds it undelivered after this does it instead,
 # unless it was moved: by an engine that needs longer, or where it waits for its turn.
@@ -240,31 +242,36 @@ def _attempt_failed(run: Run, task: Task, event: Answered, now: float, changes: 
     task.reason = event.reason
     reason = event.reason
     if (passed := _deadline_passed(run, task, now)) is not None:  # its timer is a moment behind
-        changes.tell(now, Happened.ATTEMPT_FAILED, task.number, task.attempt, reason)
+        changes.tell(now, Happened.ATTEMPT_FAILED, task.number, task.attempt, _traced(run, reason, event))
         _expire(run, task, passed, _why_expired(run, task, passed), now, changes)
         return
     if event.retryable and task.attempt < task.last_attempt:
         delay = run.plan.steps[task.number].retry.delay(task.attempt, event.jitter)
         if now + delay < min(run.head.deadline, task.deadline or run.head.deadline):
-            _schedule_retry(run, task, now, delay, changes)
+            _schedule_retry(run, task, now, delay, changes, event)
             return
         reason = f"{reason} (no time left for another attempt before the deadline)"
     task.cause, task.reason = Cause.ANSWER, reason
     _close(run, task, Trigger.FAIL, now, changes)
-    changes.tell(now, Happened.FAILED, task.number, task.attempt, reason)
+    changes.tell(now, Happened.FAILED, task.number, task.attempt, _traced(run, reason, event))
     task.dead_letter = task.unsent = True
     changes.dead_letters.append((task.number, task.attempt))
     _skip_dependents(run, task, now, changes)
 
 
-def _schedule_retry(run: Run, task: Task, now: float, delay: float, changes: Changes) -> None:
+def _traced(run: Run, reason: str, event: Answered) -> str:
+    has_room = run.head.entries < run.head.total + TRACED_ENTRIES
+    return with_traceback(reason, event.traceback if has_room else None)
+
+
+def _schedule_retry(run: Run, task: Task, now: float, delay: float, changes: Changes, event: Answered) -> None:
     move(run, task, Trigger.RETRY)
     task.unsent = False
     task.due_at = now + delay
     task.percent = task.note = None
     changes.touch(task)
     detail = f"{task.reason}; next attempt in {in_words(delay)}"
-    changes.tell(now, Happened.ATTEMPT_FAILED, task.number, task.attempt, detail)
+    changes.tell(now, Happened.ATTEMPT_FAILED, task.number, task.attempt, _traced(run, detail, event))
 
 
 def _amend(run: Run, task: Task, payload: bytes, now: float, changes: Changes) -> None:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import msgspec
 
 from oraculo.core.aggregate import aggregate, duration_ms, summary
-from oraculo.core.history import Happened, HistoryEntry
+from oraculo.core.history import Happened, HistoryEntry, parted
 from oraculo.core.masking import masked
 from oraculo.core.phase import Looks, phase_of
 from oraculo.core.plan import Plan
@@ -99,7 +99,7 @@ def _delivery_view(delivery: Delivery) -> dict[str, Any]:
 
 def entry_view(plan: Plan, entry: HistoryEntry) -> dict[str, Any]:
     """One line of a run's history. What workers wrote is shown as it is."""
-    detail = entry.detail
+    detail, traceback = parted(entry.detail)
     if detail is not None and entry.what in _OF_DELIVERIES:
         detail = masked(detail)
     return {
@@ -109,6 +109,7 @@ def entry_view(plan: Plan, entry: HistoryEntry) -> dict[str, Any]:
         "tarefa": None if entry.task is None else plan.steps[entry.task].id,
         "tentativa": entry.attempt,
         "detalhe": detail,
+        "rastreamento": traceback,
     }
 
 

@@ -96,6 +96,7 @@ class Intake:
         entropy: Entropy,
         telemetry: Telemetry,
         batch: int,
+        tracebacks: bool,
     ) -> None:
         self._store = store
         self._inbox = inbox
@@ -112,6 +113,7 @@ class Intake:
         self._entropy = entropy
         self._telemetry = telemetry
         self._limit = batch
+        self._tracebacks = tracebacks
         self._idle = asyncio.Event()
         self._stopping = False
         self._at_work: Sequence[Input] = ()
@@ -464,10 +466,15 @@ class Intake:
         return machine.apply(run, item.event, now, changes), ""
 
     def _apply_answer(self, run: Run, item: Answer, now: float, changes: Changes) -> tuple[Verdict, str]:
-        redelivered = item.arrived.delivery.redeliveries > 0
-        prefix = self._names.prefix
-        jitter = self._entropy.jitter()
-        event = read_answer(run, item.message, jitter, now=now, prefix=prefix, redelivered=redelivered)
+        event = read_answer(
+            run,
+            item.message,
+            self._entropy.jitter(),
+            now=now,
+            prefix=self._names.prefix,
+            redelivered=item.arrived.delivery.redeliveries > 0,
+            tracebacks=self._tracebacks,
+        )
         if isinstance(event, str):
             return _UNKNOWN, event
         if item.reference is not None and isinstance(event, Answered):

@@ -182,6 +182,7 @@ class Engine:
             entropy=entropy,
             telemetry=telemetry,
             batch=engine.batch,
+            tracebacks=settings.worker.tracebacks,
         )
 
         # What looks around now and then.

@@ -158,6 +158,7 @@ class WorkerSettings(Section, frozen=True):
     ahead: CountOrNone = 1  # fetched beside each that may be in work; 0 where they take long: others can have them
     remembered: CountOrNone = 10_000  # answers kept to answer a repeated command again
     stop_grace: Pause = 30.0  # at a stop, for what is in work
+    tracebacks: Flag = True  # of failed handlers are sent and kept in the run's history; they may hold secrets
 
 
 class CelerySettings(Section, frozen=True):

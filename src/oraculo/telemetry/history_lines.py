@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from logging import DEBUG, INFO
 from typing import Any, NamedTuple
 
-from oraculo.core.history import Happened, HistoryEntry
+from oraculo.core.history import Happened, HistoryEntry, parted
 from oraculo.core.timestamps import to_iso
 from oraculo.ports.telemetry import HistoryAdded
 
@@ -69,7 +69,7 @@ def _fields(record: HistoryAdded, entry: HistoryEntry) -> dict[str, Any]:
         if entry.what is Happened.ATTEMPT_FAILED and task.awaits_retry and task.due_at is not None:
             fields["proxima_tentativa_em"] = to_iso(task.due_at)
     if entry.detail is not None and entry.what not in _REOPENINGS:
-        fields["reason"] = entry.detail
+        fields["reason"] = parted(entry.detail)[0]
     return fields
 
 

@@ -25,7 +25,7 @@ from oraculo.core.events import (
     Sent,
     TaskDue,
 )
-from oraculo.core.history import Happened, HistoryEntry
+from oraculo.core.history import Happened, HistoryEntry, bounded_traceback, parted
 from oraculo.core.run import RunStatus
 from oraculo.errors import InvalidInput, StoreUnavailable, WrittenByNewer
 from oraculo.ports.store import Creation, Due, Outcome, RunQuery, Unsent
@@ -325,6 +325,16 @@ class StoreSuite(StoreCommits):
             assert list(await store.history("a", after=2, limit=3)) == told[2:5]
             assert list(await store.history("a", after=6)) == []
             assert list(await store.history("nobody")) == []
+
+    async def test_the_traceback_of_an_attempt_is_kept_as_it_is(self) -> None:
+        async with self.opened() as store:
+            run, trace = make_run("a"), bounded_traceback('  File "loja.py"\n\ttoo much: né\n' * 2_000)
+            await create(store, run)
+            failed = Answered(1, 1, b"{}", failed=True, reason="boom", traceback=trace)
+            await change(store, changed(run, failed, now=NOW))
+            last = (await store.history("a"))[-1]
+            assert last.what is Happened.ATTEMPT_FAILED
+            assert parted(last.detail)[1] == trace
 
     async def test_heads_are_read_without_their_tasks(self) -> None:
         async with self.opened() as store:

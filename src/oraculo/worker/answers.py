@@ -1,5 +1,6 @@
 """What a handler says. How it is written is in `core.answer_writer`, which the bridges use too."""
 
+import traceback
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -17,7 +18,10 @@ __all__ = [
     "as_answer",
     "describe",
     "failure_of",
+    "traceback_of",
 ]
+
+_MACHINERY = ("oraculo.worker.", "asyncio.", "concurrent.")  # modules whose frames say nothing of the handler
 
 
 class DoNotRetry(Exception):
@@ -36,6 +40,17 @@ def failure_of(error: BaseException) -> Failure:
     final = next((each for each in members if isinstance(each, DoNotRetry)), None)
     more = f" (and {len(members) - 1} more)" if len(members) > 1 else ""
     return Failure(describe(final or members[0]) + more, retry=final is None)
+
+
+def traceback_of(error: BaseException) -> str | None:
+    """Return the traceback of what a handler raised, from the handler on; None: it cannot be written."""
+    frames = error.__traceback__
+    while frames is not None and str(frames.tb_frame.f_globals.get("__name__")).startswith(_MACHINERY):
+        frames = frames.tb_next
+    try:
+        return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    except Exception:  # noqa: BLE001 - the error's own code is asked for its text
+        return None
 
 
 def as_answer(value: object) -> object:

@@ -19,7 +19,7 @@ from oraculo.errors import InvalidInput, InvalidMessage, ObjectsError
 from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.subscription import Subscription
-from oraculo.worker.answers import AnswerWriter, DoNotRetry, answered_failure, as_answer, failure_of
+from oraculo.worker.answers import AnswerWriter, DoNotRetry, answered_failure, as_answer, failure_of, traceback_of
 from oraculo.worker.context import Context
 from oraculo.worker.handlers import payload_fault
 from oraculo.worker.jobs import Job, Lane, Receipt
@@ -56,8 +56,10 @@ class Dispatcher:
         clock: Clock,
         entropy: Entropy,
         delivery_limit: int,
+        tracebacks: bool,
     ) -> None:
         self._lanes = deque(lanes)
+        self._sends_tracebacks = tracebacks
         self._limit = limit
         self._outbox = outbox
         self._writer = writer
@@ -257,11 +259,11 @@ class Dispatcher:
     def _fail(self, job: Job, error: BaseException) -> None:
         """Whatever a handler raises is its answer."""
         reason, retry = failure_of(error)
+        on_purpose = isinstance(error, DoNotRetry)
         if not job.ended:
-            self._finish(job, self._writer.failure(job.lane.queue, job.command, [reason], retry=retry))
-        self._failures.tell(
-            _log_of(job), job.lane.handler.name, error, reason, on_purpose=isinstance(error, DoNotRetry)
-        )
+            trace = traceback_of(error) if self._sends_tracebacks and not on_purpose else None
+            self._finish(job, self._writer.failure(job.lane.queue, job.command, [reason], retry=retry, traceback=trace))
+        self._failures.tell(_log_of(job), job.lane.handler.name, error, reason, on_purpose=on_purpose)
 
     async def give_back_waiting(self) -> None:
         """What has not begun goes to other workers now, not after the grace. All of it leaves its lane first: telling

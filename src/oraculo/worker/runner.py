@@ -147,6 +147,7 @@ class Worker:
             clock=self._clock,
             entropy=self._entropy,
             delivery_limit=self._delivery_limit,
+            tracebacks=self._settings.tracebacks,
         )
         self._intakes = [self._intake_of(lane) for lane in lanes]
 
