@@ -5,11 +5,14 @@ import asyncio
 import pytest
 
 from oraculo.brokers import prefetch
+from oraculo.brokers.nats import NatsBroker
 from oraculo.brokers.prefetch import FIRST, Prefetch
 from oraculo.brokers.rabbitmq import RabbitMQBroker
-from oraculo.ports.broker import Consumer, Delivery, Outgoing
+from oraculo.brokers.redis_streams import RedisStreamsBroker
+from oraculo.ports.broker import Broker, Consumer, Delivery, Outgoing
 from tests.brokers import rabbitmq_stage as stage
-from tests.brokers.rabbitmq_stage import take
+from tests.brokers.rabbitmq_stage import fresh_name, take
+from tests.servers.fleet import Fleet
 
 url, queue, broker, nothing_goes_unheard = stage.url, stage.queue, stage.broker, stage.nothing_goes_unheard  # fixtures
 
@@ -87,6 +90,24 @@ async def test_rabbitmq_is_asked_for_few_large_messages_at_a_time(broker: Rabbit
         assert sum(len(each.body) for each in held) <= FIRST * len(LARGE)
         seen += len(held)
         await consumer.ack(held)
+
+
+@pytest.mark.parametrize("name", ["redis", "nats"])
+async def test_redis_and_nats_are_asked_for_few_large_messages_at_a_time(fleet: Fleet, name: str) -> None:
+    made: Broker = NatsBroker(fleet.url(name)) if name == "nats" else RedisStreamsBroker(fleet.url(name))
+    queue = fresh_name()
+    await made.start()
+    try:
+        await made.publish([Outgoing(queue, LARGE)] * 60)
+        consumer = await made.consume(queue, prefetch=2000)
+        held = await held_when_quiet(consumer)
+        assert sum(len(each.body) for each in held) <= FIRST * len(LARGE)
+        await consumer.ack(held)
+        held = await held_when_quiet(consumer)
+        assert 0 < sum(len(each.body) for each in held) <= MOST
+        await made.remove([queue])
+    finally:
+        await made.close()
 
 
 async def test_large_messages_behind_many_small_ones_are_given_back_to_rabbitmq(

@@ -12,6 +12,7 @@ import redis
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
+from oraculo.brokers.prefetch import FIRST
 from oraculo.brokers.redis_streams import RedisStreamsBroker
 from oraculo.brokers.redis_streams.consumer import RedisConsumer
 from oraculo.errors import BrokerError, BrokerUnavailable
@@ -153,7 +154,7 @@ class TestLeases:
             leave_unsettled(plain, queue, 300)
             await broker.publish([Outgoing(queue, b"300")])
             taken = await take(await broker.consume(queue, prefetch=400), 301)
-            assert bodies(taken).index(300) == 100  # behind the first page
+            assert bodies(taken).index(300) == FIRST  # behind the first page
 
     async def test_names_of_consumers_that_are_long_gone_are_deleted(self, url: str, plain: Any, queue: str) -> None:
         async with started(url, lease=LEASE / 10) as broker:

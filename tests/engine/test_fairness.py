@@ -87,6 +87,20 @@ async def test_a_small_run_waits_for_a_few_commands_of_wide_ones(oraculo: Harnes
     await until(lambda: counting.sent["executador_grande"] == RUNS * WIDTH, saying="all to be sent, each once")
 
 
+async def test_a_small_run_waits_for_a_few_commands_of_repeated_wide_ones(oraculo: Harness, counting: Counting) -> None:
+    wide = [await oraculo.submit(WIDE) for _ in range(RUNS)]
+    await asyncio.gather(*map(oraculo.operations.cancel, wide))
+    await until(lambda: not len(oraculo.engine.inbox))
+    counting.takes.clear()
+    counting.sent.clear()
+    await asyncio.gather(*map(oraculo.operations.repeat, wide))
+    await oraculo.submit(SMALL)
+    counting.takes.set()
+    await until(lambda: counting.before_small)
+    assert counting.before_small[0] <= 2 * TOGETHER
+    await until(lambda: counting.sent["executador_grande"] == RUNS * WIDTH, saying="all to be sent again")
+
+
 async def test_wide_runs_send_no_more_than_the_engine_notes(
     oraculo: Harness, counting: Counting, recording: Recording
 ) -> None:

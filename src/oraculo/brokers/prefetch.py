@@ -31,7 +31,11 @@ class Prefetch:
     def add(self, token: int | str, size: int) -> None:
         self._sizes[token] = size
         self.bytes += size
-        self._usual = max(size, self._usual * _FADING)
+        self.note(size)
+
+    def note(self, size: int) -> None:
+        """Learn the size of a message, for a consumer that counts itself what it holds."""
+        self._usual = max(size, self._usual * _FADING, 1)
 
     def remove(self, token: int | str) -> None:
         self.bytes -= self._sizes.pop(token, 0)
@@ -42,9 +46,9 @@ class Prefetch:
 
     def adapt(self) -> bool:
         """Choose anew how many to ask for, and return whether that is so different that it should be told."""
-        if len(self._sizes) * 2 < self.asked and self._fitting * 2 > self.asked:
+        if len(self._sizes) * 2 < self.asked and self.fitting * 2 > self.asked:
             return False  # it has all that there is
-        wanted = min(self._fitting, self.asked * _GROWTH)
+        wanted = min(self.fitting, self.asked * _GROWTH)
         if self.asked < wanted * 2 and wanted < min(self.asked * 2, self._most):
             return False
         self.asked, before = wanted, self.asked
@@ -56,5 +60,6 @@ class Prefetch:
         return self.asked < before
 
     @property
-    def _fitting(self) -> int:
-        return max(1, min(self._most, int(MOST_BYTES / max(self._usual, 1))))
+    def fitting(self) -> int:
+        """How many messages like those of late it may hold together."""
+        return max(1, min(self._most, int(MOST_BYTES / self._usual))) if self._usual else min(self._most, FIRST)

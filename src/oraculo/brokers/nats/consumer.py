@@ -18,6 +18,7 @@ import structlog
 
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import NANOSECONDS, Origin, origin_of, parse_headers, parse_status, stream_of
+from oraculo.brokers.prefetch import Prefetch
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Delivery, NotTaken
 
@@ -105,6 +106,7 @@ class NatsConsumer:
         self._leases: dict[str, float] = {}  # when each that is here or out ends, in the loop's time
         self._out: dict[str, Origin] = {}
         self._moving: set[str] = set()  # those out that are on their way to the quarantine
+        self._prefetch = Prefetch(terms.prefetch)
         self._requested = 0  # asked for and not yet come
         self._most_pulled = terms.pull_batch or terms.prefetch
         self._last_pull = 0  # how many it asked for
@@ -144,8 +146,9 @@ class NatsConsumer:
 
     def _top_up(self) -> None:
         held = len(self._leases)  # those, too, that are being moved to the quarantine now
-        free = self._terms.prefetch - held - self._requested
-        if free <= 0 or (self._requested and free * _TOP_UP_SHARE < self._terms.prefetch):
+        most = self._prefetch.fitting
+        free = most - held - self._requested
+        if free <= 0 or (self._requested and free * _TOP_UP_SHARE < most):
             return
         if self._is_next_large:
             self._is_next_large = False
@@ -309,6 +312,7 @@ class NatsConsumer:
             self._requested -= 1
         delivered, limit = origin.delivered, self._terms.delivery_limit
         is_too_often = limit is not None and delivered > limit
+        self._prefetch.note(len(data))
         (self._condemned if is_too_often else self._buffer).append(_Arrived(token, data, origin))
         if delivered > 1:
             self._home.note_seen(self.queue, [origin.sequence])

@@ -7,6 +7,7 @@ from contextlib import suppress
 from math import inf
 from typing import Any, NamedTuple
 
+from oraculo.brokers.prefetch import Prefetch
 from oraculo.brokers.redis_streams.layout import content, keys, order, text
 from oraculo.brokers.redis_streams.scripts import ACK, EXTEND, PAGE, RELEASE, RETRY, UPKEEP
 from oraculo.brokers.redis_streams.server import GroupGone, NoRoom, Server
@@ -114,7 +115,7 @@ class RedisConsumer:
         self._orphans = orphans
         self._holder = holder
         self._queue = holder.queue
-        self._prefetch = prefetch
+        self._prefetch = Prefetch(prefetch)
         self._connection = connection
         self._period = min(LONGEST_WAIT, terms.lease / 2)
         self._next_upkeep = 0.0
@@ -132,7 +133,7 @@ class RedisConsumer:
 
     @property
     def room(self) -> int:
-        return self._prefetch - len(self._out) - len(self._arrived)
+        return self._prefetch.fitting - len(self._out) - len(self._arrived)
 
     @property
     def is_over(self) -> bool:
@@ -278,7 +279,12 @@ class RedisConsumer:
 
     def _absorb_read(self, reply: Any) -> None:
         for _, entries in reply or ():
-            self._arrived.extend([(entry, *content(fields)) for entry, fields in entries])
+            for entry, fields in entries:
+                self._arrive((entry, *content(fields)))
+
+    def _arrive(self, arrival: _Arrival) -> None:
+        self._arrived.append(arrival)
+        self._prefetch.note(len(arrival[1]))
 
     def _absorb_upkeep(self, reply: Any) -> None:
         self._cursor, next_due, claimed = reply
@@ -294,7 +300,7 @@ class RedisConsumer:
         for token in [token for token, entry in self._out.items() if entry in again]:
             del self._out[token]  # its own lease ran out; it is a new delivery now
         for entry, redeliveries, fields in claimed:
-            self._arrived.append((entry, content(fields)[0], redeliveries))
+            self._arrive((entry, content(fields)[0], redeliveries))
         self._claimed |= again
 
     async def _mend(self, reply: ReplyError) -> None:
