@@ -8,6 +8,7 @@ from itertools import islice
 REQUESTS = "orquestrador"
 ANSWERS = "resultados"
 MEMORY = "oraculo.memoria"  # a queue that nobody reads: a broker without it has forgotten everything
+MADE = "oraculo.filas"  # notes of the queues that engines made for requests, which they remove when nobody uses them
 DLQ_SUFFIX = ".dlq"
 COLLECTOR_PREFIX = "escavador"
 PROCESSOR_PREFIX = "executador"
@@ -200,6 +201,7 @@ class QueueNames:
         self.requests = prefix + REQUESTS
         self.answers = prefix + ANSWERS
         self.memory = prefix + MEMORY
+        self.made = prefix + MADE
 
     def physical(self, queue: str) -> str:
         return self.prefix + queue

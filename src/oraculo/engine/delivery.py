@@ -21,12 +21,12 @@ from oraculo.core.naming import QueueNames, shortened
 from oraculo.core.retry import RetryPolicy
 from oraculo.core.run import Channel, Delivery, DeliveryStatus, RunHead
 from oraculo.engine.inputs import Inbox, Note, Wish
+from oraculo.engine.publishing import Publisher
 from oraculo.engine.replies import Replies
 from oraculo.engine.results import LargeResults
 from oraculo.engine.turns import Absence, Turns
 from oraculo.engine.webhooks import NotPosted, Post, TargetRefused, Webhooks, is_away
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge, OraculoError
-from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeliveryAttempted, LoopFailed, Telemetry
 from oraculo.settings import WebhookSettings
@@ -76,7 +76,7 @@ class _Errand:
 class Courier:
     def __init__(
         self,
-        broker: Broker,
+        publisher: Publisher,
         inbox: Inbox,
         results: LargeResults,
         settings: WebhookSettings,
@@ -91,7 +91,7 @@ class Courier:
         self._entropy = entropy
         self._telemetry = telemetry
         self._webhooks = Webhooks(post, settings.secret, clock)
-        self._replies = Replies(broker, results, names, clock)
+        self._replies = Replies(publisher, results, names, clock)
         self._retry = RetryPolicy(settings.max_attempts, settings.backoff, settings.max_backoff)
         # Apart, so that neither webhooks that are slow nor a broker that is frozen hold up the others. One receiver of
         # webhooks has a quarter of the places; all queues are one broker's.

@@ -1,22 +1,29 @@
 """The queues that are known to be there: what is sent to any other has to wait until the broker has made it."""
 
+import asyncio
 from collections.abc import Iterable
+from math import inf
 
 MOST_KNOWN = 50_000  # the one that was used longest ago is forgotten first, and is looked at as a new one again
 
 
 class KnownQueues:
-    """Physical names. Somebody may have deleted one since: brokers make it again when something is sent there."""
+    """Physical names. Somebody may have deleted one since: brokers make it again when something is sent there.
 
-    def __init__(self) -> None:
-        self._names: dict[str, None] = {}
+    `lasting`: seconds after which a queue is forgotten that was not used again.
+    """
+
+    def __init__(self, lasting: float = inf) -> None:
+        self._lasting = lasting
+        self._until: dict[str, float] = {}  # by the loop's time; the one that was used longest ago comes first
 
     def __contains__(self, queue: str) -> bool:
-        return queue in self._names
+        return asyncio.get_running_loop().time() < self._until.get(queue, -inf)
 
     def add(self, queues: Iterable[str]) -> None:
+        until = asyncio.get_running_loop().time() + self._lasting
         for queue in dict.fromkeys(queues):
-            self._names.pop(queue, None)
-            self._names[queue] = None
-        while len(self._names) > MOST_KNOWN:
-            del self._names[next(iter(self._names))]
+            self._until.pop(queue, None)
+            self._until[queue] = until
+        while len(self._until) > MOST_KNOWN:
+            del self._until[next(iter(self._until))]

@@ -32,6 +32,7 @@ class NewQueues:
         names: QueueNames,
         settings: QueueSettings,
         planned: Callable[[], Iterable[str]],
+        admitted: KnownQueues,
     ) -> None:
         self._planned = planned
         self._broker = broker
@@ -39,7 +40,7 @@ class NewQueues:
         self._names = names
         self._settings = settings
         self._most = min(settings.new_per_request, settings.new_per_minute)
-        self._admitted = KnownQueues()
+        self._admitted = admitted
         self._lately: deque[tuple[float, int]] = deque()  # when some were admitted, by the loop's time, and how many
 
     def admits_run_at_once(self, submission: Submission) -> bool:

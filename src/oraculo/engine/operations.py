@@ -308,7 +308,9 @@ class Operations:
         return definition, is_new
 
     async def _admit_steps(self, definition: Definition) -> None:
-        await self._engine.new_queues.admit({step.queue for step in definition.steps}, "steps")
+        queues = {step.queue for step in definition.steps}
+        await self._engine.new_queues.admit(queues, "steps")
+        await self._engine.made_queues.note(set(map(self._engine.names.physical, queues)))
 
     async def delete_pipeline(self, name: str) -> None:
         await self._engine.catalogue.delete(name, self._engine.store)

@@ -17,7 +17,7 @@ from oraculo.core.timestamps import to_iso
 from oraculo.core.troubled import TroubledQueues
 from oraculo.engine.backlog import Backlog
 from oraculo.engine.inputs import Inbox, Note, Resend
-from oraculo.engine.known_queues import KnownQueues
+from oraculo.engine.made_queues import MadeQueues
 from oraculo.engine.peers import Peers
 from oraculo.engine.publishing import MAX_WAITING, Entry, Key, Line
 from oraculo.engine.rations import Rations
@@ -72,7 +72,7 @@ class Outbox:
         names: QueueNames,
         clock: Clock,
         telemetry: Telemetry,
-        known: KnownQueues,
+        made_queues: MadeQueues,
         *,
         others_answer: bool = False,
     ) -> None:
@@ -87,13 +87,13 @@ class Outbox:
         self._telemetry = telemetry
         self._refusing = TroubledQueues(_REFUSING_TOLD)
         self._refusing_letters = TroubledQueues(_REFUSING_TOLD)
-        self._known = known
+        self._known = made_queues.known
         # Apart, so that none of these holds up the commands: queues that have to be made first, which takes a broker a
         # while; a queue that did not take something of late, which may take its time to say no again; and a quarantine
         # that is full.
         self._commands, self._first_commands, self._doubtful, self._dead_letters = (
             Line(
-                broker,
+                publisher,
                 clock,
                 telemetry,
                 self._confirmed,
@@ -101,9 +101,14 @@ class Outbox:
                 self._still_wanted,
                 refusing,
                 inbox.holds_back,
-                known,
+                self._known,
             )
-            for refusing in (self._refusing, self._refusing, self._refusing, self._refusing_letters)
+            for publisher, refusing in (
+                (broker, self._refusing),
+                (made_queues, self._refusing),
+                (broker, self._refusing),
+                (broker, self._refusing_letters),
+            )
         )
         inbox.on_eased = self._wake_lines
         self._in_flight: dict[Key, _Flight] = {}

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
+from typing import Protocol
 
 from oraculo.core.troubled import TroubledQueues
 from oraculo.engine.known_queues import KnownQueues
 from oraculo.engine.run_turns import RunTurns
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
-from oraculo.ports.broker import Broker, NotTaken, Outgoing
+from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.ports.telemetry import CommandsPublished, PublishFailed, Telemetry
 
@@ -26,6 +27,12 @@ Refused = Callable[[Sequence[Entry], BrokerError], None]
 StillWanted = Callable[[Sequence[Entry], bool], Awaitable[Sequence[Entry]]]  # and whether they have waited for long
 
 
+class Publisher(Protocol):
+    """A broker, or who publishes to it."""
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]: ...
+
+
 class Line:
     """`confirmed` and `refused` are told of what became of each message: a broker that is away is waited for, one that
     says no to a message does not hold up the others. `still_wanted` is asked before each try: what waits for a broker
@@ -35,7 +42,7 @@ class Line:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: Publisher,
         clock: Clock,
         telemetry: Telemetry,
         confirmed: Confirmed,

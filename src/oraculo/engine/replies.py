@@ -7,15 +7,16 @@ from oraculo.core.message import Message, encode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import Delivery
 from oraculo.core.timestamps import to_iso
+from oraculo.engine.publishing import Publisher
 from oraculo.engine.results import LargeResults
 from oraculo.errors import MessageTooLarge
-from oraculo.ports.broker import Broker, Outgoing
+from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Clock
 
 
 class Replies:
-    def __init__(self, broker: Broker, results: LargeResults, names: QueueNames, clock: Clock) -> None:
-        self._broker = broker
+    def __init__(self, publisher: Publisher, results: LargeResults, names: QueueNames, clock: Clock) -> None:
+        self._publisher = publisher
         self._results = results
         self._names = names
         self._clock = clock
@@ -39,4 +40,4 @@ class Replies:
         )
         queue = self._names.reply_queue(delivery.target)
         reply = Outgoing(queue, encode_message(message), prefer=delivery.via, is_reply=True, leaves_room=True)
-        await self._broker.publish([reply])
+        await self._publisher.publish([reply])

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
 from functools import partial
+from math import inf
 
 from oraculo.core.events import Event, RunDue, TaskDue, Untaken
 from oraculo.core.naming import QueueNames
@@ -28,6 +29,7 @@ from oraculo.engine.janitor import Janitor, claim, claim_fault
 from oraculo.engine.known_queues import KnownQueues
 from oraculo.engine.last_looks import LastLooks
 from oraculo.engine.links import LinkWatch
+from oraculo.engine.made_queues import MadeQueues
 from oraculo.engine.memories import Memories
 from oraculo.engine.new_queues import NewQueues
 from oraculo.engine.offload import Offload
@@ -130,8 +132,20 @@ class Engine:
             self.queue_targets,
             settings.limits,
         )
-        self.known_queues = KnownQueues()
-        self.new_queues = NewQueues(broker, self.known_queues, self.names, settings.queues, self.catalogue.destinations)
+        fresh = settings.queues.remove_after / 2 or inf  # seconds: it may have been removed since
+        self.known_queues, admitted = KnownQueues(fresh), KnownQueues(fresh)
+        planned = self.catalogue.destinations
+        self.new_queues = NewQueues(broker, self.known_queues, self.names, settings.queues, planned, admitted)
+        self.made_queues = MadeQueues(
+            broker,
+            self.known_queues,
+            planned,
+            self.names,
+            self.peers,
+            clock,
+            telemetry,
+            settings.queues.remove_after,
+        )
         self.destinations = Destinations(broker, self.catalogue, self.names, telemetry, self.known_queues)
         own_queues = (self.names.answers, self.names.requests) if role is Role.WHOLE else ()
         self.own_queues = OwnQueues(broker, self.inbox, own_queues, engine)
@@ -152,13 +166,13 @@ class Engine:
             self.names,
             clock,
             telemetry,
-            self.known_queues,
+            self.made_queues,
             others_answer=is_front,
         )
         self._http = HttpPost(settings.webhook)
         post = post or self._http
         self._courier = Courier(
-            broker, self.inbox, self.results, settings.webhook, post, self.names, clock, entropy, telemetry
+            self.made_queues, self.inbox, self.results, settings.webhook, post, self.names, clock, entropy, telemetry
         )
 
         # What decides, between the two.
@@ -253,6 +267,7 @@ class Engine:
             "last looks": self._last_looks.run,
             "leases": self._renew_leases,
             "retention": self._retention.run,
+            "unused queues": self.made_queues.run,
         }
 
     @property

@@ -138,6 +138,12 @@ class RunsPruned(Record, frozen=True, gc=False):
     count: int
 
 
+class QueuesRemoved(Record, frozen=True, gc=False):
+    """Queues that were made for requests and that nobody used any more."""
+
+    queues: tuple[str, ...]
+
+
 class Telemetry(Protocol):
     def emit(self, record: Record) -> None:
         """Never raises and never blocks."""

@@ -83,6 +83,7 @@ class QueueSettings(Section, frozen=True):
     allow: Patterns = ()  # that requests, pipelines and calls may name; none: all but system queues
     new_per_request: Count = 100  # that are not there yet and one request may name; over it: 422
     new_per_minute: Count = 600  # that requests to one process may name within a minute; over it: 429
+    remove_after: Pause = 86400.0  # without use, after which one that a request made is removed; 0: none is
 
 
 class StoreSettings(Section, frozen=True):

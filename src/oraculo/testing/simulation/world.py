@@ -27,7 +27,7 @@ from oraculo.errors import InvalidInput, OraculoError
 from oraculo.ports.broker import Broker, DeadLetter, Delivery, Outgoing, QueueState
 from oraculo.ports.store import Committed, Creation, Outcome
 from oraculo.ports.telemetry import Silent
-from oraculo.settings import EngineSettings, Settings, WebhookSettings, WorkerSettings
+from oraculo.settings import EngineSettings, QueueSettings, Settings, WebhookSettings, WorkerSettings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.simulation.brokers import HostBroker, Server, State
 from oraculo.testing.simulation.expected_run import Defaults
@@ -48,6 +48,7 @@ from oraculo.worker import Worker
 SETTINGS = Settings(
     engine=EngineSettings(poll=1.0, prefetch=200, batch=50, cached_tasks=40),
     webhook=WebhookSettings(max_attempts=50, backoff=0.5, max_backoff=5.0),
+    queues=QueueSettings(remove_after=0),  # no run lasts that long
 )
 RESTART_WITHIN = 6.0
 LOST_FOR_GOOD = 0.3  # the share of brokers that do not come back, when there is another
