@@ -42,6 +42,7 @@ FOUND_IN_FULLER_SCENARIOS = {
     901: (1, "the oracle was wrong: an attempt began in the commit in which the quorum was met and cancelled its task"),
     1674: (1, "the same"),
     211: (3, "the oracle was wrong: a broker that hung for long took messages for which it was chosen before that"),
+    786: (3, "the oracle was wrong: a request came by two brokers, and the one that had made the run was frozen"),
 }
 
 

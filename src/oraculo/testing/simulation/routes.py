@@ -31,14 +31,17 @@ class Routes:
                 self.is_troubled(process, server, moment)
 
     def chose(self, process: object, server: str, moment: float, what: str, brought_by: Collection[str]) -> None:
-        """`brought_by`: the brokers that brought what this answers; none for what answers nothing."""
+        """`brought_by`: the brokers that brought what this answers; none for what answers nothing.
+
+        What came by several may be answered as if it came by any of them."""
         if server in brought_by:
             return
-        first = self._servers.index(server)
-        others = (name for place, name in enumerate(self._servers) if name in brought_by or place < first)
-        better = next((name for name in others if self._is_quiet(process, name, moment)), None)
-        if better is not None:
-            self._report(f"{what} went by {server}, and {better} works")
+        before = self._servers[: self._servers.index(server)]
+        better = [name for name in before if self._is_quiet(process, name, moment)]
+        if brought_by and all(self._is_quiet(process, name, moment) for name in brought_by):
+            better += sorted(brought_by)
+        if better:
+            self._report(f"{what} went by {server}, and {better[0]} works")
 
     def _is_quiet(self, process: object, server: str, moment: float) -> bool:
         return moment - self._troubled_until.get((process, server), moment) > QUIET
