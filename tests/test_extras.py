@@ -25,6 +25,7 @@ EXAMPLE = ROOT / "examples" / "celery_workers"
 EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 BROKERS = {"rabbitmq": "rabbitmq", "redis": "redis", "nats": "nats", "nkeys": "nats"}
 STORES = {"postgres": "postgres", "redis": "redis", "mongo": "mongodb"}
+AWS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
 HANDLERS = """
 from oraculo.worker import App
 
@@ -127,9 +128,8 @@ async def test_what_is_installed_with_extras_runs(extras: str, fleet: Fleet, tmp
         shared = next((url for url in brokers if url != "memory://"), "")
         _expect_celery_over_redis(installed, fleet.url("redis"), shared)
     if "s3" in names:
-        env = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
         place = "s3://bucket/oraculo?endpoint_url=http://127.0.0.1:9"
-        told = installed.oraculo("doctor", ORACULO_OBJECTS_URL=place, **env).stdout
+        told = installed.oraculo("doctor", ORACULO_OBJECTS_URL=place, **AWS).stdout
         assert 'Could not connect to the endpoint URL: "http://127.0.0.1:9/' in told
 
 
@@ -217,7 +217,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     ],
 )
 def test_what_an_error_says_of_a_missing_package_can_be_run(bare: Installed, variable: str, value: str) -> None:
-    env: dict[str, Any] = {variable: value}
+    env: dict[str, Any] = {variable: value, **AWS}
     told = bare.oraculo("serve", "--port", "0", **env).stderr
     advice = re.search(r"pip (install) '(oraculo\[\w+\])' where ORÁCULO is installed$", told.strip())
     assert advice, told

@@ -63,6 +63,16 @@ def test_a_cut_value_says_so_and_stays_on_its_line() -> None:
     assert fit(columns, [["8", "gone"]], 40).shortened is None
 
 
+def test_the_moment_of_the_next_attempt_is_whole_at_80_columns() -> None:
+    """In the drawing of `watch`, where another column goes for it."""
+    note = "next attempt 14:03:05 CET"
+    columns = (Column("task"), Column("status"), Column("attempt", rank=2), Column("progress", rank=1))
+    row = ["executador_relatorio", "em_execucao", "2", "━━━━━━━━━━ 100 %", note]
+    fitted = fit((*columns, Column("note", cut=True)), [row], 80)
+    assert lines(fitted)[1].endswith(note)
+    assert fitted.missing == ["attempt"]
+
+
 def test_wide_characters_take_two_cells() -> None:
     fitted = fit((Column("task"), Column("status")), [["漢字漢字", "ok"], ["abc", "ok"]], 80)
     assert lines(fitted)[1:] == ["漢字漢字  ok", "abc       ok"]

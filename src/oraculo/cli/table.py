@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GAP = 2
 _LEAST_PROSE = 24  # cells; narrower, a sentence is hard to read
-_LEAST_CUT = 16
+_LEAST_CUT = 25  # cells; `next attempt 14:03:05 CET` is whole
 
 STATUS_STYLES = {
     "concluida": "green",
