@@ -49,7 +49,8 @@ async def explained(oraculo: Harness, run_id: str, part: str) -> None:
 
 @pytest.mark.parametrize("legacy", [False, True])
 async def test_jobs_that_wait_in_a_queue_of_bullmq_are_counted_and_a_pause_is_told(legacy: bool, fleet: Fleet) -> None:
-    async with BullStage(bull_settings("memory://", fleet.url("redis"), legacy=legacy)) as oraculo:
+    settings = bull_settings("memory://", fleet.url("redis"), legacy=legacy, priority=False)
+    async with BullStage(settings) as oraculo:
         oraculo.engine.bridges = [oraculo.bridge]
         run_id = await oraculo.submit({"destinos": ["bullmq://videos"], "payload": {}})
         seen = await until(
