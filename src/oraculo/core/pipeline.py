@@ -136,22 +136,29 @@ def seconds_fault(value: object, *, zero: bool = False) -> str | None:
     return f"must be {least} and at most {MAX_SECONDS:.0f} seconds; got {naming.shown(value)}"
 
 
+QueueFault = Callable[[Step], str | None]
+
+
 def parse_pipeline(
     source: object,
     *,
     name: str | None = None,
     default_retry: RetryPolicy = DEFAULT_RETRY,
     default_timeout: float = DEFAULT_TIMEOUT,
+    queue_fault: QueueFault | None = None,
 ) -> Definition:
-    """Reads a definition out of decoded YAML or JSON. Raises InvalidPipeline with every fault found."""
-    return _PipelineReader(default_retry, default_timeout).read(source, name)
+    """Reads a definition out of decoded YAML or JSON. Raises InvalidPipeline with every fault found.
+
+    `queue_fault` says of a step why it may not send to its queue, or None."""
+    return _PipelineReader(default_retry, default_timeout, queue_fault).read(source, name)
 
 
 class _PipelineReader:
     """Collects faults instead of stopping at the first, so that a file is mended in one go."""
 
-    def __init__(self, default_retry: RetryPolicy, default_timeout: float) -> None:
+    def __init__(self, default_retry: RetryPolicy, default_timeout: float, queue_fault: QueueFault | None) -> None:
         self.faults: list[Fault] = []
+        self.queue_fault = queue_fault
         self.default_retry = default_retry
         self.default_timeout = default_timeout
 
@@ -220,7 +227,17 @@ class _PipelineReader:
             if len(self.faults) < MAX_FAULTS and (step := self._step(item, number)):
                 steps[number] = step
         self._unique_ids(steps)
+        self._allowed_queues(steps)
         return steps
+
+    def _allowed_queues(self, steps: dict[int, Step]) -> None:
+        if self.queue_fault is None:
+            return
+        faulty = {fault.field for fault in self.faults}
+        for number, step in steps.items():
+            field = f"steps[{number}] ({step.id}).queue"
+            if field not in faulty and len(self.faults) < MAX_FAULTS and (fault := self.queue_fault(step)):
+                self._fault(field, fault)
 
     def _unique_ids(self, steps: dict[int, Step]) -> None:
         seen: dict[str, int] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from oraculo.core import naming
-from oraculo.core.pipeline import DEFAULT_TIMEOUT, Definition, parse_pipeline
+from oraculo.core.pipeline import DEFAULT_TIMEOUT, Definition, QueueFault, parse_pipeline
 from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.errors import Fault, InvalidPipeline
 
@@ -69,6 +69,7 @@ def read_pipeline(
     name: str | None = None,
     default_retry: RetryPolicy = DEFAULT_RETRY,
     default_timeout: float = DEFAULT_TIMEOUT,
+    queue_fault: QueueFault | None = None,
 ) -> Definition:
     """Reads one definition. Raises InvalidPipeline: for bad YAML with the line, for the rest with step and fault."""
     expect_length(len(text))
@@ -83,7 +84,9 @@ def read_pipeline(
         raise InvalidPipeline(Fault("", f"not a valid pipeline: nested deeper than {MAX_DEPTH} levels")) from None
     except _ODD as error:
         raise InvalidPipeline(Fault("", f"not a valid pipeline: {error}")) from None
-    return parse_pipeline(source, name=name, default_retry=default_retry, default_timeout=default_timeout)
+    return parse_pipeline(
+        source, name=name, default_retry=default_retry, default_timeout=default_timeout, queue_fault=queue_fault
+    )
 
 
 def _load(text: bytes) -> object:

@@ -7,12 +7,11 @@ are those without the prefix.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import translate
-from itertools import islice
 
 from oraculo.core import naming
 from oraculo.core.bridge_allow import BridgeAllow
-from oraculo.core.pipeline import MAX_FAULTS, Definition, Step
-from oraculo.errors import Fault, InvalidPipeline
+from oraculo.core.pipeline import Definition, Step
+from oraculo.errors import Fault
 
 _SETTING = "ORACULO_QUEUES_ALLOW"
 _PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,200}")
@@ -44,20 +43,14 @@ class QueueTargets:
     def step_faults(self, definition: Definition) -> Iterator[tuple[int, Fault]]:
         """Return the steps whose queue no run may send to, each by its number."""
         for number, step in enumerate(definition.steps):
-            if fault := self._step_fault(step):
+            if fault := self.step_fault(step):
                 yield number, Fault(f"steps[{number}] ({step.id}).queue", fault)
 
-    def _step_fault(self, step: Step) -> str | None:
+    def step_fault(self, step: Step) -> str | None:
+        """Return why this step may not send to its queue, or None when it may."""
         if step.bridge is None:
             return self.fault(step.queue)
         return None if self._bridges is None else self._bridges[step.bridge.kind].fault(step.bridge, step.id)
-
-    def expect_allowed(self, definition: Definition) -> None:
-        """Raise InvalidPipeline for a definition with queues that no run may send to."""
-        if faults := [fault for _, fault in islice(self.step_faults(definition), MAX_FAULTS)]:
-            error = InvalidPipeline(faults)
-            error.name = definition.name
-            raise error
 
 
 def patterns_fault(patterns: Sequence[str]) -> str | None:

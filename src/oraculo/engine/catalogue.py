@@ -208,10 +208,9 @@ class Catalogue:
             name=name,
             default_retry=self._default_retry,
             default_timeout=self._default_timeout,
+            queue_fault=self._queues.step_fault,
         )
-        definition = await handed_over(self._reader, read)
-        self._queues.expect_allowed(definition)
-        return definition
+        return await handed_over(self._reader, read)
 
     def _expect_room(self, name: str, body: bytes) -> None:
         """Raise Conflict when one more would be too many: each is kept in memory, and takes more room there."""

@@ -94,11 +94,12 @@ class PipelineFolder:
     def _read_file(self, path: Path) -> Definition | InvalidPipeline:
         try:
             expect_regular(path)
-            definition = read_pipeline(
-                pipeline_bytes(path), default_retry=self._default_retry, default_timeout=self._default_timeout
+            return read_pipeline(
+                pipeline_bytes(path),
+                default_retry=self._default_retry,
+                default_timeout=self._default_timeout,
+                queue_fault=self._queues.step_fault,
             )
-            self._queues.expect_allowed(definition)
-            return definition
         except InvalidPipeline as error:
             return error.with_traceback(None)
         except OSError as error:
