@@ -148,7 +148,7 @@ def _shown(settings: "Settings") -> dict[str, Any]:
         "runs.timeout": settings.runs.timeout,
         "runs.max_attempts": settings.runs.max_attempts,
         "pipelines": settings.pipelines,
-        "routes": ",".join(sorted(settings.routes)),
+        "rotas": sorted(settings.routes),
     }
 
 
