@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from oraculo.cli import times
+from oraculo.cli.run_table import print_aggregate
 from oraculo.errors import InvalidInput
 
 NOON = datetime.now(UTC).replace(hour=15, minute=0, second=5, microsecond=0)  # noon in São Paulo, on the same day
@@ -83,3 +84,12 @@ def test_a_moment_is_read_as_people_write_it(text: str, meant: datetime) -> None
 def test_what_is_no_moment_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"--since: .*write it as 2h"):
         times.moment_option("--since", text)
+
+
+def test_moments_in_the_reason_of_a_timeout_become_local(capsys: pytest.CaptureFixture[str]) -> None:
+    reason = f"no answer in 20 s; its consumer is paused at the server until {iso(NOON)}"
+    summary = {"total": 1, "concluidas": 0, "erros": 0, "timeouts": 1, "ignoradas": 0, "canceladas": 0}
+    failures = {"executador_x": {"status": "timeout", "motivo": reason, "tentativas": 1}}
+    run = {"correlation_id": "c", "status": "timeout", "resumo": summary, "resultados": {}, "falhas": failures}
+    print_aggregate(run)
+    assert "12:00:05 -03" in " ".join(capsys.readouterr().out.split())

@@ -1,5 +1,8 @@
 import io
 import logging
+import re
+import time
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -54,6 +57,30 @@ def test_a_json_line_has_the_names_of_ecs_and_an_iso_time() -> None:
         "correlation_id": "c1",
         "number": 3,
     }
+
+
+@pytest.fixture
+def sao_paulo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "America/Sao_Paulo")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("sao_paulo")
+def test_people_read_local_time_with_its_zone_and_json_has_utc() -> None:
+    fields = {"proxima_tentativa_em": "2025-10-14T12:00:01.500Z", "reason": "said at 2025-10-14T12:00:01Z"}
+    console = configured(layout="console")
+    structlog.get_logger().info("attempt failed", **fields)
+    [line] = console.getvalue().splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d -03 ", line)
+    assert "proxima_tentativa_em='2025-10-14 09:00:01 -03'" in line
+    as_json = configured()
+    structlog.get_logger().info("attempt failed", **fields)
+    [document] = lines(as_json)
+    assert document["@timestamp"].endswith("Z")
+    assert document["proxima_tentativa_em"] == "2025-10-14T12:00:01.500Z"
 
 
 @pytest.mark.parametrize("name", ["anything", "uvicorn", "uvicorn.error", "uvicorn.access"])

@@ -17,6 +17,7 @@ from oraculo.cli.client import Refused, Server, Unreachable, failing
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson
 from oraculo.cli.pipelines import check_files
 from oraculo.cli.table import Column, print_table
+from oraculo.cli.times import localized
 from oraculo.core.loopback import is_loopback
 from oraculo.errors import (
     BrokerError,
@@ -225,7 +226,7 @@ def _parts_in_memory(server: Server) -> dict[str, Any] | None:
 def _looked_at_by(server: Server, parts: dict[str, Any]) -> Iterator[Check]:
     """What the server says of its own parts: nobody else reaches them, and what the settings name it may not use."""
     for name, part in parts.items():
-        yield Check(name, OK if part["ok"] else ERROR, part["problema"] or f"in use by {server.url}")
+        yield Check(name, OK if part["ok"] else ERROR, localized(part["problema"] or "") or f"in use by {server.url}")
     detail = f"{server.url} keeps its queues in memory, so broker, store and bridges of the settings were not looked at"
     yield Check("dev", OK, detail, "stop it to check them")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from oraculo.cli import output
 from oraculo.cli.table import Column, print_table
-from oraculo.cli.times import duration, moment, moments
+from oraculo.cli.times import duration, localized, moment, moments
 
 _LONGEST_ANSWER = 160
 _PHASES = {"na_fila": "in the queue", "em_trabalho": "at work"}
@@ -78,7 +78,7 @@ def print_aggregate(aggregate: Mapping[str, Any]) -> None:
     """Print what a run came to: each answer, and each failure with its reason."""
     output.print_line(headline(aggregate))
     answers = [(task, "concluida", _short(answer)) for task, answer in aggregate["resultados"].items()]
-    failures = [(task, fault["status"], fault["motivo"]) for task, fault in aggregate["falhas"].items()]
+    failures = [(task, fault["status"], localized(fault["motivo"])) for task, fault in aggregate["falhas"].items()]
     columns = (Column("task"), Column("status"), Column("answer or reason", prose=True))
     print_table(columns, [*answers, *failures], empty="it has no answers")
     _say_that_answers_are_cut(aggregate["resultados"])
@@ -98,7 +98,7 @@ def _detail(task: Mapping[str, Any], answers: Mapping[str, Any]) -> str | None:
     parts = [
         phase(task),
         None if percent is None or task["concluida_em"] else f"{percent:g} %",
-        task["motivo"] or progress.get("mensagem"),
+        localized(task["motivo"]) if task["motivo"] else progress.get("mensagem"),
     ]
     return "; ".join(part for part in parts if part) or None
 

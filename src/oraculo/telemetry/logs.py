@@ -9,6 +9,7 @@ structlog's and stdlib's loggers, uvicorn's included, end in the same handler an
 import io
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -52,6 +53,7 @@ _HANDLER = "oraculo"
 # Characters of a field. An exception may carry whatever a handler was working on, and whoever collects logs refuses
 # lines, or fields, of more than some tens of thousands.
 _LONGEST = 30_000
+_UTC_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 _LEVELS = {"debug": DEBUG, "info": INFO, "warning": WARNING, "error": ERROR, "critical": CRITICAL}
 _LEVEL_NAMES = {level: name for name, level in _LEVELS.items()}
 
@@ -139,7 +141,19 @@ def _drop_colours(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
 def _console_rendering(*, colours: bool) -> list[Processor]:
     """With Python's own tracebacks: those of rich, which structlog takes where it is there, show what variables hold,
     passwords too, and take a quarter of a second each."""
-    return [_cut_fields, structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=_write_traceback)]
+    renderer = structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=_write_traceback)
+    return [_cut_fields, _in_local_time, renderer]
+
+
+def _in_local_time(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """People read local time with its zone, JSON has UTC: for the line's own moment and fields that are one."""
+    return {name: _local(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def _local(text: str) -> str:
+    if not _UTC_MOMENT.fullmatch(text):
+        return text
+    return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def _json_rendering() -> list[Processor]:
