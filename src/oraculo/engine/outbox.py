@@ -122,7 +122,7 @@ class Outbox:
         self._backlog = Backlog(store)
 
     def begin(self) -> None:
-        """Let new small runs wait for the first sweep: what it finds is older."""
+        """Let new small runs wait for the first sweep: it finds older ones."""
         self._backlog.begin(self._clock.now())
 
     # -- what the intake hands over -----------------------------------------------------------------------------

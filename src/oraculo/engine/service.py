@@ -231,7 +231,7 @@ class Engine:
         self._connected = await self._connects()
         if self._connected and not self.broker.capabilities.durable:
             await self.store.forget_sent()
-        if self.role is Role.WHOLE:
+        if self.role is Role.WHOLE and await self.store.unsent(1):
             self._outbox.begin()
         self._deciding = asyncio.create_task(self._decide(), name="intake")
         self._duties = [self._duty(name, work) for name, work in self._works().items()]
