@@ -358,6 +358,9 @@ async def test_only_so_many_pipelines_are_stored(tmp_path: Path) -> None:
         assert (await service.client.get("/pipelines/tres")).status_code == 404
         assert (await service.client.delete("/pipelines/um")).status_code == 204
         assert (await service.client.put("/pipelines/tres", content=YAML.replace("meu", "tres"))).is_success
+    async with running(tmp_path, bounded_by(pipelines=1)) as service:  # since lowered
+        assert (await service.client.put("/pipelines/dois", content=YAML.replace("meu", "dois"))).status_code == 200
+        assert (await service.client.put("/pipelines/um", content=YAML.replace("meu", "um"))).status_code == 409
 
 
 async def test_the_stored_pipelines_have_only_so_many_bytes(tmp_path: Path) -> None:

@@ -213,11 +213,12 @@ class Catalogue:
         return await handed_over(self._reader, read)
 
     def _expect_room(self, name: str, body: bytes) -> None:
-        """Raise Conflict when one more would be too many: each is kept in memory, and takes more room there."""
+        """Raise Conflict when this one would be too many, or too large: each is kept in memory."""
         others = [text for other, (text, _) in self._stored.items() if other != name]
         others += [b""] * len(self._unreadable.keys() - {name})
         size, limits = sum(map(len, others)) + len(body), self._limits
-        if len(others) >= limits.pipelines:
+        is_new = name not in self._stored and name not in self._unreadable
+        if is_new and len(others) >= limits.pipelines:
             raise Conflict(f"{len(others)} pipelines are stored; ORACULO_LIMITS_PIPELINES allows no more: delete one")
         if size > limits.pipelines_bytes:
             most = f"ORACULO_LIMITS_PIPELINES_BYTES allows {limits.pipelines_bytes}"
