@@ -17,6 +17,7 @@
 | `oraculo_loop_failures_total` | counter | duty | errors that a background duty met and outlived |
 | `oraculo_pipeline_files_rejected_total` | counter | | files of the pipelines folder that became bad |
 | `oraculo_runs_pruned_total` | counter | | ended runs deleted by retention |
+| `oraculo_queues_removed_total` | counter | | queues made for requests and removed because nobody used them |
 | `oraculo_consumers_rebuilt_total` | counter | broker, queue | consumers that were connected and deaf |
 | `oraculo_broker_losses_total` | counter | broker | times that a broker was lost |
 | `oraculo_runs_sent_again_total` | counter | broker | runs with commands taken back from a lost broker |
@@ -66,6 +67,7 @@ from oraculo.ports.telemetry import (
     LoopFailed,
     PipelineFileRejected,
     PublishFailed,
+    QueuesRemoved,
     Record,
     RunFinished,
     RunsPruned,
@@ -158,6 +160,7 @@ class Metrics(Collector):
         self._broker_losses = _Counter("oraculo_broker_losses", "Times that a broker was lost.", ("broker",))
         self._sent_again = _Counter("oraculo_runs_sent_again", "Runs taken back from a lost broker.", ("broker",))
         self._pruned = _Counter("oraculo_runs_pruned", "Ended runs deleted by retention.")
+        self._removed = _Counter("oraculo_queues_removed", "Queues made for requests and removed as unused.")
         self._bad_files = _Counter("oraculo_pipeline_files_rejected", "Pipeline files that became bad.")
         self._engines: int | None = None
         self._queue_names = _BoundedNames(MAX_QUEUES)
@@ -233,6 +236,7 @@ class Metrics(Collector):
             DeliveryAttempted: self._delivery_attempted,
             LoopFailed: self._loop_failed,
             RunsPruned: self._runs_pruned,
+            QueuesRemoved: self._queues_removed,
             PipelineFileRejected: self._file_rejected,
             ConsumerRebuilt: self._consumer_rebuilt,
             BrokerChanged: self._broker_changed,
@@ -283,6 +287,9 @@ class Metrics(Collector):
 
     def _runs_pruned(self, record: RunsPruned) -> None:
         self._pruned.add(record.count)
+
+    def _queues_removed(self, record: QueuesRemoved) -> None:
+        self._removed.add(len(record.queues))
 
 
 _QUEUE_GAUGES = {
