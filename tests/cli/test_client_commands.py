@@ -168,7 +168,8 @@ def test_an_empty_list_is_no_error(cli: Cli) -> None:
 def test_show_tells_the_tasks_and_what_came_of_the_run(cli: Cli) -> None:
     run_id = cli.json("submit", "--pipeline", "voice-over-only", "--wait", "20")["correlation_id"]
     said = cli.ok("runs", "show", run_id)
-    assert "(voice-over-only) concluida: 2 of 2" in said
+    assert " concluida: 2 of 2" in said
+    assert "pipeline voice-over-only, started " in said
     assert "voiceover-queue" in said
     assert "locucao.mp3" in said
 
@@ -370,5 +371,5 @@ def test_a_shown_pipeline_is_a_file_that_validates(cli: Cli, tmp_path: Path) -> 
 def test_doctor_finds_the_server_ready(cli: Cli) -> None:
     report = cli.json("doctor")
     states = {check["nome"]: check["estado"] for check in report["verificacoes"]}
-    assert states["server"] == states["broker"] == states["store"] == states["python"] == "ok"
+    assert states["server"] == states["broker memory"] == states["store sqlite"] == states["python"] == "ok"
     assert report["configuracao"]["broker.url"] == "memory://"

@@ -51,8 +51,8 @@ def test_a_run_is_one_table(cli: Cli, tmp_path: Path) -> None:
         cli, "--tipo", "coleta_completa", "--payload", '{"simular": {"falhar": true, "fila": "escavador_blog"}}'
     )
     lines = shown("runs", "show", run_id, cwd=tmp_path, url=cli.url)
-    assert lines[0].startswith(f"run {run_id} (coleta_completa) parcial: 2 of 3 (1 error) in ")
-    assert re.match(r"started \d\d:\d\d:\d\d UTC, ended \d\d:\d\d:\d\d UTC$", lines[1])
+    assert lines[0].startswith(f"run {run_id} parcial: 2 of 3 (1 error) in ")
+    assert re.match(r"pipeline coleta_completa, started \d\d:\d\d:\d\d UTC, ended \d\d:\d\d:\d\d UTC$", lines[1])
     assert [line.split()[0] for line in lines if line.startswith(("task ", "esc", "exe"))] == [
         "task",
         "escavador_youtube",

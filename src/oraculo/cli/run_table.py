@@ -42,7 +42,8 @@ def print_run(run: Mapping[str, Any]) -> None:
     """Print the run in two lines, and its tasks with what came of each."""
     output.print_line(headline(run))
     end = f"ended {moment(run['concluida_em'])}" if run["concluida_em"] else f"deadline {moment(run['prazo'])}"
-    output.print_line(f"started {moment(run['iniciada_em'])}, {end}")
+    name = f"pipeline {run['pipeline']}, " if run["pipeline"] else ""
+    output.print_line(f"{name}started {moment(run['iniciada_em'])}, {end}")
     tasks, answers = run["tarefas"], run.get("resultados", {})
     columns = (
         Column("task"),
@@ -85,9 +86,8 @@ def print_aggregate(aggregate: Mapping[str, Any]) -> None:
 
 
 def headline(run: Mapping[str, Any]) -> str:
-    name = f" ({run['pipeline']})" if run.get("pipeline") else ""
     took = f" in {duration(run['duracao_ms'])}" if run.get("duracao_ms") is not None else ""
-    return f"run {run['correlation_id']}{name} {run['status']}: {output.tally(run['resumo'])}{took}"
+    return f"run {run['correlation_id']} {run['status']}: {output.tally(run['resumo'])}{took}"
 
 
 def _detail(task: Mapping[str, Any], answers: Mapping[str, Any]) -> str | None:
