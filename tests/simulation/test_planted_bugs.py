@@ -85,8 +85,8 @@ def timers_never_ring(patch: pytest.MonkeyPatch) -> None:
 def retry_without_a_timer(patch: pytest.MonkeyPatch) -> None:
     real = machine._schedule_retry
 
-    def schedule(run: Run, task: Task, now: float, delay: float, changes: Changes) -> None:
-        real(run, task, now, delay, changes)
+    def schedule(run: Run, task: Task, *rest: Any) -> None:
+        real(run, task, *rest)
         task.due_at = None
 
     patch.setattr(machine, "_schedule_retry", schedule)

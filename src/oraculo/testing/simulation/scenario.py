@@ -177,10 +177,22 @@ def _with_few_places(scenario: Scenario, dice: random.Random) -> Scenario:
     return msgspec.structs.replace(scenario, places=dice.choice((1, 1, 2, scenario.places)))
 
 
+def _with_a_timely_cancel(scenario: Scenario, dice: random.Random) -> Scenario:
+    """Of a run that is under way: others come mostly before it is asked for, or when it has ended."""
+    if dice.random() < 0.5:
+        return scenario
+    asked = dice.choice([one for one in scenario.actions if one.kind in ("submit", "enqueue")])
+    run_id = json.loads(asked.body)["correlation_id"]
+    subject = int(run_id.removesuffix("-other").removeprefix("r"))
+    cancel = Action(asked.at + dice.uniform(0.5, 6), "cancel", subject=subject)
+    return msgspec.structs.replace(scenario, actions=tuple(sorted((*scenario.actions, cancel), key=lambda one: one.at)))
+
+
 _ADDITIONS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "more": _with_more,
     "overrides": _with_overrides,
     "places": _with_few_places,
+    "cancel": _with_a_timely_cancel,
 }
 
 
