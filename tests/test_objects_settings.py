@@ -74,7 +74,7 @@ def test_a_url_that_names_no_place_is_told(url: str) -> None:
     assert caught.value.faults[0].field == "ORACULO_OBJECTS_URL"
 
 
-@pytest.mark.parametrize(("scheme", "words"), [("s3", "pip install -e '.[s3]'"), ("nonsense", "cannot be used")])
+@pytest.mark.parametrize(("scheme", "words"), [("s3", "pip install 'oraculo[s3]'"), ("nonsense", "cannot be used")])
 def test_what_cannot_be_reached_from_here_is_told(scheme: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 

@@ -165,7 +165,7 @@ async def test_the_page_works_wherever_a_proxy_puts_it(service: Service) -> None
     outside = "https://fora.example/oraculo/"
     page = (await service.client.get("/docs")).text
     addresses = re.findall(r"""(?:src=|href=|url: )["']([^"']+)""", page)
-    assert len(addresses) == 4
+    assert len(addresses) == 6
     for address in addresses:
         seen_from_outside = urljoin(outside + "docs", address)
         assert seen_from_outside.startswith(outside)

@@ -138,7 +138,7 @@ async def _is_waiting(settings: Settings, jobs: int) -> bool:
 
 async def _waiting(settings: Settings) -> int:
     async with Redis.from_url(settings.bullmq.url) as redis:
-        return int(await redis.llen(f"{settings.bullmq.prefix}:{QUEUE}:wait"))
+        return int(await redis.zcard(f"{settings.bullmq.prefix}:{QUEUE}:prioritized"))
 
 
 async def test_an_application_does_not_notice_that_the_engine_is_killed(fleet: Fleet, tmp_path: Path) -> None:

@@ -147,7 +147,12 @@ async def test_a_call_that_is_never_answered_holds_up_none_behind_it(
 class TestStarting:
     async def test_it_says_what_it_can_do(self, broker: RabbitMQBroker, url: str) -> None:
         assert broker.capabilities == Capabilities(
-            durable=True, shared=True, priorities=False, counts_consumers=True, lists_queues=False
+            durable=True,
+            shared=True,
+            priorities=False,
+            counts_consumers=True,
+            removes_safely=False,
+            lists_queues=False,
         )
         assert broker.links() == [Link("rabbitmq", None)]
         place = f"{urlsplit(url).hostname}:{urlsplit(url).port}"

@@ -307,7 +307,8 @@ def test_a_failed_case_is_1_and_is_told_to_programs_and_to_people(fleet: Fleet, 
     assert told["responder_em"] == f"{env['ORACULO_PREFIX']}verificacao.{QUEUE}"
     assert told["casos"][0] == {"nome": "command", "estado": "erro", "detalhe": told["casos"][0]["detalhe"]}
     assert "is the worker running" in told["casos"][0]["detalhe"]
-    assert "is the worker running" in table.stdout.splitlines()[1]
+    [line] = table.stderr.splitlines()
+    assert (table.stdout, "is the worker running" in line) == ("", True)
 
 
 # -- usage -----------------------------------------------------------------------------------------------------------

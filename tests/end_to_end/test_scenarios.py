@@ -104,7 +104,9 @@ async def test_nobody_who_answers_is_a_timeout(settings: Settings) -> None:
         aggregate = await oraculo.run({"destinos": ["escavador_a", "escavador_ninguem"], "payload": {}, "timeout": 1})
     assert aggregate["status"] == "parcial"
     assert aggregate["falhas"]["escavador_ninguem"]["status"] == "timeout"
-    assert aggregate["falhas"]["escavador_ninguem"]["motivo"] == "no answer in 1 s"
+    reason, _, seen = aggregate["falhas"]["escavador_ninguem"]["motivo"].partition("; ")
+    assert reason == "no answer in 1 s"
+    assert not seen or "queue escavador_ninguem" in seen  # such a short run may end before a look
 
 
 async def test_a_run_is_asked_for_and_answered_by_message(settings: Settings) -> None:

@@ -111,7 +111,7 @@ class Full(MemoryBroker):
         self.taken = Counter[str]()
 
     async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
-        if messages[0].queue == naming.MEMORY:  # the mark that engines leave
+        if messages[0].queue in (naming.MEMORY, naming.MADE):  # marks that engines leave
             return await super().publish(messages)
         await asyncio.sleep(0.001 * len(messages) + self.slow_for)
         runs = [decode_message(message.body).correlation_id for message in messages]

@@ -71,7 +71,13 @@ class Stretches:
 
 
 async def a_run(oraculo: Harness, width: int) -> str:
-    return await oraculo.submit({"destinos": [{"fila": "executador_x", "id": f"t{n}"} for n in range(width)]})
+    run_id = await oraculo.submit({"destinos": [{"fila": "executador_x", "id": f"t{n}"} for n in range(width)]})
+
+    async def is_sent() -> bool:
+        return not any(task.unsent for task in (await oraculo.operations.run(run_id)).tasks)
+
+    await until(is_sent, saying="the commands to be noted as sent")
+    return run_id
 
 
 @pytest.mark.parametrize(("ask", "parts"), LOOKS)
