@@ -74,6 +74,16 @@ def stream_config(queue: str, replicas: int) -> dict[str, Any]:
     }
 
 
+def is_closed(config: Mapping[str, Any]) -> bool:
+    """Return whether somebody closed the stream to remove it. Nobody has a use for a queue of one byte."""
+    return {**config, **CLOSED} == config
+
+
+def opened(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a closed stream that takes messages again. Without a limit it discards none."""
+    return {**config, "max_bytes": -1}
+
+
 def stream_fault(queue: str, config: Mapping[str, Any]) -> str | None:
     """Why a stream that is there already, made by others, cannot be the queue."""
     if list(config.get("subjects") or ()) != [queue]:

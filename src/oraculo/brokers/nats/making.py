@@ -1,6 +1,7 @@
 """The streams and consumers of queues are made, or those that others made are looked at: will they do?"""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -11,8 +12,10 @@ from oraculo.brokers.nats.layout import (
     CLOSED,
     consumer_config,
     consumer_fault,
+    is_closed,
     loss_in,
     mended_consumer,
+    opened,
     stream_config,
     stream_fault,
     stream_of,
@@ -24,6 +27,7 @@ from oraculo.ports.broker import MAY_LOSE
 
 MAKE_SHARE = 0.6  # of the time of a call, for streams to be made
 LOOK_SHARE = 0.4  # of it, for a stream or a consumer to tell of itself
+_LOOKS_AT_CLOSED = 10  # before streams that somebody closed to remove them are opened again
 _NAME_IN_USE = 10058
 _SUBJECT_IN_USE = 10065
 _CONSUMER_IN_THE_WAY = 10099
@@ -76,12 +80,15 @@ class Maker:
         there = await self._unused_streams(connection, names)
         if there is None:
             return False
-        closed = [config | CLOSED for config in there.values()]
-        if not await self._are_updated(connection, closed) or await self._unused_streams(connection, names) is None:
-            await self._are_updated(connection, there.values())
-            return False
-        await self.remove(connection, [source])
-        return True
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._look_patience / 4  # long before anybody takes it for given up: see `_reopen`
+        closed = await self._update(connection, {name: config | CLOSED for name, config in there.items()})
+        is_closed_now = not any(isinstance(answer, ApiError) for answer in closed.values())
+        if is_closed_now and await self._unused_streams(connection, names) is not None and clock() < until:
+            await self.remove(connection, [source])
+            return True
+        await self._update(connection, there)
+        return False
 
     async def _unused_streams(self, connection: Connection, names: Sequence[str]) -> dict[str, dict[str, Any]] | None:
         """The settings of those streams that are there. None when something is in one of them, or somebody waits at
@@ -99,10 +106,26 @@ class Maker:
             return None
         return {name: seen["config"] for name, seen in there.items()}
 
-    async def _are_updated(self, connection: Connection, configs: Iterable[Mapping[str, Any]]) -> bool:
-        calls = [(f"STREAM.UPDATE.{config['name']}", dict(config)) for config in configs]
-        answers = await connection.ask_many(calls, self._make_patience)
-        return not any(isinstance(answer, ApiError) for answer in answers)
+    async def _update(
+        self, connection: Connection, configs: Mapping[str, dict[str, Any]]
+    ) -> dict[str, dict[str, Any] | ApiError]:
+        """Return what each of the streams, by the names of their queues, says of itself with its new settings."""
+        calls = ((f"STREAM.UPDATE.{stream_of(name)}", config) for name, config in configs.items())
+        return dict(zip(configs, await connection.ask_many(calls, self._look_patience), strict=True))
+
+    async def _reopen(self, connection: Connection, names: Sequence[str]) -> dict[str, dict[str, Any] | ApiError]:
+        """Return what closed streams say of themselves, after those that nobody removes any more were opened again.
+
+        A message that came into an open stream before its removal ends would be lost. So the removal has its time
+        first: a stream that is still there, and closed, belongs to one that was killed or cut off half way.
+        """
+        told, closed = dict[str, dict[str, Any] | ApiError](), dict[str, dict[str, Any]]()
+        for _ in range(_LOOKS_AT_CLOSED):
+            await asyncio.sleep(self._look_patience / _LOOKS_AT_CLOSED)
+            told = await self._streams_there(connection, names)
+            if not (closed := _closed_among(told)):
+                break
+        return told | await self._update(connection, {name: opened(config) for name, config in closed.items()})
 
     async def _make_streams(
         self, connection: Connection, names: Sequence[str], for_replies: Collection[str]
@@ -110,6 +133,8 @@ class Maker:
         """They are looked for first: one that is to be made is compared with all that the server has, also when it is
         there already, and with thousands of streams that takes ten times as long."""
         told = await self._streams_there(connection, names)
+        if closed := _closed_among(told):
+            told |= await self._reopen(connection, list(closed))
         missing = [name for name, seen in told.items() if isinstance(seen, ApiError) and seen is not UNANSWERED]
         calls = ((f"STREAM.CREATE.{stream_of(name)}", stream_config(name, self._replicas)) for name in missing)
         made = dict(zip(missing, await connection.ask_many(calls, self._make_patience), strict=True))
@@ -188,6 +213,12 @@ class Maker:
             raise BrokerError(f"the consumer {stream_of(queue)} at {connection.place} cannot serve: it {fault}")
         mended = mended_consumer(config, self.lease_of(queue))
         return None if mended == config else mended
+
+
+def _closed_among(told: Mapping[str, dict[str, Any] | ApiError]) -> dict[str, dict[str, Any]]:
+    """Return the settings of those streams that somebody closed to remove them."""
+    there = {name: seen["config"] for name, seen in told.items() if isinstance(seen, dict)}
+    return {name: config for name, config in there.items() if is_closed(config)}
 
 
 def _needed(queue: str, error: ApiError) -> str:

@@ -119,6 +119,7 @@ class Sender:
     def _note_refusal(connection: Connection, request: Request, error: ApiError, refusals: Refusals) -> None:
         refusal = connection.refusal(error, f"a message for {request.subject}")
         if error.is_full:
+            connection.forget_made(_both(request.subject))  # looked at again: it may be closed by a removal
             refusals.note_left(request, str(refusal))
         elif error.is_forbidden:
             refusals.note_down(request, refusal)
