@@ -212,7 +212,9 @@ class FailoverBroker:
         so at once: a broker may take its time to say it again. It is asked when no other takes them. And so is one that
         does not let us read: what is done there for us would not be heard of."""
         group, passed_over = Group(outcome, places), list[tuple[Branch, Collection[int]]]()
-        for branch in sorted(self._up(), key=lambda branch: (branch.name != preferred, branch.is_deaf)):
+        asked: list[Branch] = []
+        while group.left and (branch := self._best(preferred, asked)) is not None:
+            asked.append(branch)
             if down := group.known_to_be_down_at(branch):
                 passed_over.append((branch, down))
             await group.offer(branch, [place for place in group.left if place not in down])
@@ -220,6 +222,11 @@ class FailoverBroker:
             await group.offer(branch, [place for place in group.left if place in down and branch.is_up])
         if group.left and not group.was_answered:
             raise self._final(group.refusal, group.too_large_for) if group.refusal else self._none_works(group.said)
+
+    def _best(self, preferred: str | None, asked: Collection[Branch]) -> Branch | None:
+        """Return the next one to ask. While one hung, a better one may have come back."""
+        left = [branch for branch in self._up() if branch not in asked]
+        return min(left, key=lambda branch: (branch.name != preferred, branch.is_deaf), default=None)
 
     def _final(self, refusal: BrokerError, too_large_for: Collection[str]) -> BrokerError:
         """That a message is too large for one broker says nothing of those that were not asked, or did not answer."""
