@@ -43,6 +43,8 @@ FOUND_IN_FULLER_SCENARIOS = {
     1674: (1, "the same"),
     211: (3, "the oracle was wrong: a broker that hung for long took messages for which it was chosen before that"),
     786: (3, "the oracle was wrong: a request came by two brokers, and the one that had made the run was frozen"),
+    475: (4, "the oracle was wrong: a broker that was still frozen after 15 s counted as one that works"),
+    3187: (4, "what waited for a broker that hung went by the last one, though a better one had come back meanwhile"),
 }
 
 

@@ -18,14 +18,22 @@ class Routes:
         self._servers = servers
         self._report = report
         self._troubled_until: dict[tuple[object, str], float] = {}  # of a process and a broker
+        self._away: set[str] = set()
 
     def is_troubled(self, process: object, server: str, until: float) -> None:
         """Something goes wrong between the two, or will until then."""
         key = (process, server)
         self._troubled_until[key] = max(self._troubled_until.get(key, until), until)
 
+    def leaves(self, server: str) -> None:
+        self._away.add(server)
+
+    def comes_back(self, server: str, moment: float) -> None:
+        self._away.discard(server)
+        self.changes(server, moment)
+
     def changes(self, server: str, moment: float) -> None:
-        """A broker goes away, or comes back."""
+        """Note that a broker comes back, or forgets everything."""
         for process, name in list(self._troubled_until):
             if name == server:
                 self.is_troubled(process, server, moment)
@@ -44,4 +52,4 @@ class Routes:
             self._report(f"{what} went by {server}, and {better[0]} works")
 
     def _is_quiet(self, process: object, server: str, moment: float) -> bool:
-        return moment - self._troubled_until.get((process, server), moment) > QUIET
+        return server not in self._away and moment - self._troubled_until.get((process, server), moment) > QUIET

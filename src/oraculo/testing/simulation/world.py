@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
 from functools import partial
-from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
@@ -473,7 +472,7 @@ class World:
         state = State.FROZEN if self.trouble.choose(3) == 0 else State.GONE
         self.tell(f"{server.name} is {state.name.lower()}")
         self._disturbed()
-        self._routes.changes(server.name, self.loop.time())
+        self._routes.leaves(server.name)
         await server.leave(state)
         self._keep(self._return(server, self.trouble.up_to(AWAY_WITHIN)))
 
@@ -482,7 +481,7 @@ class World:
         if server not in self.lost_for_good and server.state is not State.UP:
             self.tell(f"{server.name} is back")
             self._disturbed()
-            self._routes.changes(server.name, self.loop.time())
+            self._routes.comes_back(server.name, self.loop.time())
             server.come_back()
 
     @property
@@ -537,7 +536,7 @@ class World:
                 self.lost_for_good.append(server)
                 state = self.dice.choice((State.GONE, State.FROZEN))
                 self.tell(f"{server.name} is {state.name.lower()} for good")
-                self._routes.changes(server.name, inf)
+                self._routes.leaves(server.name)
                 await server.leave(state)
 
     async def _is_quiet(self) -> bool:
