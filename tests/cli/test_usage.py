@@ -563,6 +563,24 @@ def test_a_type_that_looks_mistyped_is_warned_of(tmp_path: Path) -> None:
     assert found["avisos"][0]["campo"] == "steps[0] (VIRAL_COPPY).type"
 
 
+def test_files_are_validated_though_no_server_says_what_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.yaml").write_text(GOOD)
+    monkeypatch.setenv("ORACULO_URL", "http://127.0.0.1:1")
+    result = invoke("pipelines", "validate", "a.yaml")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "a.yaml: ok, pipeline bom")
+    assert "nobody says which queues are served: no server answers" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--status", "--pipeline", "--query", "--since", "--until"])
+def test_an_empty_filter_does_not_mean_every_run(option: str) -> None:
+    for command in ("list", "cancel", "retry"):
+        assert complaint(invoke("runs", command, option, "", *([] if command == "list" else ["--yes"]))) == (
+            f"oraculo: {option}: is empty; give it a value, or leave it out"
+        )
+
+
 def test_a_bad_pipeline_names_file_step_and_fault_and_the_good_ones_are_told_too(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(GOOD)
     (tmp_path / "b.yaml").write_text(BAD)

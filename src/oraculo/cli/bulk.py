@@ -1,4 +1,4 @@
-"""One thing done to many: asked before, with a progress bar, and what the server refused told at the end."""
+"""One action on many runs or dead letters: a question, a progress bar, and what was refused."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -46,16 +46,20 @@ def confirm(question: str, yes: bool) -> None:
 def bulk(doing: str, ids: Sequence[str], call: Callable[[str], Any]) -> Done:
     """Call with each id. What the server refuses stops only that one. Raises Refused when the key is refused."""
     succeeded, refused = [], {}
-    with _progress(doing, len(ids)) as advance:
-        for each in ids:
-            try:
-                call(each)
-                succeeded.append(each)
-            except Refused as error:
-                if error.status in _PASSED_ON:
-                    raise
-                refused[each] = str(error)
-            advance()
+    try:
+        with _progress(doing, len(ids)) as advance:
+            for each in ids:
+                try:
+                    call(each)
+                    succeeded.append(each)
+                except Refused as error:
+                    if error.status in _PASSED_ON:
+                        raise
+                    refused[each] = str(error)
+                advance()
+    except KeyboardInterrupt:
+        output.note(f"{doing}: {len(succeeded)} of {len(ids)} done; the others are as they were")
+        raise
     return Done(succeeded, refused)
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import typer
 
 from oraculo.cli import output
-from oraculo.cli.client import Server
+from oraculo.cli.client import Refused, Server, Unreachable
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, GivenUrl, Url
 from oraculo.cli.table import Column, print_table
 from oraculo.errors import Fault, InvalidInput, InvalidPipeline
@@ -17,6 +17,7 @@ from oraculo.errors import Fault, InvalidInput, InvalidPipeline
 if TYPE_CHECKING:
     from oraculo.core.pipeline import Definition
 
+_ORIGINS = {"embutido": "built in", "pasta": "folder", "api": "API"}
 _MOST_STEPS = 50  # of a definition whose queues are listed
 
 app = typer.Typer(no_args_is_help=True, help="Pipelines: list, show, validate, put, delete.")
@@ -34,7 +35,10 @@ def list_pipelines(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJs
         if as_json:
             output.print_json(answer)
             return
-        rows = [(each["name"], each["origem"], each["description"]) for each in answer["pipelines"]]
+        rows = [
+            (each["name"], _ORIGINS.get(each["origem"], each["origem"]), each["description"])
+            for each in answer["pipelines"]
+        ]
         columns = (Column("name"), Column("from"), Column("description", prose=True))
         print_table(columns, rows, empty="no pipelines")
         for bad in answer.get("arquivos_invalidos", ()):
@@ -132,8 +136,12 @@ def _warn_of_unserved(findings: Sequence[dict[str, Any]], url: str, api_key: str
     """Add a warning for each queue that has no consumer on the server; brokers that do not count them give none."""
     from oraculo.core.naming import is_own_queue, near_miss
 
-    with Server(url, api_key) as server:
-        consumers = {queue["fila"]: queue["consumidores"] for queue in server.get("/filas")["filas"]}
+    try:
+        with Server(url, api_key) as server:
+            consumers = {queue["fila"]: queue["consumidores"] for queue in server.get("/filas")["filas"]}
+    except (Refused, Unreachable) as error:
+        output.note(f"oraculo: nobody says which queues are served: {error}")
+        return
     if not any(count is not None for count in consumers.values()):
         return
     served = [queue for queue, count in consumers.items() if count and not is_own_queue(queue)]

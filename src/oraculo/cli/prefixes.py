@@ -23,7 +23,10 @@ def with_run(server: Server, run_id: str, call: Callable[[str], T]) -> T:
     except Refused as error:
         if error.status != 404 or not 0 < len(run_id) <= _LONGEST:
             raise
-        found = only_one(run_id, (run["correlation_id"] for run in islice(each_run(server, q=run_id), _MOST_RUNS)))
+        ids = [run["correlation_id"] for run in islice(each_run(server, q=run_id), _MOST_RUNS)]
+        if len(ids) == _MOST_RUNS:
+            raise InvalidInput.at("ID", f"'{run_id}' is in {_MOST_RUNS} runs or more; give more of it") from None
+        found = only_one(run_id, ids)
         if found is None:
             raise
     return call(found)

@@ -35,7 +35,11 @@ Until = Annotated[str | None, typer.Option(metavar="WHEN", help="Only those begu
 def _filter(
     status: str | None, pipeline: str | None, text: str | None, since: str | None, until: str | None
 ) -> dict[str, str]:
-    """Return the query of the API. Raises InvalidInput for a moment that cannot be read."""
+    """Return the query of the API. Raises InvalidInput for what is empty, or a moment that cannot be read."""
+    options = {"--status": status, "--pipeline": pipeline, "--query": text, "--since": since, "--until": until}
+    for option, value in options.items():
+        if value is not None and not value.strip():  # else a variable that is not set would mean every run
+            raise InvalidInput.at(option, "is empty; give it a value, or leave it out")
     given = {
         "status": status,
         "pipeline": pipeline,

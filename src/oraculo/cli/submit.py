@@ -47,7 +47,7 @@ def submit(
     responder_em: Annotated[str | None, typer.Option(help="Queue that gets the aggregate.")] = None,
     prioridade: Annotated[
         int | None,
-        typer.Option(min=0, max=9, help="The higher goes first on memory://, 5 to 9 do on RabbitMQ 4; else none does."),
+        typer.Option(min=0, max=9, help="The higher goes out first."),
     ] = None,
     quorum: Annotated[str | None, typer.Option(help='Successes that are enough: 2, "60%" or all.')] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="The same key and request give the same run.")] = None,
