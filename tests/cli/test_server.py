@@ -304,6 +304,7 @@ def _queues(url: str) -> list[dict[str, Any]]:
 
 def test_dev_never_touches_shared_servers(start: Start, tmp_path: Path) -> None:
     env = {
+        "ORACULO_QUEUES_ALLOW": "loja_*",  # of the servers
         "ORACULO_BROKER_URL": "amqp://prod",
         "ORACULO_STORE_URL": "postgresql://prod/x",
         "ORACULO_OBJECTS_URL": "s3://prod",
@@ -311,6 +312,7 @@ def test_dev_never_touches_shared_servers(start: Start, tmp_path: Path) -> None:
     dev = start("dev", "--pace", "0", **env)
     assert Cli(dev.url).json("submit", "--tipo", "coleta_completa", "--wait", "20")["status"] == "concluida"
     assert (tmp_path / ".oraculo" / "oraculo.db").exists()
+    dev.says("leaves ORACULO_QUEUES_ALLOW alone")
     dev.says("leaves ORACULO_BROKER_URL alone")
     dev.says("leaves ORACULO_STORE_URL alone")
     dev.says("leaves ORACULO_OBJECTS_URL alone")

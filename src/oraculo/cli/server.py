@@ -91,9 +91,12 @@ def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
             output.note(f"oraculo: dev has no bridges and leaves ORACULO_{name} alone")
     if settings.objects.url:
         output.note("oraculo: dev keeps large results with its store and leaves ORACULO_OBJECTS_URL alone")
+    if settings.queues.allow:
+        output.note("oraculo: dev shares its queues with nobody and leaves ORACULO_QUEUES_ALLOW alone")
     return msgspec.structs.replace(
         settings,
-        # Nothing is behind a bridge here, so what the settings allow there does not matter.
+        # Nothing is behind a bridge here, and nobody shares the broker: what the settings allow does not matter.
+        queues=msgspec.structs.replace(settings.queues, allow=()),
         celery=msgspec.structs.replace(settings.celery, broker_url="", tasks_allow=_ANY, queues_allow=_ANY),
         bullmq=msgspec.structs.replace(settings.bullmq, url="", queues_allow=_ANY),
         objects=msgspec.structs.replace(settings.objects, url=""),
