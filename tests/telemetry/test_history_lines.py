@@ -7,7 +7,7 @@ import pytest
 
 from oraculo.core.history import Happened
 from oraculo.engine.webhooks import NotPosted
-from oraculo.ports.telemetry import DeadLettered, HistoryAdded, RunsPruned
+from oraculo.ports.telemetry import DeadLettered, HistoryAdded, RunFinished, RunsPruned
 from oraculo.settings import EngineSettings, RunSettings, Settings, WebhookSettings
 from oraculo.telemetry import history_lines
 from oraculo.telemetry.history_lines import LINES_A_SECOND
@@ -135,6 +135,18 @@ def test_a_wide_run_writes_some_lines_a_second_and_says_how_many_it_left_out(wid
     ]
     subscriber(history(driver))
     assert len(said(stream, "attempt failed")) == 2 * LINES_A_SECOND + 1
+
+
+def test_lines_that_were_left_out_are_told_of_when_their_run_ends() -> None:
+    driver = fan_out(*({"id": f"t{n}", "fila": "x"} for n in range(LINES_A_SECOND + 3)), checked=False)
+    for task in driver.run.tasks:
+        driver.fail(f"t{task.number}", jitter=0.5)
+    stream, subscriber = configured("info"), LogSubscriber(lambda: 100.0)
+    subscriber(history(driver))
+    subscriber(RunFinished(driver.run.id, "", "erro", 1, 23, 1.0))
+    subscriber(RunsPruned(1))
+    [line] = said(stream, "lines about tasks were left out")
+    assert line == {"correlation_id": driver.run.id, "left_out": {"attempt failed": 3}}
 
 
 @pytest.mark.parametrize("layout", ["json", "console"])

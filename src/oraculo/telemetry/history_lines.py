@@ -100,6 +100,11 @@ class TaskLines:
         window.left_out[event] += 1
         return False
 
+    def end(self, run_id: str) -> dict[str, int]:
+        """Return how many lines of which kind were left out of a run that has ended."""
+        window = self._windows.pop(run_id, None)
+        return {} if window is None else dict(window.left_out)
+
     def left_out(self, now: float) -> Iterator[tuple[str, dict[str, int]]]:
         """Yield the runs whose second is over, with how many lines of which kind were left out."""
         if now < self._due:

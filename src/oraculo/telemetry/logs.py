@@ -279,7 +279,9 @@ class LogSubscriber:
     def __call__(self, record: Record) -> None:
         now = self._now()
         for run_id, counts in self._task_lines.left_out(now):
-            self._write(INFO, "lines about tasks were left out", {"correlation_id": run_id, "left_out": counts})
+            self._write_left_out(run_id, counts)
+        if type(record) is RunFinished:
+            self._write_left_out(record.run_id, self._task_lines.end(record.run_id))
         if type(record) is HistoryAdded:
             self._write_history(record, now)
             return
@@ -296,6 +298,10 @@ class LogSubscriber:
             is_bounded = level >= INFO and "tarefa" in fields
             if not is_bounded or self._task_lines.allows(record.run_id, event, now):
                 self._write(level, event, fields)
+
+    def _write_left_out(self, run_id: str, counts: dict[str, int]) -> None:
+        if counts:
+            self._write(INFO, "lines about tasks were left out", {"correlation_id": run_id, "left_out": counts})
 
     def _write(self, level: int, event: str, fields: dict[str, Any]) -> None:
         """Write one line. As JSON it is made here: on its way through structlog and logging it takes ten times as long,

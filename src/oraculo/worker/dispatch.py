@@ -324,5 +324,5 @@ def _log_of(job: Job) -> WorkerLog:
         correlation_id=command.correlation_id,
         tarefa=command.tarefa,
         tentativa=command.tentativa,
-        queue=job.lane.queue,
+        fila=job.lane.queue,
     )
