@@ -88,6 +88,17 @@ def test_who_asks_and_hangs_up_at_once_leaves_no_traceback(
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+def test_a_client_that_offers_another_protocol_is_answered_and_not_told_of(
+    server: LiveService, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connected(server) as connection:
+        offer = b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+        connection.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + offer)
+        connection.end()
+        assert connection.read_to_end().startswith(b"HTTP/1.1 200")
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 # -- too large ---------------------------------------------------------------------------------------------------------
 
 

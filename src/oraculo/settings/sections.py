@@ -81,9 +81,9 @@ class QueueSettings(Section, frozen=True):
     """Which queues the outside may name, and how many new ones. See docs/brokers.md."""
 
     allow: Patterns = ()  # that requests, pipelines and calls may name; none: all but system queues
-    new_per_request: Count = 100  # that are not there yet and one request may name; over it: 422
-    new_per_minute: Count = 600  # that requests to one process may name within a minute; over it: 429
-    remove_after: Pause = 86400.0  # without use, after which one that a request made is removed; 0: none is
+    new_per_request: Count = 100  # new queues that one request may name; over it: 422
+    new_per_minute: Count = 600  # new queues that requests to one process may name within a minute; over it: 429
+    remove_after: Pause = 86400.0  # without use until a queue that was made for a request is removed; 0 keeps all
 
 
 class StoreSettings(Section, frozen=True):
@@ -108,7 +108,7 @@ class ApiSettings(Section, frozen=True):
     max_wait: Pause = 300.0  # the longest `Prefer: wait`
     header_timeout: Seconds = 10.0  # for the headers of a request; then 408, and the connection is closed
     keep_alive: Seconds = 5.0  # after which a connection without a request is closed
-    write_timeout: Seconds = 30.0  # in which a client must read some of its reply; else the connection is closed
+    write_timeout: Seconds = 60.0  # in which a client must read some of its reply; else the connection is closed
     client_connections: Count = 256  # that one client address may have at a time; over it: 429
     proxies: Networks = ()  # whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed, as 10.0.0.7 or 10.1.0.0/16
 
@@ -159,7 +159,7 @@ class WorkerSettings(Section, frozen=True):
     ahead: CountOrNone = 1  # fetched beside each that may be in work; 0 where they take long: others can have them
     remembered: CountOrNone = 10_000  # answers kept to answer a repeated command again
     stop_grace: Pause = 30.0  # at a stop, for what is in work
-    tracebacks: Flag = True  # of failed handlers are sent and kept in the run's history; they may hold secrets
+    tracebacks: Flag = True  # send and keep the tracebacks of failed handlers; they may hold secrets
 
 
 class CelerySettings(Section, frozen=True):

@@ -1,5 +1,5 @@
-"""What every connection has to keep to, whichever parser reads it: how long a header may take and a reply may stay
-unread, how many connections a client may have, and what is answered to who does not."""
+"""The bounds of one connection, whichever parser reads it: how long a header may take and a reply may stay unread, how
+many connections a client may have, and the refusals."""
 
 import asyncio
 from collections.abc import Hashable
@@ -10,6 +10,7 @@ import msgspec
 
 from oraculo.api.problems import PROBLEM_JSON, RETRY_SECONDS, Problem
 from oraculo.api.server.bounds import HEAD_BYTES, HEAD_FIELDS, Bounds, client_of
+from oraculo.api.server.unread import unread_bytes
 
 # After a refusal what still comes is read and dropped for so long, so that the refusal arrives: to close a connection
 # with unread bytes tells the other end to throw away what it has not read.
@@ -42,8 +43,8 @@ class BoundedConnection(asyncio.Protocol):
         self._linger_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
         self._write_timer: asyncio.TimerHandle | None = None
-        self._unread = 0  # bytes of replies that had not left when the timer was started
-        self._reads = False  # and whether all of them left since
+        self._unread = 0  # bytes of replies when the timer was started
+        self._reads = False  # and whether the process has written all of them since
         self._dropped = 0  # bytes that came after a refusal
         self.is_in_head = True  # what comes next belongs to the headers of a request
 
@@ -169,17 +170,22 @@ class BoundedConnection(asyncio.Protocol):
 
     def _watch_reader(self) -> None:
         if self._write_timer is None:
-            self._unread, self._reads = self.transport.get_write_buffer_size(), False
+            self._unread, self._reads = unread_bytes(self.transport), False
             self._write_timer = self.loop.call_later(self._bounds.write_timeout, self._look_at_reader)
 
     def _look_at_reader(self) -> None:
         self._write_timer = None
-        unread = self.transport.get_write_buffer_size()
-        if unread and unread >= self._unread and not self._reads:
+        is_left = self.transport.get_write_buffer_size() > 0
+        if is_left and unread_bytes(self.transport) >= self._unread and not self._reads:
             self._bounds.log("a client did not read its reply, and was cut off", self._address())
             self.transport.abort()
-        elif unread:
+        elif is_left:
             self._watch_reader()
+
+    # -- what is not served ------------------------------------------------------------------------------------------
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing of a client that offers another protocol: it gets its answer in this one."""
 
     # -- refusals --------------------------------------------------------------------------------------------------
 
