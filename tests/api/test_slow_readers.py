@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +64,22 @@ def test_who_reads_slowly_gets_all(server: LiveService) -> None:
                 server.do(asyncio.sleep(WRITE_TIMEOUT / 5))
     assert read > LARGE
     assert pieces > 40, "it took longer than the deadline"
+
+
+def test_who_reads_slowly_is_seen_to_though_the_system_keeps_much(tmp_path: Path) -> None:
+    """A client takes some of what the system keeps, which has room for more only once a third of that is gone."""
+    count = 7
+    with live(tmp_path, TIMED) as server:
+        for _ in range(count):
+            server.do(server.service.bury("fila_x", b"a" * 2**20))
+        with _asking(server, LETTERS, "Connection: close\r\n") as client:
+            until(lambda: server.is_answering, saying="an answer under way")
+            read, end = 0, time.monotonic() + 4 * WRITE_TIMEOUT
+            while time.monotonic() < end:
+                read += len(client.recv(16 * 1024))
+                server.do(asyncio.sleep(WRITE_TIMEOUT / 20))
+            read += len(_read_to_end(client))
+    assert read > count * 2**20
 
 
 def test_who_does_not_read_a_small_reply_is_cut_off_too(server: LiveService) -> None:
