@@ -113,6 +113,20 @@ async def test_queues_of_replies_and_of_deleted_pipelines_are_removed_too(stage:
     await until_gone(stage, "de-pipeline", "respostas")
 
 
+@pytest.mark.parametrize("stage", ["redis"], indirect=True)
+async def test_a_queue_of_replies_in_use_stays_though_no_look_finds_a_message(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage.engine.made_queues, "_after", 2.0)
+    monkeypatch.setattr(stage.engine.known_queues, "_lasting", 1.0)
+    until_then = asyncio.get_running_loop().time() + 3.0
+    while asyncio.get_running_loop().time() < until_then:
+        await stage.submit({"destinos": ["ninguem"], "responder_em": "respostas", "timeout": 0.1})
+        await take(stage, "respostas")
+        await look(stage)
+        assert await there(stage, "respostas")
+
+
 async def test_rabbitmq_keeps_them_while_another_engine_may_send_there(stage: Stage) -> None:
     await submit(stage, "nova")
     await take(stage, "nova")

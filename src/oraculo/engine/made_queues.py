@@ -75,7 +75,9 @@ class MadeQueues:
         self._sending.update(new)
         try:
             await self.note(new)
-            return await self._broker.publish(messages)
+            vias = await self._broker.publish(messages)
+            self.known.add(message.queue for message in messages)
+            return vias
         finally:
             self._sending -= Counter(new)
 
@@ -167,7 +169,7 @@ class MadeQueues:
         return again
 
     async def _remove(self, broker: Broker, queues: Sequence[str]) -> Collection[str]:
-        self._removing = {queue for queue in queues if not self._sending[queue]}
+        self._removing = {queue for queue in queues if not self._sending[queue] and queue not in self.known}
         self._removed.clear()
         try:
             gone = await broker.remove_unused(sorted(self._removing))
