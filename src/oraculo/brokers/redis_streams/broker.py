@@ -72,7 +72,6 @@ PORT = 6379
 OLDEST = (6, 2)
 HEARD_WITHIN = 10.0  # seconds in which a consumer that holds nothing shows itself, or is not counted
 FORGOTTEN_AFTER = 10  # leases without a sign, after which the name of a consumer that holds nothing is deleted
-GONE_AFTER = 24 * 3600 * 1000  # ms without a sign, after which no consumer keeps a queue from being removed as unused
 COUNTED_TOGETHER = 200  # queues that are asked for in one go
 SCANNED_TOGETHER = 1_000
 MOST_TOLD = 3  # queues that are named in one error
@@ -258,11 +257,11 @@ class RedisStreamsBroker:
             self._server.forget((source, dlq))
 
     async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """In one step on the server. A consumer counts as there for a day after it was last heard of, for a plain one
-        that waits for a message may say nothing meanwhile."""
+        """In one step on the server. A consumer counts as there while its group has its name, for a plain one that
+        waits for a message may say nothing meanwhile."""
         gone: list[str] = []
         for queue in queues:
-            if await self._server.run(REMOVE_UNUSED, list(keys(source_name(queue))), GONE_AFTER, repeatable=False):
+            if await self._server.run(REMOVE_UNUSED, list(keys(source_name(queue))), repeatable=False):
                 self._server.forget((source_name(queue), dlq_name(queue)))
                 gone.append(queue)
         return gone

@@ -224,7 +224,7 @@ return 0
 """
 )
 
-# KEYS: stream, delayed, dlq. Deletes them when nothing is in them and no consumer was heard of in the last ARGV[1] ms.
+# KEYS: stream, delayed, dlq. Deletes them when nothing is in them and no group has a consumer.
 # What has another type is somebody else's, and stays. Returns whether they are gone.
 REMOVE_UNUSED = Script.of(
     """
@@ -234,10 +234,8 @@ for place, kind in ipairs({'stream', 'zset', 'stream'}) do
         if there ~= kind then return 0 end
         if redis.call(kind == 'zset' and 'ZCARD' or 'XLEN', KEYS[place]) > 0 then return 0 end
         for _, group in ipairs(kind == 'stream' and redis.call('XINFO', 'GROUPS', KEYS[place]) or {}) do
-            for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[place], group[2])) do
-                for i = 1, #consumer, 2 do
-                    if consumer[i] == 'idle' and consumer[i + 1] < tonumber(ARGV[1]) then return 0 end
-                end
+            for i = 1, #group, 2 do
+                if group[i] == 'consumers' and group[i + 1] > 0 then return 0 end
             end
         end
     end
