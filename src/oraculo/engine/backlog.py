@@ -57,8 +57,12 @@ class Backlog:
         self._newer.append(changes)
         return True
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._few and not self._many
+
     def take(self) -> Sequence[Unsent]:
-        """Return what comes next; nothing when all went out. Ask again once these are lined up."""
+        """Return what comes next. Ask again once these are lined up."""
         line = self._few or self._many
         return [line.popleft() for _ in range(min(_PAGE, len(line)))]
 

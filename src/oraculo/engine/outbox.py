@@ -204,7 +204,9 @@ class Outbox:
         queue = self._names.physical(run.plan.steps[number].queue)
         if self._refusing and self._refusing.has(queue, asyncio.get_running_loop().time()):
             return self._doubtful
-        return self._commands if queue in self._known else self._first_commands
+        # What still waits for a queue that has just been made goes out before what comes now.
+        is_new = queue not in self._known or self._first_commands.has_waiting(queue)
+        return self._first_commands if is_new else self._commands
 
     async def _read_and_line_up(
         self, key: Key, run: Run, references: Mapping[str, Reference], dead: str | None, are_many: bool
@@ -386,7 +388,7 @@ class Outbox:
     async def _read_backlog(self) -> None:
         try:
             await self._backlog.read()
-        except OraculoError:
+        except Exception:
             self._send_released()  # new runs are not to wait for a store that cannot tell
             raise
 
@@ -398,11 +400,11 @@ class Outbox:
         """Return whether there was room for all of it."""
         while True:
             self._send_released()
-            if not (page := self._backlog.take()):
+            if self._backlog.is_empty:
                 return True
-            await self._resend(page, {}, at_once=True)
             if self._is_full():
                 return False
+            await self._resend(self._backlog.take(), {}, at_once=True)
 
     async def _resend(self, page: Sequence[Unsent], seen: dict[Unsent, float], *, at_once: bool) -> None:
         """Waits until they are decided, so that a page does not pile up on the one before."""
@@ -434,8 +436,8 @@ class Outbox:
     def _is_full(self) -> bool:
         """Only by what is sent now: neither a quarantine that is full, nor queues in doubt, nor an object store that is
         away hold up the commands."""
-        lined_up = max(self._commands.load, self._later.qsize() / self._later.maxsize)
-        return lined_up >= 0.5
+        loads = self._commands.load, self._first_commands.load, self._later.qsize() / self._later.maxsize
+        return max(loads) >= 0.5
 
 
 def _message_key(run: Run, task: Task) -> str:

@@ -1,6 +1,7 @@
 """A line of messages on their way to the broker: runs take turns, a batch at a time, until each is confirmed."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Protocol
@@ -62,6 +63,7 @@ class Line:
         self._holds_back = holds_back
         self._known = KnownQueues() if known is None else known
         self._turns: RunTurns[_Numbered] = RunTurns()
+        self._waiting = Counter[str]()  # in turns, by their queues
         self._numbers = count()
         self._under_way: Sequence[_Numbered] = ()  # what the broker is asked to take now
         self._bytes = 0  # of both
@@ -81,10 +83,15 @@ class Line:
         """Than what the broker is asked to take now."""
         return bool(self._turns)
 
+    def has_waiting(self, queue: str) -> bool:
+        """Return whether it has something for the queue that the broker has not been asked to take yet."""
+        return queue in self._waiting
+
     def add(self, key: Key, message: Outgoing, *, age: float = 0.0, is_one_of_many: bool = False) -> None:
         """`age`: when its run was created."""
         numbered = next(self._numbers), (key, message)
         self._turns.add(key[0], numbered, priority=message.priority, age=age, is_one_of_many=is_one_of_many)
+        self._waiting[message.queue] += 1
         self._bytes += len(message.body)
         self._empty.clear()
         self._wake.set()
@@ -112,7 +119,9 @@ class Line:
 
     def _next_batch(self) -> list[_Numbered]:
         few_only = self._holds_back()
-        return self._turns.take(PUBLISHED_TOGETHER, PUBLISHED_BYTES, _size, few_only=few_only)
+        batch = self._turns.take(PUBLISHED_TOGETHER, PUBLISHED_BYTES, _size, few_only=few_only)
+        self._waiting -= Counter(message.queue for _, (_, message) in batch)
+        return batch
 
     @property
     def _have_waited(self) -> bool:
