@@ -286,8 +286,10 @@ class Queues:
         if _is_reserved(name) or name_fault(name):
             return False
         delays = [waiting for waiting, delay in self._delays.items() if delay.source == name]
-        found = [(each, await self.depth(each)) for each in (name, dlq_of(name), *delays)]
-        there = [each for each, depth in found if depth is not None]
+        beside = dlq_of(name), *delays
+        # Before the queue and after it: a message that moves between two looks, either way, is seen by one of them.
+        found = [(each, await self.depth(each)) for each in (*beside, name, *beside)]
+        there = dict.fromkeys(each for each, depth in found if depth is not None)
         if any(depth is not None and (depth.messages or depth.consumers) for _, depth in found):
             return False
         if name in there and await self._declare(name, self._arguments(name)) is not True:
@@ -295,7 +297,7 @@ class Queues:
         for each in there:
             await self._call("queue_delete", queue=each)
         for table in (self._made, self._declared, self._delays):
-            for each in (name, dlq_of(name), *delays):
+            for each in (name, *beside):
                 table.pop(each, None)
         return True
 
