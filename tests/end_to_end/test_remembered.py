@@ -63,3 +63,16 @@ async def test_another_engine_learns_of_them(fleet: Fleet, tmp_path: Path, monke
             return found is not None and found.dead_letters == 1
 
         await until(is_shown, saying="the dead letter")
+
+
+async def test_one_that_is_served_may_be_meant_after_a_restart(fleet: Fleet, tmp_path: Path) -> None:
+    settings, store = settings_for(fleet.url("rabbitmq")), tmp_path / "oraculo.db"
+    async with Stage(settings, store=SqliteStore(str(store))) as first:
+        waiting = await first.submit({"destinos": ["executador_podcast"], "payload": {}, "timeout": 300})
+        await first.listen_on("executador_podcast")
+        await until(lambda: first.engine.served_queues.near("executador_podcats"), saying="the command and its worker")
+    async with Stage(settings, store=SqliteStore(str(store))) as second:
+        await second.listen_on("executador_podcast")
+        aggregate = await second.run({"destinos": ["executador_podcats"], "timeout": 3})
+        assert aggregate["falhas"]["executador_podcats"]["motivo"].endswith("did you mean 'executador_podcast'?")
+        await second.operations.cancel(waiting)

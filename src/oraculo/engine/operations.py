@@ -53,7 +53,6 @@ LARGE_REQUEST = 64 * 1024
 _HISTORY_PAGE = 500
 _WARNINGS_PATIENCE = 2.0  # seconds for the broker to count consumers; without its answer fewer warnings are given
 _MOST_QUEUES_COUNTED = 100
-_LOOKS_TOGETHER = 3  # queues of which the broker is asked at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,28 +320,10 @@ class Operations:
         """By their physical names (see `queue_name`); those of another prefix are not ours to show, and a mark that
         engines leave on the broker is of no use to anybody else."""
         names, states = self._engine.names, await self._engine.broker.queues()
-        states = [*states, *await self._unlisted({state.queue for state in states})]
+        states = [*states, *await self._engine.remembered.unlisted(states, names)]
         may_show = self._engine.queue_targets.call_fault
         ours = [state for state in states if state.queue.startswith(names.prefix)]
         return [state for state in ours if may_show(names.logical(state.queue)) is None]
-
-    async def _unlisted(self, listed: set[str]) -> list[QueueState]:
-        """Those that the broker does not list and the store knows of."""
-        wanted = set(map(self._engine.names.physical, self._engine.remembered.names)) - listed
-        left, found = iter(sorted(wanted)), list[QueueState]()
-
-        async def look() -> None:
-            for name in left:
-                found.extend(await self._state_of(name))
-
-        await asyncio.gather(*(look() for _ in range(_LOOKS_TOGETHER)))  # all at once would be in each other's way
-        return found
-
-    async def _state_of(self, queue: str) -> Sequence[QueueState]:
-        try:
-            return await self._engine.broker.queues([queue])
-        except BrokerError:  # one that the broker does not let us see is left out
-            return ()
 
     def own_queues(self) -> set[str]:
         """The names, without the prefix, of those that engines read and that known pipelines and routes send to."""

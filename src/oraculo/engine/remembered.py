@@ -2,16 +2,19 @@
 that only requests name are to be shown after a restart too, and by the engines that did not send to them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 
+from oraculo.core.naming import QueueNames
 from oraculo.core.pipeline import decode_definition
-from oraculo.errors import WrittenByNewer
-from oraculo.ports.broker import Broker
+from oraculo.errors import BrokerError, WrittenByNewer
+from oraculo.ports.broker import Broker, QueueState
 from oraculo.ports.readable import readable
 from oraculo.ports.store import Snapshot, Store
 
 LOOK_EVERY = 60.0  # seconds
+_LOOKS_TOGETHER = 3  # queues of which the broker is asked at a time
 _PAGE = 20  # runs that are in memory at a time, with their payloads
 _MOST_RUNS = 1000  # that are looked at, of each broker: many runs go to few queues
 _WIDEST = 100  # tasks of a run that is looked at: to load one that is wider takes long
@@ -32,6 +35,19 @@ class RememberedQueues:
                     found |= dict.fromkeys(sorted(await self._of_runs(via, dead_letters=dead_letters)))
             self.names = frozenset(islice(found, _MOST_QUEUES))
             await asyncio.sleep(LOOK_EVERY)
+
+    async def unlisted(self, listed: Iterable[QueueState], names: QueueNames) -> list[QueueState]:
+        """Return the states of the queues that the broker does not list and the store knows of."""
+        wanted = set(map(names.physical, self.names)) - {state.queue for state in listed}
+        left, found = iter(sorted(wanted)), list[QueueState]()
+
+        async def look() -> None:
+            for name in left:
+                with suppress(BrokerError):  # one that the broker does not let us see is left out
+                    found.extend(await self._broker.queues([name]))
+
+        await asyncio.gather(*(look() for _ in range(_LOOKS_TOGETHER)))  # all at once would be in each other's way
+        return found
 
     def _without_a_list(self) -> list[str]:
         brokers = zip(self._broker.links(), self._broker.behind(), strict=True)

@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 from oraculo.core.naming import QueueNames, is_own_queue, near_miss
 from oraculo.core.queue_targets import QueueTargets
+from oraculo.engine.remembered import RememberedQueues
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import Broker, QueueState
 
@@ -13,8 +14,9 @@ _PATIENCE = 0.5  # seconds for the broker; without its answer nothing is suggest
 
 
 class ServedQueues:
-    def __init__(self, broker: Broker, names: QueueNames, targets: QueueTargets) -> None:
+    def __init__(self, broker: Broker, remembered: RememberedQueues, names: QueueNames, targets: QueueTargets) -> None:
         self._broker = broker
+        self._remembered = remembered
         self._names = names
         self._targets = targets
         self._served: Collection[str] = ()
@@ -32,7 +34,8 @@ class ServedQueues:
     async def _look(self) -> Collection[str]:
         try:
             async with asyncio.timeout(_PATIENCE):
-                states = await self._broker.queues()
+                listed = await self._broker.queues()
+                states = [*listed, *await self._remembered.unlisted(listed, self._names)]
         except (BrokerError, TimeoutError):
             return ()
         served = [state.queue for state in states if _is_served(state) and state.queue.startswith(self._names.prefix)]

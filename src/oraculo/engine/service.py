@@ -151,7 +151,8 @@ class Engine:
         self.own_queues = OwnQueues(broker, self.inbox, own_queues, engine)
         self.maker = RunMaker(self.catalogue, self.plans, self.queue_targets, clock, entropy, settings)
         self.queue_looks = QueueLooks(broker, self.names, clock, self.threads, settings.bullmq.queues)
-        self.served_queues = ServedQueues(broker, self.names, self.queue_targets)
+        self.remembered = RememberedQueues(broker, store)
+        self.served_queues = ServedQueues(broker, self.remembered, self.names, self.queue_targets)
         self._last_looks = LastLooks(store, self.plans, clock, self.threads, self.queue_looks, self.served_queues)
         self._timers = Timers(store, self.inbox, clock, self.peers, engine.poll, self._due_event_maker)
 
@@ -206,7 +207,6 @@ class Engine:
             broker, store, self.inbox, self.peers, clock, telemetry, engine.poll, acts=role is Role.WHOLE
         )
         self._memories = Memories(broker, self._links, self.names, telemetry, engine.poll)
-        self.remembered = RememberedQueues(broker, store)
         self.unheard_answers = UnheardAnswers(broker, self.names.answers)
 
         # What is there once it is started.
