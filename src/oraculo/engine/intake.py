@@ -118,6 +118,8 @@ class Intake:
         self._stopping = False
         self._at_work: Sequence[Input] = ()
         self._settling: dict[asyncio.Task[Any], Batch] = {}
+        self._to_admit: dict[Arrived, Submission] = {}
+        self._admitting: asyncio.Task[None] | None = None
         self.stopped = False
         self.trouble: str | None = None  # why nothing is decided now
 
@@ -141,6 +143,8 @@ class Intake:
 
     def stop(self) -> None:
         self._stopping = True
+        if self._admitting is not None:
+            self._admitting.cancel()  # what waits for it comes again
         self._inbox.end_all_rests()
         self._inbox.wake()
 
@@ -149,7 +153,7 @@ class Intake:
         held: dict[Consumer, list[Delivery]] = {}
         settling = [one for batch in self._settling.values() for one in batch.arrived]
         at_work = filter(None, map(arrived_with, self._at_work))
-        for one in (*at_work, *self._inbox.arrived, *settling):
+        for one in (*at_work, *self._inbox.arrived, *self._to_admit, *settling):
             held.setdefault(one.consumer, []).append(one.delivery)
         for consumer, deliveries in held.items():
             with suppress(OraculoError):  # then it was given back already, with its consumer
@@ -244,7 +248,7 @@ class Intake:
             await self._refresh_pipelines()
             for arrived in batch.unknown:
                 self._read_arrived(arrived, batch, is_last_try=True)
-        await self._leave_to_be_admitted(batch)
+        to_admit = self._leave_to_be_admitted(batch)
         wide = await self._leave_wide(batch) if len(inputs) > 1 else ()
         if batch.large:
             await self._offload.keep(batch.large)
@@ -272,6 +276,7 @@ class Intake:
             if conflicts:
                 batch.give_up(self._lost_again(decisions, committed.conflicts))
             conflicts += len(committed.conflicts)
+        self._admit_soon(to_admit)
         self._inbox.set_aside(wide)
         for run_id, items in batch.resting.items():
             self._inbox.hold(run_id, items)
@@ -288,31 +293,44 @@ class Intake:
             )
         )
 
-    async def _leave_to_be_admitted(self, batch: Batch) -> None:
-        """Take out the requests that came as messages and may name too many new queues: to ask the broker takes a
-        while, which no other input waits for."""
-        left: list[tuple[Submission, Arrived]] = []
+    def _leave_to_be_admitted(self, batch: Batch) -> dict[Arrived, Submission]:
+        """Take out the requests that came as messages and may name too many new queues, and return them."""
+        left: dict[Arrived, Submission] = {}
         submissions, batch.submissions = batch.submissions, []
         for one in submissions:
             if one.arrived is None or self._new_queues.admits_run_at_once(one):
                 batch.submissions.append(one)
             else:
-                left.append((one, one.arrived))
-        if left:
-            await self._settle_beside(self._admit(left), Batch(handled=[arrived for _, arrived in left]))
+                left[one.arrived] = one
+        return left
 
-    async def _admit(self, requests: Sequence[tuple[Submission, Arrived]]) -> None:
-        """Those that are admitted are read once more; the others become dead letters, or come again later."""
-        for one, arrived in requests:
+    def _admit_soon(self, requests: dict[Arrived, Submission]) -> None:
+        """Ask the broker about their queues beside all else, and about one after the other: each takes it a while."""
+        if not requests or self._stopping:
+            return
+        consumers = {arrived.consumer for arrived in requests}  # what an earlier one brought is delivered again
+        self._to_admit = {each: one for each, one in self._to_admit.items() if each.consumer in consumers} | requests
+        if self._admitting is None or self._admitting.done():
+            self._admitting = asyncio.create_task(self._admit(), name="admit")
+
+    async def _admit(self) -> None:
+        while self._to_admit:
+            arrived, one = next(iter(self._to_admit.items()))
             try:
-                await self._new_queues.admit_run(one)
-            except TooManyNewQueues as error:
-                retrying = arrived.consumer.retry(arrived.delivery, error.wait, str(error))
-                await self._is_settled(arrived.consumer, retrying)
-            except InvalidRequest as error:
-                await self._settle(Batch(refused=[(arrived, str(error.within("payload")))]))
-            else:
-                self._inbox.put([arrived])
+                await self._admit_one(one, arrived)
+            finally:
+                self._to_admit.pop(arrived, None)
+
+    async def _admit_one(self, one: Submission, arrived: Arrived) -> None:
+        """Have it read once more; or it becomes a dead letter, or comes again later."""
+        try:
+            await self._new_queues.admit_run(one)
+        except TooManyNewQueues as error:
+            await self._is_settled(arrived.consumer, arrived.consumer.retry(arrived.delivery, error.wait, str(error)))
+        except InvalidRequest as error:
+            await self._settle(Batch(refused=[(arrived, str(error.within("payload")))]))
+        else:
+            self._inbox.put([arrived])
 
     async def _leave_wide(self, batch: Batch) -> Sequence[WideInput]:
         """Take out the widest, where all together are too many tasks for one commit, and return them."""
