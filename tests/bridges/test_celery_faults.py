@@ -370,7 +370,9 @@ def misdeclare(celery: CelerySide, name: str) -> None:
 async def test_a_queue_that_refuses_fails_its_step_and_holds_up_no_other(
     stage: Bridged, celery: CelerySide, monkeypatch: pytest.MonkeyPatch, name: str, prepare: Any, reason: str
 ) -> None:
-    monkeypatch.setattr(bridge_allow, "_CELERY_OWN_QUEUES", ())  # to name one that the broker itself refuses
+    monkeypatch.setattr(
+        bridge_allow, "is_transports_own", lambda _: False
+    )  # to name one that the broker itself refuses
     if prepare is not None:
         prepare(celery, name)
     bad = [destination(f"ruim{number}", queue=name) for number in range(3)]

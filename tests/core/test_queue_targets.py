@@ -22,6 +22,14 @@ SYSTEM = [
     "unacked",
     "unacked_index",
     "unacked_mutex",
+    "loja_unacked_mutex",
+    "loja._kombu.binding.celery",
+    "loja.oraculo-respostas",
+    "host.loja.pidbox",
+    "celery_delayed_27",
+    "celery-task-meta-1f0c",
+    "loja.celery-taskset-meta-1f0c",
+    "chord-unlock-1f0c",
 ]
 
 

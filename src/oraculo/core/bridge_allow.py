@@ -11,27 +11,10 @@ from typing import Protocol
 import msgspec
 
 from oraculo.core.bridge import Bridge, is_bridge
-from oraculo.core.naming import shown
+from oraculo.core.naming import is_transports_own, shown
 
 # Celery's own tasks run any task that their arguments name, as `celery.map` does.
 _CELERY_OWN_TASKS = ("celery.*",)
-# The keys and queues of kombu, of Celery's events, remote control and results, of RabbitMQ, and of this bridge. On
-# Redis an app may have put a prefix of its own before any of them.
-_CELERY_OWN_QUEUES = (
-    "amq.*",
-    "*_kombu.*",
-    "*unacked",
-    "*unacked_index",
-    "*unacked_mutex",
-    "celeryev",
-    "celeryev.*",
-    "*.pidbox",
-    "*celery_delayed_*",
-    "*celery-task-meta-*",
-    "*celery-taskset-meta-*",
-    "*chord-unlock-*",
-    "*oraculo-respostas",
-)
 BULL_DEFAULT_JOB = "__default__"  # old Bull's name of a job without one
 
 
@@ -54,7 +37,7 @@ class CeleryAllow(msgspec.Struct, frozen=True):
         task, queue = bridge.target, bridge.queue or self.default_queue
         if _matches(task, _CELERY_OWN_TASKS):
             return f"the task {shown(task)} is Celery's own; name a task of your app"
-        if _matches(queue, _CELERY_OWN_QUEUES):
+        if is_transports_own(queue):
             return f"the queue {shown(queue)} is one that Celery's transport keeps for itself; name another"
         if not _matches(task, self.tasks):
             return _outside(f"the task {shown(task)}", "ORACULO_CELERY_TASKS_ALLOW", self.tasks)

@@ -35,11 +35,16 @@ _MOST_ITEMS = 8  # of a list or object that an error message shows
 _MOST_NAMES = 12  # of those that would be right
 _LONG_BITS = 512  # of a number that is not worth showing; Python does not even write one of thousands of digits
 
-# Names that a broker or another system keeps for itself: RabbitMQ, its plugins for MQTT and STOMP, NATS, and Celery,
-# whose keys in Redis a queue of that name would replace. `resultados.<engine>` are answers for one engine.
-_SYSTEM = re.compile(
-    r"amq\..*|oraculo\..*|oraculo-respostas|resultados\..*|(mqtt|stomp)-subscription-.*|_INBOX\..*"
-    r"|celeryev.*|(.*\.)?celery\.pidbox|_kombu\..*|unacked|unacked_index|unacked_mutex"
+# Names that a broker or another system keeps for itself: NATS, RabbitMQ's plugins for MQTT and STOMP, and ORÁCULO.
+# `resultados.<engine>` are answers for one engine.
+_SYSTEM = re.compile(r"(oraculo|resultados|_INBOX)\..*|(mqtt|stomp)-subscription-.*")
+# The keys and queues of RabbitMQ, of kombu, of Celery's events, remote control, delays and results, and of the bridge
+# to Celery: what is sent there breaks the workers behind it. On Redis an app may have put a prefix of its own before.
+_TRANSPORTS_OWN = re.compile(
+    r"amq\..*|celeryev(\..*)?"
+    r"|.*(_kombu\.|celery_delayed_|celery-task-meta-|celery-taskset-meta-|chord-unlock-).*"
+    r"|.*(unacked|unacked_index|unacked_mutex|\.pidbox|oraculo-respostas)",
+    re.DOTALL,
 )
 _CLIENTS_OWN = "amq.gen-"  # a queue that RabbitMQ named for one client, who may await replies there
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -110,7 +115,13 @@ def is_own_queue(queue: str) -> bool:
 
 def is_system_queue(queue: str) -> bool:
     """Whether a broker, another system or ORÁCULO itself keeps this name, so that nobody may name it as a target."""
-    return _SYSTEM.fullmatch(queue) is not None and not queue.startswith(_CLIENTS_OWN)
+    is_kept = _SYSTEM.fullmatch(queue) is not None or is_transports_own(queue)
+    return is_kept and not queue.startswith(_CLIENTS_OWN)
+
+
+def is_transports_own(queue: str) -> bool:
+    """Return whether RabbitMQ, Celery or its transport keeps this name, perhaps behind a prefix."""
+    return _TRANSPORTS_OWN.fullmatch(queue) is not None
 
 
 def system_queue_fault(queue: str) -> str:
