@@ -34,6 +34,14 @@ async def test_nobody_listened() -> None:
         assert told in await oraculo.operations.explain(run_id)
 
 
+async def test_nobody_listened_on_any_of_many_queues() -> None:
+    queues = [f"executador_{number}" for number in range(50)]
+    async with Harness() as oraculo:
+        aggregate = await oraculo.run({"destinos": queues, "timeout": 2})
+    motives = {queue: failure["motivo"] for queue, failure in aggregate["falhas"].items()}
+    assert motives == {queue: f"no answer in 2 s; nobody listened on queue {queue}" for queue in queues}
+
+
 async def test_a_steps_own_deadline_says_so_too() -> None:
     destination = {"fila": "executador_x", "timeout": 2}
     async with Harness() as oraculo:

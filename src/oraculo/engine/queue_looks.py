@@ -20,7 +20,7 @@ from oraculo.ports.clock import Clock
 FRESH = 1.0  # seconds for which a look is good enough
 _PATIENCE = 0.5  # seconds for the broker; without its answer a run is shown without these phases
 _REST = 5.0  # seconds after a failure in which the broker is not asked again
-MOST_QUEUES = 20  # of one run
+_MOST_QUEUES = 20  # of one run
 _MOST_READ = 64 * 1024  # bytes of a message that is read for the task it belongs to
 
 
@@ -73,7 +73,7 @@ class QueueLooks:
         places = await beside(self._threads, len(run.tasks), partial(_places_of, run))
         if not places:
             return {}
-        await self._refresh(sorted({queue for queue, _ in places})[:MOST_QUEUES])
+        await self._refresh(sorted({queue for queue, _ in places})[:_MOST_QUEUES])
         return {place: look for place in places if (look := self._look(run, place)) is not None}
 
     async def at(self, queues: Sequence[str]) -> Looks:
