@@ -49,9 +49,11 @@ class Recording(SqliteStore):
         self.wide: list[int] = []
         self.commits = asyncio.Event()
         self.commits.set()
+        self.delay = 0.0  # seconds of each commit
 
     async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
         await self.commits.wait()
+        await asyncio.sleep(self.delay)
         whole = [one for one in (*(each.changes for each in creations), *changes) if len(one.tasks) == WIDTH]
         self.wide.append(len(whole))
         return await super().commit(creations, changes)
@@ -155,6 +157,23 @@ async def test_wide_runs_of_a_higher_priority_are_written_first(oraculo: Harness
 
     await asyncio.gather(*(submit(priority) for priority in (0, 0, 0, 9, 9)))
     assert ended == [9, 9, 0, 0, 0]
+
+
+async def test_a_wide_run_ends_though_others_of_a_higher_priority_come_without_an_end(
+    oraculo: Harness, recording: Recording
+) -> None:
+    async def submit_on() -> None:
+        while True:
+            await oraculo.submit(WIDE | {"prioridade": 9})
+
+    run_id = await oraculo.submit(WIDE | {"timeout": 0.3})
+    recording.delay = 0.02
+    stream = [asyncio.create_task(submit_on()) for _ in range(RUNS)]
+    try:
+        assert (await oraculo.ended(run_id, wait=5))["status"] == "timeout"
+    finally:
+        for task in stream:
+            task.cancel()
 
 
 async def test_wide_requests_that_come_as_messages_are_settled(oraculo: Harness, counting: Counting) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from oraculo.engine import timers
+from oraculo.core.run import Changes
+from oraculo.engine import batches, intake, timers
 from oraculo.engine.timers import Timers
-from oraculo.ports.store import Due, Snapshot
+from oraculo.ports.store import Committed, Creation, Due, Snapshot
 from oraculo.settings import EngineSettings, RunSettings, Settings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.stores.sqlite.connections import MEMORY
@@ -123,4 +124,33 @@ async def test_a_timer_that_broke_once_and_is_gone_keeps_no_other_from_its_time(
         for timeout in (0.1, 0.3):  # the first makes it look, and find that the other is gone
             ended = await oraculo.run({"destinos": ["escavador_a"], "timeout": timeout}, wait=5)
             assert ended["status"] == "timeout"
+        assert not oraculo.engine._timers._set_apart
+
+
+WIDTH = 200
+
+
+class SlowlyEnding(SqliteStore):
+    """Takes its time to write the end of a wide run."""
+
+    def __init__(self) -> None:
+        super().__init__(MEMORY)
+
+    async def commit(self, creations: Sequence[Creation], changes: Sequence[Changes]) -> Committed:
+        if any(len(one.tasks) == WIDTH and not one.run.is_open for one in changes):
+            await asyncio.sleep(0.3)
+        return await super().commit(creations, changes)
+
+
+async def test_a_small_run_ends_in_time_though_wide_ones_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (batches, intake):
+        monkeypatch.setattr(place, "MOST_TASKS", WIDTH)
+    async with Harness(store=SlowlyEnding()) as oraculo:
+        steps = [{"fila": "escavador_a", "id": f"t{number}"} for number in range(WIDTH)]
+        wide = [await oraculo.submit({"destinos": steps, "timeout": 1.0}) for _ in range(10)]
+        small = await oraculo.submit({"destinos": ["escavador_a"], "timeout": 1.5})
+        assert (await oraculo.ended(small))["status"] == "timeout"
+        assert any([(await oraculo.operations.run(run_id)).is_open for run_id in wide])
+        for run_id in wide:
+            assert (await oraculo.ended(run_id))["status"] == "timeout"
         assert not oraculo.engine._timers._set_apart

@@ -71,6 +71,7 @@ class Wish:
     run_id: str
     event: Event
     done: "asyncio.Future[Verdict | None]"
+    is_set_aside: bool = False  # until its turn, as one of a wide run
 
 
 @dataclass(slots=True, eq=False)
@@ -269,6 +270,8 @@ class Inbox:
     def set_aside(self, wide: Iterable[WideInput]) -> None:
         """They wait for their turn, in which nothing else is decided."""
         for one in wide:
+            if isinstance(one.input, Wish):
+                one.input.is_set_aside = True
             heappush(self._wide, (-one.priority, next(self._numbers), one))
 
     def take_wide(self, most: int) -> Sequence[Input]:

@@ -14,10 +14,10 @@ import msgspec
 
 from oraculo.core import machine, naming
 from oraculo.core.answer import read_answer
-from oraculo.core.events import Answered, Event
+from oraculo.core.events import Answered, Event, RunDue
 from oraculo.core.json_guard import MAX_DEPTH
 from oraculo.core.machine import Verdict
-from oraculo.core.message import Message, correlation_id_of, decode_message
+from oraculo.core.message import HIGHEST_PRIORITY, Message, correlation_id_of, decode_message
 from oraculo.core.naming import QueueNames
 from oraculo.core.run import Changes, Run, RunHead
 from oraculo.core.slices import slices
@@ -340,8 +340,7 @@ class Intake:
         heads = await self._heads({wish.run_id for wish in wishes})
         by_head: list[tuple[Submission | Wish, RunHead]] = [(one, one.changes.run.head) for one in batch.submissions]
         by_head += [(wish, heads[wish.run_id]) for wish in wishes if wish.run_id in heads]
-        weighed = [WideInput(one, head.total, head.priority) for one, head in by_head]
-        return batch.leave_wide(weighed)
+        return batch.leave_wide([WideInput(one, head.total, _priority_of(one, head)) for one, head in by_head])
 
     async def _heads(self, run_ids: Collection[str]) -> dict[str, RunHead]:
         hot = {run_id: run.head for run_id in run_ids if (run := self._hot.get(run_id)) is not None}
@@ -652,6 +651,12 @@ def _delay_before(again: Delivery, error: Exception) -> float:
     a quarter of an hour, because the answer is a good one."""
     doubled = min(again.redeliveries, _DOUBLED_AT_MOST) if isinstance(error, WrittenByNewer) else 0
     return _FIRST_DELAY * 2.0**doubled
+
+
+def _priority_of(one: Submission | Wish, head: RunHead) -> int:
+    """A run whose time is over comes before all others, for these may come without an end."""
+    is_due = isinstance(one, Wish) and isinstance(one.event, RunDue)
+    return HIGHEST_PRIORITY + 1 if is_due else head.priority
 
 
 def _is_told(item: OfRun) -> TypeGuard[Answer | BadAnswer]:

@@ -7,6 +7,7 @@ from itertools import islice
 from math import inf
 
 from oraculo.core.events import Event
+from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes
 from oraculo.engine.inputs import Inbox, Wish
 from oraculo.engine.peers import Peers
@@ -18,7 +19,8 @@ _SET_APART_FOR = 30.0
 _MOST_SET_APART = 50_000  # past these they would be all that is ever found, and no other timer rang
 _COURTESY = 2.0  # seconds in which the engine that comes first may ring a timer
 _MOST_LEFT = 2_000
-_GLANCE = 0.1  # seconds between two looks while there are such timers
+_MOST_UNDER_WAY = 2_000
+_GLANCE = 0.1  # seconds between two looks while some are left to others, or are under way
 
 
 class Timers:
@@ -44,6 +46,7 @@ class Timers:
         self._next: float | None = None
         self._set_apart: dict[Due, float] = {}  # timers that break the engine, and when they are tried again
         self._left: dict[Due, float] = {}  # to other engines, since when; both by the loop's time, which only goes on
+        self._under_way: dict[Due, Wish] = {}  # timers that were rung and are not decided yet
         self._wake = asyncio.Event()
         self._wakes_at = -inf  # by the loop's time, when nobody wakes it before; awake, it looks at `_next` by itself
 
@@ -77,16 +80,19 @@ class Timers:
     async def _ring_due(self) -> None:
         while True:
             self._next = None
-            # Those set apart, or left to others, come first again, being the oldest: they must not fill the page.
-            found = await self._store.due(self._clock.now(), _PAGE + len(self._set_apart) + len(self._left))
+            self._take_outcomes()
+            # Those set apart, left to others or under way come first again, being the oldest: they must not fill the
+            # page.
+            skipped = len(self._set_apart) + len(self._left) + len(self._under_way)
+            found = await self._store.due(self._clock.now(), _PAGE + skipped)
             now = asyncio.get_running_loop().time()
             self._set_apart = {one: self._set_apart[one] for one in found if one in self._set_apart}  # still there
-            due = self._leave_to_others([one for one in found if self._set_apart.get(one, now) <= now], now)
+            new = [one for one in found if one not in self._under_way and self._set_apart.get(one, now) <= now]
+            due = self._leave_to_others(new, now)[: _MOST_UNDER_WAY - len(self._under_way)]
             if not due or not await self._ring(due):
                 break
-        if self._left:
-            few = len(self._left) <= _PAGE
-            self._expect_at(self._clock.now() + (_GLANCE if few else max(_GLANCE, self._poll)))
+        if waiting := len(self._left) + len(self._under_way):
+            self._expect_at(self._clock.now() + (_GLANCE if waiting <= _PAGE else max(_GLANCE, self._poll)))
             return
         ahead = await self._store.next_due()
         if ahead is not None and not self._set_apart:
@@ -105,18 +111,28 @@ class Timers:
         return ours
 
     async def _ring(self, due: Sequence[Due]) -> bool:
-        """Waits until they are decided, so that none is rung twice. Whether any was."""
+        """Wait until each is decided, or set aside until its turn. Return whether any was."""
         loop, event_of = asyncio.get_running_loop(), self._event_maker()
-        wishes = [Wish(one.run_id, event_of(one), loop.create_future()) for one in due]
-        self._inbox.put(wishes)
-        outcomes = await asyncio.gather(*(wish.done for wish in wishes), return_exceptions=True)
-        stuck = [one for one, outcome in zip(due, outcomes, strict=True) if _is_stuck(outcome)]
-        for one in due:
+        wishes = {one: Wish(one.run_id, event_of(one), loop.create_future()) for one in due}
+        self._under_way |= wishes
+        self._inbox.put(wishes.values())
+        while waited_for := [each.done for each in wishes.values() if not (each.done.done() or each.is_set_aside)]:
+            await asyncio.wait(waited_for, timeout=_GLANCE)
+        return not self._take_outcomes().issuperset(due)
+
+    def _take_outcomes(self) -> set[Due]:
+        """Forget the timers that were decided. Return those that were not, and never will be, and set them apart."""
+        decided = {one: wish.done for one, wish in self._under_way.items() if wish.done.done()}
+        stuck = [one for one, done in decided.items() if _is_stuck(done)]
+        for one in decided:
+            del self._under_way[one]
             self._set_apart.pop(one, None)
         for one in stuck[: _MOST_SET_APART - len(self._set_apart)]:
-            self._set_apart[one] = loop.time() + _SET_APART_FOR
-        return len(stuck) < len(due)
+            self._set_apart[one] = asyncio.get_running_loop().time() + _SET_APART_FOR
+        return set(stuck)
 
 
-def _is_stuck(outcome: object) -> bool:
-    return outcome is None or isinstance(outcome, Exception)  # None: there is no such run
+def _is_stuck(done: "asyncio.Future[Verdict | None]") -> bool:
+    if done.cancelled():
+        return False
+    return done.exception() is not None or done.result() is None  # None: there is no such run
