@@ -3,14 +3,15 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.run import Changes, Run
 from oraculo.engine import batches, intake, publishing
-from oraculo.ports.broker import Outgoing
+from oraculo.engine.inputs import Arrived, Inbox
+from oraculo.ports.broker import Consumer, Delivery, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation
 from oraculo.settings import EngineSettings, Settings
@@ -116,6 +117,15 @@ async def test_wide_runs_send_no_more_than_the_engine_notes(
     assert BATCH <= counting.sent["executador_grande"] <= BATCH + 2 * TOGETHER
     recording.commits.set()
     await until(lambda: counting.sent["executador_grande"] == RUNS * WIDTH, saying="the others to be sent")
+
+
+async def test_wide_runs_go_on_when_what_held_them_back_is_forgotten() -> None:
+    inbox, lost, eased = Inbox(0.0, crowded_at=2), cast("Consumer", object()), list[bool]()
+    inbox.on_eased = lambda: eased.append(True)
+    inbox.put([Arrived(Delivery("resultados", b"", number), lost) for number in range(2)])
+    assert inbox.holds_back()
+    inbox.forget_arrived(lost)
+    assert eased == [True]
 
 
 async def test_small_runs_do_not_wait_for_all_wide_ones_to_be_written(oraculo: Harness, recording: Recording) -> None:

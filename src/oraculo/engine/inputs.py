@@ -185,6 +185,10 @@ class Inbox:
         self._holds_back = len(self._inputs) + len(self._notes) >= self._crowded_at
         return self._holds_back
 
+    def _look_whether_eased(self) -> None:
+        if self._holds_back and not self.holds_back():
+            self.on_eased()
+
     @property
     def arrived(self) -> Iterator[Arrived]:
         """The messages among them."""
@@ -220,6 +224,7 @@ class Inbox:
         heapify(self._wide)
         for held in self._held.values():
             held.inputs[:] = filter(is_kept, held.inputs)
+        self._look_whether_eased()
 
     # -- runs that rest -------------------------------------------------------------------------------------------
 
@@ -297,8 +302,7 @@ class Inbox:
         inputs = [self._inputs.popleft() for _ in range(min(limit, len(self._inputs)))]
         notes = [self._notes.popleft() for _ in range(min(limit, len(self._notes)))]
         self._notes_are_urgent &= bool(self._notes)
-        if self._holds_back and not self.holds_back():
-            self.on_eased()
+        self._look_whether_eased()
         return inputs, notes
 
     async def _wait(self) -> None:
