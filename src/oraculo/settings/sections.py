@@ -108,7 +108,7 @@ class ApiSettings(Section, frozen=True):
     max_wait: Pause = 300.0  # the longest `Prefer: wait`
     header_timeout: Seconds = 10.0  # for the headers of a request; then 408, and the connection is closed
     keep_alive: Seconds = 5.0  # after which a connection without a request is closed
-    write_timeout: Seconds = 60.0  # in which a client must read some of its reply; else the connection is closed
+    write_timeout: Seconds = 120.0  # in which a client must read some of its reply; else the connection is closed
     client_connections: Count = 256  # that one client address may have at a time; over it: 429
     proxies: Networks = ()  # whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed, as 10.0.0.7 or 10.1.0.0/16
 
