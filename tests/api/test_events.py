@@ -146,6 +146,11 @@ async def test_a_stream_reads_and_keeps_nothing_of_its_run_but_the_history(
 ) -> None:
     """Many may follow one run, whose results may be hundreds of megabytes."""
     run_id = await service.start_run(destinos=["escavador_x"])
+
+    async def is_noted() -> bool:
+        return not await service.engine.store.unsent(1)
+
+    await until(is_noted, saying="the command to be noted as sent")
     load = AsyncMock(wraps=service.engine.store.load)
     monkeypatch.setattr(service.engine.store, "load", load)
     async with Exchange(service.app, "GET", f"/orquestracoes/{run_id}/eventos", LIVE) as exchange:

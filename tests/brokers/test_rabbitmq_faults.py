@@ -161,12 +161,12 @@ class TestBreaking:
     async def test_a_slow_line_takes_its_time_until_it_falls_silent(self, url: str, queue: str) -> None:
         batch = [Outgoing(queue, bytes(64 * 1024))] * 16
         with Proxy(url) as proxy:
-            async with running(url) as near, running(proxy.url, publish_timeout=0.5) as broker:
+            async with running(url) as near, running(proxy.url, publish_timeout=1.0) as broker:
                 await broker.declare([queue])
-                proxy.delay = 0.05  # for each 64 kB, at most
+                proxy.delay = 0.1  # for each 64 kB, at most
                 began = time.monotonic()
                 await asyncio.gather(broker.publish(batch[:10]), broker.publish(batch[10:]))
-                assert time.monotonic() - began > 0.8, "the line was not slow"
+                assert time.monotonic() - began > 1.6, "the line was not slow"
                 assert (trouble(broker), (await state(near, queue)).ready) == ("", 16)
                 publishing = asyncio.create_task(broker.publish(batch))
                 await eventually(lambda: state(near, queue), lambda now: now.ready > 18)
@@ -174,7 +174,7 @@ class TestBreaking:
                 began = time.monotonic()
                 with pytest.raises(BrokerUnavailable, match="did not confirm"):
                     await publishing
-                assert time.monotonic() - began < 1.5
+                assert time.monotonic() - began < 3.0
                 proxy.cut()
 
     @pytest.mark.parametrize("owner", ["ours", "the user's"])

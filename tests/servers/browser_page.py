@@ -25,6 +25,7 @@ for number, copy in zip((3, 4), given):
 os.execv(sys.argv[3], sys.argv[3:])
 """
 _PATIENCE = 60.0  # seconds
+_CHANGING = ("Inspected target navigated or closed", "Execution context was destroyed.")
 
 
 class BrowserPage:
@@ -42,6 +43,12 @@ class BrowserPage:
         self._answers.close()
 
     def _do(self, method: str, **params: Any) -> dict[str, Any]:
+        answer = self._ask(method, **params)
+        assert "result" in answer, answer
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def _ask(self, method: str, **params: Any) -> dict[str, Any]:
         self._number += 1
         command = {"id": self._number, "method": method, "params": params}
         if self._session is not None:
@@ -49,9 +56,7 @@ class BrowserPage:
         self._commands.write(json.dumps(command).encode() + b"\0")
         while (answer := self._read()).get("id") != self._number:
             pass
-        assert "result" in answer, answer
-        result: dict[str, Any] = answer["result"]
-        return result
+        return answer
 
     def _read(self) -> dict[str, Any]:
         text = bytearray()
@@ -76,8 +81,10 @@ class BrowserPage:
 
     def value(self, expression: str) -> Any:
         """Return what a piece of JavaScript gives; None while the page is being changed."""
-        answer = self._do("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        return answer["result"].get("value")
+        answer = self._ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if answer.get("error", {}).get("message") in _CHANGING:
+            return None
+        return answer["result"]["result"].get("value")
 
     def wait_for(self, expression: str) -> None:
         deadline = time.monotonic() + _PATIENCE
