@@ -158,7 +158,7 @@ def a_cancelled_run_is_partial(patch: pytest.MonkeyPatch) -> None:
 
 
 def _end_as(patch: pytest.MonkeyPatch, status: Callable[[Run], RunStatus]) -> None:
-    """In the machine and in the law that looks at it: both take it from one function."""
+    """Change the machine and the law that looks at it: both take the status from one function."""
     from oraculo.testing import checkers
 
     patch.setattr(machine, "end_status", status)

@@ -14,7 +14,7 @@ from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed
 from oraculo.testing.simulation.scenario import QUEUES, Action, Scenario, random_scenario
 
-SEEDS = int(os.environ.get("ORACULO_TEST_SEEDS", "120"))
+SEEDS = int(os.environ.get("ORACULO_TEST_SEEDS", "200"))
 SHARDS = 10
 BROKERS_LOST = Faults(lose_memory=0.05, away=0.05)
 COMMITS_LOST = Faults(lost_commit=0.2)

@@ -558,7 +558,7 @@ class MemoryBroker:
             depot.remove(queue)
 
     async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """In one step: nothing can come between the look and the removal."""
+        """Look and remove in one step, between which nothing can come."""
         depot = self._open()
         unused = [queue for queue in queues if depot.is_unused(queue)]
         await self.remove(unused)

@@ -262,7 +262,7 @@ class Queue:
 
     @property
     def is_idle(self) -> bool:
-        """It is unused, and nobody declared it."""
+        """Return whether it is unused, and nobody declared it."""
         return self.is_unused and not self.is_declared
 
     @property

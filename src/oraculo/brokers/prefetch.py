@@ -25,7 +25,7 @@ class Prefetch:
 
     @property
     def is_over(self) -> bool:
-        """Whether it holds twice as much as it should, because large messages came after small ones."""
+        """Return whether it holds twice as much as it should, because large messages came after small ones."""
         return self.bytes > 2 * MOST_BYTES
 
     def add(self, token: int | str, size: int) -> None:

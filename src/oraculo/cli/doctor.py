@@ -224,7 +224,7 @@ def _parts_in_memory(server: Server) -> dict[str, Any] | None:
 
 
 def _looked_at_by(server: Server, parts: dict[str, Any]) -> Iterator[Check]:
-    """What the server says of its own parts: nobody else reaches them, and what the settings name it may not use."""
+    """Yield what the server says of its own parts: nobody else reaches them, nor may it use those of the settings."""
     for name, part in parts.items():
         yield Check(name, OK if part["ok"] else ERROR, localized(part["problema"] or "") or f"in use by {server.url}")
     detail = f"{server.url} keeps its queues in memory, so broker, store and bridges of the settings were not looked at"

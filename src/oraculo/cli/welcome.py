@@ -1,4 +1,4 @@
-"""What `oraculo dev` and `serve` say at their start, and the sample runs that give something to see."""
+"""The words of `oraculo dev` and `serve` at their start, and the sample runs that give something to see."""
 
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence

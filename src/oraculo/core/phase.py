@@ -28,7 +28,7 @@ class QueueLook(NamedTuple):
 
     @property
     def is_unserved(self) -> bool:
-        """Whether nobody takes its messages, as far as the broker says."""
+        """Return whether nobody takes its messages, as far as the broker says."""
         if self.consumers is None:
             return self.held == 0 and self.ready > self.delayed
         return self.consumers == 0 and not self.held

@@ -287,8 +287,10 @@ def definition_of(
     default_timeout: float,
     default_retry: RetryPolicy = DEFAULT_RETRY,
 ) -> Definition:
-    """What the request asks to run. Raises InvalidRequest for an unknown route or pipeline, naming the nearest, and for
-    a quorum that cannot be met."""
+    """Return what the request asks to run.
+
+    Raises InvalidRequest for an unknown route or pipeline, naming the nearest, and for a quorum that cannot be met.
+    """
     definition = named_definition(request, catalogue, default_timeout, default_retry)
     check_quorum(definition)
     return definition

@@ -46,5 +46,5 @@ class ServedQueues:
 
 
 def _is_served(state: QueueState) -> bool:
-    """Where the broker does not count consumers: whether nothing waits, or somebody took something."""
+    """Return whether somebody reads the queue; where the broker does not count consumers, whether it looks so."""
     return bool(state.consumers) or (state.consumers is None and (not state.ready or bool(state.unacked)))

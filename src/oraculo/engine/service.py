@@ -231,7 +231,7 @@ class Engine:
         self._connected = await self._connects()
         if self._connected and not self.broker.capabilities.durable:
             await self.store.forget_sent()
-        if self.role is Role.WHOLE and await self.store.unsent(1):
+        if self.role is Role.WHOLE and await self._may_have_unsent():
             self._outbox.begin()
         self._deciding = asyncio.create_task(self._decide(), name="intake")
         self._duties = [self._duty(name, work) for name, work in self._works().items()]
@@ -243,6 +243,12 @@ class Engine:
             await bridge.start()
         self.not_started = None
         self.accepting = True
+
+    async def _may_have_unsent(self) -> bool:
+        try:
+            return bool(await self.store.unsent(1))
+        except StoreError:  # the first sweep will tell
+            return True
 
     def _works(self) -> dict[str, Callable[[], Awaitable[None]]]:
         of_all: dict[str, Callable[[], Awaitable[None]]] = {

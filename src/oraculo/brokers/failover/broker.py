@@ -304,7 +304,7 @@ class FailoverBroker:
         await self._with_each(lambda broker: broker.remove(queues))
 
     async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """From every one that is there, as `remove` does. Returns those that none of them has any more."""
+        """Remove them from every broker that is there. Return those that none of these has any more."""
         for queue in queues:
             self._declared.pop(queue, None)
         gone = [set(names) for _, names in await self._with_each(lambda broker: broker.remove_unused(queues))]

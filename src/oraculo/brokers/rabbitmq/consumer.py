@@ -279,7 +279,7 @@ class RabbitMQConsumer:
             self._change_prefetch()
 
     def _note_idle(self) -> None:
-        """What comes next may be large, however small the messages were before."""
+        """Expect large messages again, however small the last ones were."""
         self._idle = None
         if self._held or self._fault is not None or self._closed:
             return

@@ -257,8 +257,8 @@ class RedisStreamsBroker:
             self._server.forget((source, dlq))
 
     async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
-        """In one step on the server. A consumer counts as there while its group has its name, for a plain one that
-        waits for a message may say nothing meanwhile."""
+        """Look and remove in one step on the server. A consumer counts as there while its group has its name, for a
+        plain one that waits for a message may say nothing meanwhile."""
         gone: list[str] = []
         for queue in queues:
             if await self._server.run(REMOVE_UNUSED, list(keys(source_name(queue))), repeatable=False):

@@ -1,4 +1,4 @@
-"""Which of several brokers a process publishes to: the first that works.
+"""The broker that a process publishes to, of several: the first that works.
 
 An answer goes back by the broker that brought its command, and a reply by the one that brought its request.
 

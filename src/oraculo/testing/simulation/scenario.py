@@ -150,7 +150,7 @@ def _key_used_again(dice: random.Random, first: Action) -> Action:
 
 
 def _with_overrides(scenario: Scenario, dice: random.Random) -> Scenario:
-    """What may be said twice, differently: by a request and its pipeline, by a payload and a step's config."""
+    """Say some things twice, differently: by a request and its pipeline, by a payload and a step's config."""
     pipelines = {name: _overriding_pipeline(dice, source) for name, source in scenario.pipelines.items()}
     actions = _with_richer(scenario, partial(_override, dice))
     return msgspec.structs.replace(scenario, pipelines=pipelines, actions=tuple(actions))
@@ -178,7 +178,7 @@ def _with_few_places(scenario: Scenario, dice: random.Random) -> Scenario:
 
 
 def _with_a_timely_cancel(scenario: Scenario, dice: random.Random) -> Scenario:
-    """Of a run that is under way: others come mostly before it is asked for, or when it has ended."""
+    """Cancel a run that is under way. Other cancels come mostly before a run is asked for, or when it has ended."""
     if dice.random() < 0.5:
         return scenario
     asked = dice.choice([one for one in scenario.actions if one.kind in ("submit", "enqueue")])
