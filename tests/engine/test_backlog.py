@@ -13,9 +13,10 @@ import pytest
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.run import Run, RunHead
 from oraculo.engine import publishing
+from oraculo.errors import StoreUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
-from oraculo.ports.store import Store
+from oraculo.ports.store import Store, Unsent
 from oraculo.settings import EngineSettings, Settings
 from oraculo.stores.redis import RedisStore
 from oraculo.stores.sqlite import SqliteStore
@@ -137,3 +138,23 @@ async def test_new_runs_do_not_wait_for_a_store_that_cannot_tell_what_is_held(tm
     async with Harness(broker=broker, store=Unsorted(url)) as oraculo:
         new = await oraculo.submit({"destinos": ["executador_novo"]})
         await until(lambda: new in broker.order)
+
+
+class Interrupted(SqliteStore):
+    """Is away the first time that somebody asks what is unsent."""
+
+    is_away = True
+
+    async def unsent(self, limit: int, after: tuple[str, int] | None = None) -> Sequence[Unsent]:
+        if self.is_away:
+            self.is_away = False
+            raise StoreUnavailable("away")
+        return await super().unsent(limit, after)
+
+
+async def test_an_engine_starts_though_the_store_is_away_for_a_moment(tmp_path: Path) -> None:
+    url = str(tmp_path / "o.db")
+    [held] = await hold(url, [held_run(0)])
+    broker = Recording()
+    async with Harness(broker=broker, store=Interrupted(url)):
+        await until(lambda: held in broker.order)
