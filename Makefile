@@ -5,12 +5,13 @@ PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.1
   "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && command -v "$$name" && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Many containers set it. Then every process, and the tests start hundreds, compiles all that it loads.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench simulate planted-bugs docs lock clean
+.PHONY: help run test check bench simulate planted-bugs docs site lock clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -21,12 +22,13 @@ run: $(VENV)/.run  ## start everything in one process: API, engine and sample wo
 test: check  ## check, then run the tests (LONG=1: those, too, that repeat a proof in another setting)
 	$(BIN)/python -m pytest --numprocesses=4 --dist=worksteal $(if $(LONG),-m "") $(ARGS)
 
-check: $(VENV)/.dev  ## ruff, mypy strict, the import layers, generated files
+check: $(VENV)/.dev  ## ruff, mypy strict, the import layers, generated files, the site of the docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m scripts.generate_docs --check
+	$(BUILD_SITE) --quiet
 
 bench: $(VENV)/.dev  ## measure the four workloads on the embedded setup
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -40,6 +42,9 @@ planted-bugs: $(VENV)/.dev  ## count the simulated schedules that it takes to ca
 docs: $(VENV)/.dev  ## write the generated files anew
 	$(BIN)/python -m scripts.generate_docs
 
+site: $(VENV)/.dev  ## build the site of the docs into site/
+	$(BUILD_SITE)
+
 lock: $(VENV)/.dev  ## choose the versions of all dependencies anew
 	cd requirements && UV_CUSTOM_COMPILE_COMMAND="make lock" && export UV_CUSTOM_COMPILE_COMMAND && \
 	../$(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 --upgrade \
@@ -50,7 +55,7 @@ lock: $(VENV)/.dev  ## choose the versions of all dependencies anew
 	  --group ../pyproject.toml:node -o node.txt
 
 clean:  ## remove what was installed and made here
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .schemathesis
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .schemathesis
 
 # -- installing ------------------------------------------------------------------------------------------------
 

@@ -23,9 +23,9 @@ def generated() -> Mapping[str, str]:
     schema = json.dumps(message_schema(), ensure_ascii=False, indent=2) + "\n"
     return {
         "ARCHITECTURE.md": with_layers((ROOT / "ARCHITECTURE.md").read_text("utf-8"), ROOT / "pyproject.toml"),
-        "docs/metrics.md": metrics_page(),
-        "docs/settings.md": settings_page(),
-        "docs/state-machine.md": state_machine_page(),
+        "docs/reference/metrics.md": metrics_page(),
+        "docs/reference/settings.md": settings_page(),
+        "docs/explanation/state-machine.md": state_machine_page(),
         "mensagem_schema.json": schema,
         "src/oraculo/mensagem_schema.json": schema,
     }

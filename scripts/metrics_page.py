@@ -1,4 +1,4 @@
-"""The page `docs/metrics.md`: the table at the head of `telemetry/metrics.py`, which a test holds to the metrics."""
+"""The page `docs/reference/metrics.md`: the table at the head of `telemetry/metrics.py`, which a test checks."""
 
 from oraculo.telemetry import metrics
 

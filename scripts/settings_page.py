@@ -1,4 +1,4 @@
-"""The page `docs/settings.md`: every field of the sections in `settings/sections.py`, with the comment beside it."""
+"""The page `docs/reference/settings.md`: each field of `settings/sections.py`, with the comment beside it."""
 
 import inspect
 import io

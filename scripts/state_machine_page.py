@@ -1,4 +1,4 @@
-"""The page `docs/state-machine.md`, drawn from the tables of `core.transitions`, so that the two cannot disagree."""
+"""The page `docs/explanation/state-machine.md`, drawn from `core.transitions`, so that the two cannot disagree."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum

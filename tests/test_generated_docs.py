@@ -37,9 +37,9 @@ def test_check_names_what_is_stale_and_writing_mends_it(tmp_path: Path, capsys: 
     assert len(capsys.readouterr().err.splitlines()) == len(script.generated())
     assert script.main([], tmp_path) == 0
     assert script.main(["--check"], tmp_path) == 0
-    (tmp_path / "docs/state-machine.md").write_text("old", "utf-8")
+    (tmp_path / "docs/explanation/state-machine.md").write_text("old", "utf-8")
     assert script.main(["--check"], tmp_path) == 1
-    assert capsys.readouterr().err.startswith("docs/state-machine.md is stale")
+    assert capsys.readouterr().err.startswith("docs/explanation/state-machine.md is stale")
 
 
 # -- the state machine's page -----------------------------------------------------------------------------------

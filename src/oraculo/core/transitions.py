@@ -1,4 +1,4 @@
-"""What may follow what: the statuses of tasks and runs, in two tables. `docs/state-machine.md` is drawn from them."""
+"""The statuses of tasks and runs, and what may follow what. docs/explanation/state-machine.md is drawn from them."""
 
 from enum import StrEnum
 

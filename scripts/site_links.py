@@ -1,0 +1,70 @@
+"""Makes links that leave docs/ work on the site, too.
+
+A page of the docs may link to a file or folder of the repository, as `../../examples/worker_app.py`. On a forge such a
+link simply works. For the site, this hook of MkDocs copies the target to `source/` and points the link there. Markdown
+outside docs/ becomes a page, its own links are mended in the same way, and a folder without a README becomes a list.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)#\s]+)")
+
+
+@event_priority(-200)  # after the plugin for languages, which refuses pages from outside docs/
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add each file outside docs/ that a page links to, directly or through another such file."""
+    waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
+    seen = set(waiting)
+    while waiting:
+        page = waiting.pop()
+        for target in {_target(page, link) for link in _LINK.findall(_text(page))} - seen:
+            seen.add(target)
+            if not target.startswith("docs/") and (content := _content(target)):
+                files.append(File.generated(config, _on_site(target), content=content))
+                waiting += [target] if target.endswith(".md") else []
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Point links between docs/ and the rest of the repository to where the site has their targets."""
+    uri = page.file.src_uri
+    here = uri.removeprefix("source/") if uri.startswith("source/") else f"docs/{uri}"
+
+    def mended(link: re.Match[str]) -> str:
+        target = _target(here, link[1])
+        if here.startswith("docs/") and target.startswith("docs/"):
+            return link[1]
+        return posixpath.relpath(_on_site(target), posixpath.dirname(_on_site(here)))
+
+    return _LINK.sub(mended, markdown)
+
+
+def _target(page: str, link: str) -> str:
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+    return f"{target}/README.md" if (ROOT / target).is_dir() else target
+
+
+def _on_site(path: str) -> str:
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}"
+
+
+def _text(page: str) -> str:
+    return (_content(page) or b"").decode()
+
+
+def _content(target: str) -> bytes | None:
+    path = ROOT / target
+    if path.is_file():
+        return path.read_bytes()
+    if path.name == "README.md" and path.parent.is_dir():
+        names = sorted(each.name for each in path.parent.iterdir() if each.is_file())
+        return "\n".join([f"# {path.parent.name}\n", *(f"- [{name}]({name})" for name in names)]).encode()
+    return None
