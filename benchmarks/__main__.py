@@ -27,7 +27,6 @@ from tests.servers.fleet import Fleet
 
 from benchmarks import echo, machine, workloads
 from oraculo.bootstrap import collect_garbage_less_often, make_broker, make_store
-from oraculo.core.naming import QueueNames
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Store
@@ -35,6 +34,7 @@ from oraculo.ports.telemetry import BatchCommitted, Record
 from oraculo.settings import Settings, WorkerSettings, load_settings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
+from oraculo.wire.naming import QueueNames
 
 Measures = dict[str, float]
 

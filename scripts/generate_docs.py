@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from oraculo.core.message import message_schema
+from oraculo.wire.message import message_schema
 from scripts.layers_drawing import with_layers
 from scripts.metrics_page import metrics_page
 from scripts.settings_page import settings_page

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oraculo.core.pipeline_text import read_pipeline
+from oraculo.pipeline.text import read_pipeline
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NO_EXAMPLES = {"README.md", "__pycache__", "node_modules"}

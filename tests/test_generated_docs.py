@@ -14,11 +14,11 @@ from scripts.layers_drawing import with_layers
 from scripts.settings_page import settings_page
 from scripts.state_machine_page import state_machine_page
 
-from oraculo.core.message import decode_message
 from oraculo.core.run import TaskStatus
 from oraculo.core.transitions import RUN_TRANSITIONS, TASK_TRANSITIONS, Trigger
 from oraculo.errors import InvalidMessage
 from oraculo.settings import load_settings
+from oraculo.wire.message import decode_message
 
 ROOT = script.ROOT
 schema = json.loads((ROOT / "mensagem_schema.json").read_text("utf-8"))

@@ -15,10 +15,9 @@ import structlog
 
 from oraculo.bridges.outlook import SparingOutlook
 from oraculo.brokers.failover import FailoverBroker
+from oraculo.brokers.liveness import VigilantBroker
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.brokers.vigil import VigilantBroker
 from oraculo.core.loopback import is_loopback
-from oraculo.core.naming import QueueNames, told_apart
 from oraculo.errors import Fault, InvalidSettings, how_to_add
 from oraculo.ports.bridge import Outlook, RunningBridge
 from oraculo.ports.broker import Broker
@@ -32,6 +31,7 @@ from oraculo.stores.objects import FolderObjects, RemoteObjects
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.telemetry.hub import Hub
 from oraculo.telemetry.logs import LogSubscriber
+from oraculo.wire.naming import QueueNames, told_apart
 from oraculo.worker import App, Worker
 
 if TYPE_CHECKING:

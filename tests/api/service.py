@@ -12,8 +12,6 @@ import msgspec
 
 from oraculo.api import create_app
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core import naming
-from oraculo.core.message import Message, decode_message, encode_message
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine
 from oraculo.ports.broker import Outgoing
@@ -23,6 +21,8 @@ from oraculo.settings import RunSettings, Settings
 from oraculo.stores.objects import FolderObjects
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.telemetry.metrics import Metrics
+from oraculo.wire import naming
+from oraculo.wire.message import Message, decode_message, encode_message
 
 # One attempt, so that a failed answer is final at once.
 SETTINGS = Settings(runs=RunSettings(max_attempts=1))

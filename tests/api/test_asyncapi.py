@@ -10,8 +10,8 @@ import pytest
 from jsonschema import Draft7Validator, Draft202012Validator  # type: ignore[import-untyped]
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core.message import encode_message
 from oraculo.settings import ApiSettings, BrokerSettings
+from oraculo.wire.message import encode_message
 
 from .service import SETTINGS, Service, assert_problem, running
 

@@ -12,15 +12,15 @@ from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 from oraculo.api.asyncapi_document import MAX_CONFIG, MAX_USES, asyncapi_document
 from oraculo.api.schemas import COMPONENTS
 from oraculo.bootstrap import make_adapters
-from oraculo.core import naming
 from oraculo.core.aggregate import encode_aggregate
 from oraculo.core.command import encode_command
-from oraculo.core.message import Message, decode_message, encode_message
-from oraculo.core.naming import QueueNames
-from oraculo.core.pipeline import Definition
 from oraculo.core.request import Limits, read_request
+from oraculo.pipeline.definition import Definition
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import BrokerSettings, Settings
+from oraculo.wire import naming
+from oraculo.wire.message import Message, decode_message, encode_message
+from oraculo.wire.naming import QueueNames
 from oraculo.worker.answers import AnswerWriter
 from tests.core.building import Driver, fan_out, flow, pipeline
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from oraculo.api import bodies
-from oraculo.engine.webhooks import Webhooks
+from oraculo.engine.deliver.webhooks import Webhooks
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import LimitSettings
 from tests.waiting import until

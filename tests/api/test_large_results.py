@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oraculo.core.reference import run_folder
+from oraculo.core.result_reference import run_folder
 from oraculo.core.run import Run
 from oraculo.errors import ObjectsUnavailable
 from oraculo.stores.objects import FolderObjects

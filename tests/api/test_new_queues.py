@@ -8,11 +8,11 @@ import httpx2
 import msgspec
 import pytest
 
-from oraculo.core import naming
-from oraculo.core.message import Message, encode_message
-from oraculo.engine import new_queues
+from oraculo.engine.queues import limits as queue_limits
 from oraculo.ports.broker import Outgoing
 from oraculo.settings import QueueSettings
+from oraculo.wire import naming
+from oraculo.wire.message import Message, encode_message
 from tests.waiting import until
 
 from .service import SETTINGS, Service, assert_problem, running
@@ -97,7 +97,7 @@ async def test_a_minute_brings_few_new_queues_whichever_way_they_are_named(bound
 async def test_a_message_waits_until_there_is_room_for_its_new_queues(
     bounded: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(new_queues, "MINUTE", 1.0)
+    monkeypatch.setattr(queue_limits, "MINUTE", 1.0)
     for each in ("a", "b"):
         await send(bounded, each, names(each, 3))
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from oraculo.api import replies
-from oraculo.core import naming
-from oraculo.core.message import Message, encode_message
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.telemetry import LoopFailed
 from oraculo.settings import LimitSettings, Settings
+from oraculo.wire import naming
+from oraculo.wire.message import Message, encode_message
 from tests.waiting import until
 
 from .service import SETTINGS, Service, assert_problem, running
@@ -248,7 +248,7 @@ async def test_whoever_waits_too_long_for_those_before_is_told_that_the_store_is
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each may take as long as a frozen store lets it, one after the other."""
-    monkeypatch.setattr("oraculo.engine.catalogue._PATIENCE", 0.05)
+    monkeypatch.setattr("oraculo.engine.pipelines._PATIENCE", 0.05)
     async with service.engine.catalogue._turn:
         assert_problem(
             await service.client.put("/pipelines/meu", content=YAML, headers=AS_YAML), 503, None, "others have waited"

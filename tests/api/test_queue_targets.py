@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.core import naming
-from oraculo.core.message import Message, encode_message
-from oraculo.core.pipeline import Definition, Kind, Step, encode_definition
+from oraculo.pipeline.definition import Definition, Kind, Step, encode_definition
 from oraculo.ports.broker import Outgoing
 from oraculo.settings import QueueSettings
+from oraculo.wire import naming
+from oraculo.wire.message import Message, encode_message
 from tests.waiting import until
 
 from .service import SETTINGS, Service, assert_problem, running

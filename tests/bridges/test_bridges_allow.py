@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from oraculo.core.bridge import QUEUES
 from oraculo.errors import InvalidRequest
+from oraculo.pipeline.bridges import QUEUES
 from oraculo.testing.harness import Harness
 from tests.bridges.celery_stage import Bridged
 from tests.bridges.node.stage import BullStage, bull_settings

@@ -10,9 +10,9 @@ import pytest
 from bullmq import Queue
 
 from oraculo.bridges.bullmq import events
-from oraculo.core.message import Message, decode_message, encode_message
 from oraculo.ports.broker import Outgoing
 from oraculo.settings import Settings
+from oraculo.wire.message import Message, decode_message, encode_message
 from tests.bridges.node.processes import expect_node
 from tests.bridges.node.stage import BullStage, bull_settings, journal, node_worker, working
 from tests.servers.fleet import Fleet

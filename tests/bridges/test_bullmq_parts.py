@@ -24,15 +24,15 @@ from oraculo.bridges.bullmq.reports import Reporter, read_progress
 from oraculo.bridges.bullmq.runs import Runs
 from oraculo.bridges.bullmq.server import BullmqRedis, is_passing
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core.answer_writer import AnswerWriter
-from oraculo.core.message import Message, decode_message
-from oraculo.core.naming import QueueNames
 from oraculo.errors import InvalidSettings
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.telemetry import LoopFailed
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.store_runs import create, make_run
+from oraculo.wire.answers import AnswerWriter
+from oraculo.wire.message import Message, decode_message
+from oraculo.wire.naming import QueueNames
 from tests.engine.broker_stage import Told
 from tests.waiting import until
 

@@ -18,13 +18,13 @@ from oraculo.bridges.bullmq.portions import TOLD_BYTES
 from oraculo.bridges.bullmq.runs import Runs
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core.naming import QueueNames
+from oraculo.clients.subscription import Subscription
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed
 from oraculo.settings import Settings
-from oraculo.subscription import Subscription
+from oraculo.wire.naming import QueueNames
 from tests.bridges.node.stage import Aloud, BullStage, bull_settings
 from tests.brokers.failover_stage import Named
 from tests.servers.fleet import Fleet

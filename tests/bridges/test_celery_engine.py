@@ -21,9 +21,9 @@ from celery import Celery
 
 from oraculo.celery_app import load_apps, make_celery_app
 from oraculo.celery_app.own_broker import first_of
-from oraculo.core.naming import QueueNames
 from oraculo.errors import InvalidSettings, NotFound
 from oraculo.settings import BrokerSettings, CelerySettings, Settings
+from oraculo.wire.naming import QueueNames
 from tests.bridges.celery_handlers import app as handlers
 from tests.bridges.celery_stage import ANYWHERE, ROOT, are_kept, told
 from tests.cli.processes import run as run_cli

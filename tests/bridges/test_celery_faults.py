@@ -21,9 +21,9 @@ from oraculo.bridges.celery.reports import read_report
 from oraculo.bridges.celery.tasks import RETURNED, Task
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryConsumer
-from oraculo.core import bridge as core_bridge
-from oraculo.core import bridge_allow
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
+from oraculo.pipeline import bridge_rules
+from oraculo.pipeline import bridges as core_bridge
 from oraculo.ports.broker import DeadLetter, Outgoing
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Record
 from tests.bridges.celery_stage import Bridged, replies_of
@@ -371,7 +371,7 @@ async def test_a_queue_that_refuses_fails_its_step_and_holds_up_no_other(
     stage: Bridged, celery: CelerySide, monkeypatch: pytest.MonkeyPatch, name: str, prepare: Any, reason: str
 ) -> None:
     monkeypatch.setattr(
-        bridge_allow, "is_transports_own", lambda _: False
+        bridge_rules, "is_transports_own", lambda _: False
     )  # to name one that the broker itself refuses
     if prepare is not None:
         prepare(celery, name)

@@ -16,7 +16,7 @@ from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import BrokerSettings, ObjectSettings, Settings
 from oraculo.worker import App, DoNotRetry
-from oraculo.worker.large import LargeAnswers
+from oraculo.worker.large_results import LargeAnswers
 
 COMMAND = msgspec.json.encode(
     {

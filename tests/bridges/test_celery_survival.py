@@ -11,7 +11,7 @@ import kombu
 import pytest
 
 from oraculo.bridges.celery import connections, events
-from oraculo.core.bridge import CELERY, QUEUES
+from oraculo.pipeline.bridges import CELERY, QUEUES
 from tests.bridges.celery_stage import ROOT, Bridged, CeleryWorker, are_kept, replies_of
 from tests.end_to_end.cluster import Cluster
 from tests.servers.fleet import Fleet

@@ -12,9 +12,9 @@ from kombu.utils.encoding import safe_repr
 from oraculo.bridges.celery import reports
 from oraculo.bridges.celery.reports import NO_REASON, read_report, told_by
 from oraculo.bridges.celery.tasks import FAILED, RETURNED, Task, address_of, make_task, read_destination
-from oraculo.core.bridge import read_bridge
-from oraculo.core.message import Message
 from oraculo.errors import InvalidMessage
+from oraculo.pipeline.bridges import read_bridge
+from oraculo.wire.message import Message
 
 APP = Celery("test", set_as_current=False)
 JSON, PICKLE, YAML = "application/json", "application/x-python-serialize", "application/x-yaml"

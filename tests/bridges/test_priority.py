@@ -9,9 +9,9 @@ import kombu
 import pytest
 from redis.asyncio import Redis
 
-from oraculo.core.bridge import Bridge
-from oraculo.core.message import Message, priority_of
+from oraculo.pipeline.bridges import Bridge
 from oraculo.testing.harness import Harness
+from oraculo.wire.message import Message, priority_of
 from tests.bridges.celery_stage import Bridged, CeleryWorker
 from tests.bridges.node.processes import expect_node
 from tests.bridges.node.stage import BullStage, bull_settings, journal, node_worker, working

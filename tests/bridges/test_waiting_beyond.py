@@ -20,7 +20,7 @@ from oraculo.bridges.bullmq import BullmqBridge
 from oraculo.bridges.bullmq.looking import look_at
 from oraculo.bridges.celery import CeleryBridge, looking
 from oraculo.bridges.celery.connections import Address
-from oraculo.core.bridge import Beyond, Bridge, read_bridge
+from oraculo.pipeline.bridges import Beyond, Bridge, read_bridge
 from oraculo.settings import BullmqSettings, CelerySettings, Settings
 from oraculo.testing.harness import Harness
 from tests.bridges.celery_stage import Bridged

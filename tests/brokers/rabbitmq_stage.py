@@ -17,9 +17,9 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
-from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import Broker, Consumer, DeadLetter, Delivery, Outgoing, QueueState
+from oraculo.wire.naming import dlq_of
 from tests.servers.fleet import Fleet
 
 Seen = TypeVar("Seen")

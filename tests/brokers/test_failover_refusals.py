@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from oraculo.brokers.failover import FailoverBroker
+from oraculo.clients.subscription import Subscription
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import Broker, Consumer, Delivery, Link, NotMoved, NotTaken, Outgoing
-from oraculo.subscription import Subscription
 from tests.brokers import failover_stage as stage
 from tests.brokers.failover_stage import Crammed, Named, Refusing, Two, Unreadable, troubles
 from tests.waiting import until

@@ -19,11 +19,11 @@ from oraculo.brokers.nats.given_back import GivenBack
 from oraculo.brokers.nats.layout import header_block, letter_headers, reason_in
 from oraculo.brokers.nats.outgoing import WINDOW
 from oraculo.brokers.nats.replies import UNANSWERED, ApiError
-from oraculo.core.naming import LONGEST_REASON, dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings, MessageTooLarge
 from oraculo.ports.broker import LETTER_BODY_BYTES, NO_REASON, Broker, Capabilities, Outgoing, QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.testing.broker_suite import BrokerSuite
+from oraculo.wire.naming import LONGEST_REASON, dlq_of
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PATIENCE,
@@ -419,7 +419,7 @@ async def test_thousands_of_dead_letters_with_gaps_between_them(url: str, queue:
 
 
 async def test_large_dead_letters_are_looked_at_a_few_at_a_time(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oraculo.brokers.nats.letters.PAGE_BYTES", 4_000_000)
+    monkeypatch.setattr("oraculo.brokers.nats.dead_letters.PAGE_BYTES", 4_000_000)
     with BareNats("max_payload: 1MB", "max_pending: 8MB") as server:
         async with running(server.url) as broker:
             await broker.publish([Outgoing(queue, bytes(800_000), reason="r") for _ in range(40)])

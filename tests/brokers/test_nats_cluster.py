@@ -9,10 +9,10 @@ import pytest
 
 from oraculo.brokers.nats import NatsBroker
 from oraculo.brokers.nats.layout import stream_config, stream_of
-from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.testing.broker_suite import BrokerSuite
+from oraculo.wire.naming import dlq_of
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import BareNats, api, eventually, plain_client, ready, running
 from tests.end_to_end.cluster import FEW_HELD, Cluster

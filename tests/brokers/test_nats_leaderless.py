@@ -11,8 +11,8 @@ from oraculo.brokers.nats import NatsBroker
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.layout import stream_of
 from oraculo.brokers.nats.replies import Request
-from oraculo.core.naming import dlq_of
 from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.wire.naming import dlq_of
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import eventually, plain_client, running, take
 

@@ -11,10 +11,10 @@ from nats.js.api import ConsumerConfig
 from structlog.testing import capture_logs
 
 from oraculo.brokers.nats.connection import Connection
-from oraculo.brokers.nats.making import Maker
-from oraculo.core.naming import dlq_of
+from oraculo.brokers.nats.declare import Maker
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import NO_REASON, Outgoing
+from oraculo.wire.naming import dlq_of
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PATIENCE,

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from oraculo.brokers.nats.layout import stream_of
-from oraculo.core.naming import dlq_name, dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
+from oraculo.wire.naming import dlq_name, dlq_of
 from tests.brokers import nats_stage as stage
 from tests.brokers.nats_stage import (
     PROMPT,

@@ -14,11 +14,11 @@ from pika.exceptions import ConnectionWrongStateError
 from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, BLOCKED, Channel, Refused
+from oraculo.brokers.rabbitmq.frames import Parcel
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed
-from oraculo.brokers.rabbitmq.wire import Parcel
-from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.wire.naming import dlq_of
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
     PATIENCE,
@@ -425,7 +425,7 @@ class TestPolicies:
         self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The server heeds the lower one of what a policy says and what we declared."""
-        monkeypatch.setattr("oraculo.brokers.rabbitmq.letters.CHUNK", 2)
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.dead_letters.CHUNK", 2)
         server, queue = cast("RabbitMQ", fleet.breakable("rabbitmq")), fresh_name()
         policy = '[{<<"delivery-limit">>, 1}], 0, <<"queues">>, <<"tests">>'
         server.evaluate(f'rabbit_policy:set(<<"/">>, <<"poison">>, <<"^{queue}">>, {policy}).')
@@ -441,8 +441,8 @@ class TestPolicies:
         self, url: str, queue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """In pieces that a slow link can carry, and not so much that memory is filled by what arrives meanwhile."""
-        monkeypatch.setattr("oraculo.brokers.rabbitmq.letters.CHUNK_BYTES", 200)
-        monkeypatch.setattr("oraculo.brokers.rabbitmq.letters.RENEWED_BYTES", 350)
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.dead_letters.CHUNK_BYTES", 200)
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.dead_letters.RENEWED_BYTES", 350)
         async with running(url) as broker:
             await broker.publish([Outgoing(queue, b"%d" % n * 100, reason="kept") for n in range(8)])
             first = await letters(broker, queue, 8)

@@ -13,11 +13,11 @@ from pika.adapters.blocking_connection import BlockingChannel
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.connection import BLOCKED
 from oraculo.brokers.rabbitmq.consumer import RabbitMQConsumer
-from oraculo.brokers.rabbitmq.wire import Parcel
-from oraculo.core.naming import dlq_of
+from oraculo.brokers.rabbitmq.frames import Parcel
 from oraculo.errors import BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.testing.harness import Harness
+from oraculo.wire.naming import dlq_of
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
     bodies,

@@ -16,12 +16,12 @@ from structlog.testing import capture_logs
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq import connection as connection_module
-from oraculo.brokers.rabbitmq import letters as letters_module
-from oraculo.brokers.rabbitmq.letters import carried, encoded, redeliveries_of
-from oraculo.brokers.rabbitmq.wire import Parcel
-from oraculo.core.naming import dlq_of
+from oraculo.brokers.rabbitmq import dead_letters as letters_module
+from oraculo.brokers.rabbitmq.dead_letters import carried, encoded, redeliveries_of
+from oraculo.brokers.rabbitmq.frames import Parcel
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing
+from oraculo.wire.naming import dlq_of
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
     already,
@@ -449,7 +449,7 @@ class TestOthersQuarantines:
         self, broker: RabbitMQBroker, queue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """With no bound at all a quorum queue hands over 2,000 at a time."""
-        monkeypatch.setattr("oraculo.brokers.rabbitmq.letters._MOST_PREFETCH", 1000)
+        monkeypatch.setattr("oraculo.brokers.rabbitmq.dead_letters._MOST_PREFETCH", 1000)
         await broker.publish([Outgoing(queue, b"%d" % n, reason="r") for n in range(2500)])
         assert len(await broker.dead_letters(queue, limit=3000)) == 2500
         await eventually(lambda: state(broker, queue), lambda now: now.dead_letters == 2500)

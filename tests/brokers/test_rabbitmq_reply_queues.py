@@ -7,9 +7,9 @@ from structlog.testing import capture_logs
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.connection import Channel
-from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError
 from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.wire.naming import dlq_of
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
     forget,

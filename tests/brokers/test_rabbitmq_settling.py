@@ -9,12 +9,12 @@ import pytest
 
 from oraculo.brokers.rabbitmq import RabbitMQBroker
 from oraculo.brokers.rabbitmq.connection import Channel
+from oraculo.brokers.rabbitmq.frames import Parcel
 from oraculo.brokers.rabbitmq.publisher import _Batch
 from oraculo.brokers.rabbitmq.queues import _YOUNG, LOOKS_TOGETHER
-from oraculo.brokers.rabbitmq.wire import Parcel
-from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, DeadLetter, Outgoing
+from oraculo.wire.naming import dlq_of
 from tests.brokers import rabbitmq_stage as stage
 from tests.brokers.rabbitmq_stage import (
     PATIENCE,

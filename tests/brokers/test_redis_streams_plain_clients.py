@@ -10,9 +10,9 @@ import redis
 from structlog.testing import capture_logs
 
 from oraculo.brokers.redis_streams.scripts import TRIMMED
-from oraculo.core.naming import dlq_name
 from oraculo.ports.broker import LETTER_BODY_BYTES, NO_REASON, NotTaken, Outgoing
 from oraculo.testing.broker_suite import GARBAGE
+from oraculo.wire.naming import dlq_name
 from tests.brokers import redis_streams_stage as stage
 from tests.brokers.redis_streams_stage import LEASE, PATIENCE, bodies, messages, read_plain, started, state, take
 from tests.servers.valkey import Valkey

@@ -17,10 +17,10 @@ import redis
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.cli import rehearsal
 from oraculo.cli.rehearsal import Failed, rehearse
-from oraculo.core.naming import QueueNames
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
+from oraculo.wire.naming import QueueNames
 from tests.brokers.nats_stage import BareNats, api, plain_client
 from tests.brokers.rabbitmq_stage import plain_channel
 from tests.brokers.redis_streams_stage import started

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.cli import serving
 from oraculo.cli.app import app
-from oraculo.core.message import decode_message
 from oraculo.errors import BrokerError, OraculoError
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
+from oraculo.wire.message import decode_message
 from tests.cli.test_output import FullDisk
 
 needs_full_device = pytest.mark.skipif(

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from oraculo.core.naming import QueueNames
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock, SystemEntropy
 from oraculo.testing.worker_cases import Report, WorkerCheck
+from oraculo.wire.naming import QueueNames
 
 QUEUE = "executador_x"
 

@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 
 from oraculo.core import machine
-from oraculo.core.answer import read_answer
+from oraculo.core.answers import read_answer
 from oraculo.core.events import Answered, Event, Redriven, Repeated, RunDue, Sent, TaskDue
 from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.machine import Verdict
-from oraculo.core.message import decode_message
-from oraculo.core.pipeline import Definition, decode_definition, parse_pipeline
 from oraculo.core.plan import Plan
 from oraculo.core.request import Limits, definition_of, new_run, read_request
 from oraculo.core.run import Changes, DeliveryStatus, Run, RunHead, Task, TaskStatus
+from oraculo.pipeline.definition import Definition, decode_definition, parse_pipeline
+from oraculo.wire.message import decode_message
 
 START = 1_760_443_200.0  # 2025-10-14T12:00:00Z, as in the README
 RUN_ID = "abc123"

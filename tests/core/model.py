@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oraculo.core.machine import DELIVERY_LEASE
-from oraculo.core.timestamps import in_words, to_iso
+from oraculo.wire.timestamps import in_words, to_iso
 
 OPEN = ("pendente", "em_execucao")
 CHANNELS = ("webhook", "fila")

@@ -15,7 +15,7 @@ import msgspec
 
 from oraculo.core import machine
 from oraculo.core.aggregate import end_status
-from oraculo.core.answer import read_answer
+from oraculo.core.answers import read_answer
 from oraculo.core.command import encode_command
 from oraculo.core.events import (
     BrokerLost,
@@ -33,10 +33,10 @@ from oraculo.core.events import (
     Unsendable,
 )
 from oraculo.core.history import HistoryEntry
-from oraculo.core.message import decode_message
 from oraculo.core.run import Changes, Run, RunHead, Task
-from oraculo.core.timestamps import to_iso
 from oraculo.core.views import run_view
+from oraculo.wire.message import decode_message
+from oraculo.wire.timestamps import to_iso
 
 from .building import RUN_ID, START, check_laws, pipeline, run_of
 from .model import CHANNELS, MAX_BACKOFF, Asked, Model, Reply, Step

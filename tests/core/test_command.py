@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from oraculo.core.command import Written, encode_command
-from oraculo.core.message import decode_message
+from oraculo.wire.message import decode_message
 
 from .building import RUN_ID, Driver, fan_out, flow, pipeline, run_of
 

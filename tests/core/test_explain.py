@@ -2,10 +2,10 @@
 
 import pytest
 
-from oraculo.core.bridge import Beyond
 from oraculo.core.events import Cancelled, Delivered, DeliveryFailed, Event, Progressed, Redriven, Sent, TaskDue
 from oraculo.core.explain import Audience, explain
-from oraculo.core.timestamps import to_iso
+from oraculo.pipeline.bridges import Beyond
+from oraculo.wire.timestamps import to_iso
 
 from .building import START, Driver, fan_out, flow
 

@@ -27,10 +27,10 @@ from oraculo.core.events import (
     Unsendable,
 )
 from oraculo.core.machine import Verdict
-from oraculo.core.pipeline import Kind
 from oraculo.core.run import OPEN, Cause, Run, RunStatus, TaskStatus
 from oraculo.core.transitions import RUN_TRANSITIONS, TASK_TRANSITIONS, RunTrigger, Trigger
 from oraculo.errors import InvariantBroken
+from oraculo.pipeline.definition import Kind
 
 from .building import OK, START, Driver, check_laws, copied, fan_out, flow, pipeline, run_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oraculo.core.pipeline import quorum_fault, quorum_needed
+from oraculo.pipeline.definition import quorum_fault, quorum_needed
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oraculo.core.pipeline import Definition, Kind, OnLate, content_hash, decode_definition, encode_definition
 from oraculo.core.plan import Plan
 from oraculo.core.request import FIELDS, Limits, RunRequest, definition_of, new_run, read_request
-from oraculo.core.retry import RetryPolicy
 from oraculo.core.run import Channel, RunStatus, TaskStatus
 from oraculo.errors import InvalidInput, InvalidJson, InvalidRequest, PayloadTooLarge
+from oraculo.pipeline.definition import Definition, Kind, OnLate, content_hash, decode_definition, encode_definition
+from oraculo.pipeline.retry import RetryPolicy
 
 from .building import RUN_ID, START, Catalogue, pipeline, run_of
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from oraculo.core.pipeline import decode_definition
+from oraculo.pipeline.definition import decode_definition
 from oraculo.ports.store import Snapshot
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.checkers import check_store

@@ -12,10 +12,10 @@ import pika
 import pytest
 import redis.asyncio
 
+from oraculo.brokers.liveness import VigilantBroker, VigilantConsumer
 from oraculo.brokers.nats.layout import stream_of
-from oraculo.brokers.vigil import VigilantBroker, VigilantConsumer
-from oraculo.core.timestamps import to_iso
 from oraculo.ports.broker import Consumer, Delivery
+from oraculo.wire.timestamps import to_iso
 from tests.end_to_end.stage import Stage, settings_for
 from tests.engine.workers import Journal, answer, recording_app
 from tests.servers.fleet import BROKERS, Fleet

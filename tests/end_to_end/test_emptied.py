@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from oraculo.bootstrap import make_broker
-from oraculo.core.naming import QueueNames
-from oraculo.engine import links
+from oraculo.engine.cluster import broker_watch
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import Settings
 from oraculo.stores.sqlite import SqliteStore
+from oraculo.wire.naming import QueueNames
 from tests.end_to_end.stage import Stage, settings_for
 from tests.engine.workers import Journal, recording_app
 from tests.servers.fleet import BROKERS, Fleet
@@ -22,7 +22,7 @@ REQUEST = {"destinos": [QUEUE], "payload": {}, "timeout": 60}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "GRACE", 0.1)
+    monkeypatch.setattr(broker_watch, "GRACE", 0.1)
 
 
 @pytest.mark.parametrize("name", BROKERS)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.engine.made_queues import MadeQueues
+from oraculo.engine.queues.removal import MadeQueues
 from oraculo.settings import QueueSettings
 from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import Fleet

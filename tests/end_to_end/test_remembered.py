@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oraculo.engine import remembered
+from oraculo.engine.queues import remembered
 from oraculo.ports.broker import QueueState
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.worker import App, Context, DoNotRetry

@@ -10,12 +10,12 @@ import pytest
 
 from oraculo.bootstrap import make_broker, make_worker
 from oraculo.brokers.nats.layout import stream_of
-from oraculo.core.naming import QueueNames
-from oraculo.engine.inputs import Inbox
+from oraculo.engine.inbox import Inbox
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import Settings
 from oraculo.stores.sqlite import SqliteStore
+from oraculo.wire.naming import QueueNames
 from oraculo.worker import App
 from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import BROKERS, Fleet

@@ -13,10 +13,10 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
-from oraculo.core.naming import dlq_of
 from oraculo.core.run import DeliveryStatus
-from oraculo.core.timestamps import to_iso
 from oraculo.settings import Settings
+from oraculo.wire.naming import dlq_of
+from oraculo.wire.timestamps import to_iso
 from tests.brokers.rabbitmq_stage import plain_channel
 from tests.cli.test_rehearsal import rabbit_user
 from tests.end_to_end.stage import Stage, settings_for

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oraculo.core.timestamps import to_iso
 from oraculo.settings import Settings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.checkers import check_store
+from oraculo.wire.timestamps import to_iso
 from tests.end_to_end.stage import Stage, settings_for
 from tests.engine.workers import VIDEO_QUEUES, Journal, answer, failing_app, recording_app
 from tests.servers.fleet import BROKERS, Fleet

@@ -6,7 +6,7 @@ pytest looks for fixtures in the module of a test, so each of those names the on
 
 import pytest
 
-from oraculo.engine import links
+from oraculo.engine.cluster import broker_watch
 from oraculo.ports.broker import Capabilities
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import Record
@@ -20,11 +20,11 @@ QUICK = Settings(engine=EngineSettings(poll=0.02), runs=RunSettings(backoff=0.01
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "GRACE", 0.05)
+    monkeypatch.setattr(broker_watch, "GRACE", 0.05)
     for name in ("broker.PROBE_PAUSE", "broker.LONGEST_PROBE_PAUSE", "broker.PULSE", "consumer.FAILED_PAUSE"):
         monkeypatch.setattr(f"oraculo.brokers.failover.{name}", 0.02)
     monkeypatch.setattr("oraculo.brokers.failover.consumer.RESUBSCRIBE_PAUSE", 0.02)
-    monkeypatch.setattr("oraculo.core.unread._LONGER", 0.2)
+    monkeypatch.setattr("oraculo.core.unread_queues._LONGER", 0.2)
 
 
 class Told:

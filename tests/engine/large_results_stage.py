@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from oraculo.core.message import decode_message
 from oraculo.errors import ObjectsUnavailable
 from oraculo.ports.objects import RunFolder
 from oraculo.settings import CelerySettings, EngineSettings, ObjectSettings, RunSettings, Settings
 from oraculo.stores.objects import FolderObjects
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
+from oraculo.wire.message import decode_message
 from oraculo.worker import App
 from tests.engine.workers import answer
 

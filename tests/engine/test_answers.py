@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from oraculo.core.machine import Verdict
-from oraculo.core.message import decode_message
 from oraculo.core.run import Changes, Run
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.broker import DeadLetter, Outgoing
@@ -16,6 +15,7 @@ from oraculo.ports.telemetry import AnswerTaken, DeadLettered
 from oraculo.settings import RunSettings, Settings
 from oraculo.stores.sqlite import SqliteStore
 from oraculo.testing.harness import Harness
+from oraculo.wire.message import decode_message
 from oraculo.worker import App
 from tests.engine.broker_stage import QUICK, Told
 from tests.engine.workers import answer

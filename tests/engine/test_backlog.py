@@ -12,7 +12,7 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.run import Run, RunHead
-from oraculo.engine import publishing
+from oraculo.engine.send import publisher
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
@@ -72,7 +72,7 @@ async def hold(store_url: str, runs: Sequence[Run]) -> list[str]:
 async def test_held_runs_go_out_by_their_age_and_before_newer_ones(
     store_url: str, delay: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "PUBLISHED_TOGETHER", 100)
+    monkeypatch.setattr(publisher, "PUBLISHED_TOGETHER", 100)
     held = await hold(store_url, [held_run(place) for place in range(HELD)])
     broker = Recording(delay)
     async with Harness(broker=broker, store=opened(store_url)) as oraculo:
@@ -85,7 +85,7 @@ async def test_held_runs_go_out_by_their_age_and_before_newer_ones(
 async def test_held_runs_that_the_line_has_no_room_for_still_go_out_by_their_age(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "MAX_WAITING", 1500)
+    monkeypatch.setattr(publisher, "MAX_WAITING", 1500)
     url = str(tmp_path / "o.db")
     held = await hold(url, [held_run(place) for place in range(HELD)])
     broker, settings = Recording(0.1), Settings(engine=EngineSettings(poll=0.05))

@@ -14,13 +14,14 @@ import pytest
 from oraculo.bootstrap import build
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
-from oraculo.core.pipeline import Definition, Kind, Step, content_hash, encode_definition
 from oraculo.core.run import Changes, Run, RunHead, RunStatus
-from oraculo.core.webhook_targets import LOOPBACK
-from oraculo.engine import catalogue, inputs, operations, outbox, quarantine
-from oraculo.engine.cache import IDLE, HotRuns, Plans
+from oraculo.core.webhook_rules import LOOPBACK
+from oraculo.engine import dead_letters, inbox, operations, pipelines
+from oraculo.engine.decide.cache import IDLE, HotRuns, Plans
+from oraculo.engine.send import outbox
 from oraculo.engine.watchers import Lookout
 from oraculo.errors import BrokerError, BrokerUnavailable, StoreError, StoreUnavailable, UnknownPipeline
+from oraculo.pipeline.definition import Definition, Kind, Step, content_hash, encode_definition
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation, Snapshot, Store
@@ -66,7 +67,7 @@ class MoodyStore(SqliteStore):
 
 
 async def test_a_request_that_was_refused_for_want_of_a_store_is_never_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "_PATIENCE", 0.5)  # the engine tries after 0.3 s, and again after 0.7
+    monkeypatch.setattr(inbox, "_PATIENCE", 0.5)  # the engine tries after 0.3 s, and again after 0.7
     store = MoodyStore(MEMORY)
     async with Harness(recording_app(Journal(), ("escavador_a",)), store=store) as oraculo:
         store.away = True
@@ -80,7 +81,7 @@ async def test_a_request_that_was_refused_for_want_of_a_store_is_never_run(monke
 
 
 async def test_only_who_gave_an_idempotency_key_is_told_to_ask_again_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "_PATIENCE", 0.1)
+    monkeypatch.setattr(inbox, "_PATIENCE", 0.1)
     store, body = MoodyStore(MEMORY), b'{"destinos": ["escavador_a"]}'
     async with Harness(store=store) as oraculo:
         run_id = await oraculo.submit({"destinos": ["escavador_a"]})
@@ -372,7 +373,7 @@ async def test_a_large_request_is_read_by_another_thread(
     async with Harness(recording_app(Journal(), ("escavador_a",))) as oraculo:
         make, own = oraculo.engine.maker.submission, list[bool]()
 
-        def noted(*given: Any, **more: Any) -> inputs.Submission:
+        def noted(*given: Any, **more: Any) -> inbox.Submission:
             own.append(threading.current_thread() is threading.main_thread())
             return make(*given, **more)
 
@@ -384,7 +385,7 @@ async def test_a_large_request_is_read_by_another_thread(
 
 
 async def test_a_large_request_does_not_wait_for_the_pipelines_that_users_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_go_on, read = threading.Event(), catalogue.read_pipeline
+    may_go_on, read = threading.Event(), pipelines.read_pipeline
 
     def slow(text: bytes, **about: Any) -> Definition:
         assert may_go_on.wait(30)
@@ -392,7 +393,7 @@ async def test_a_large_request_does_not_wait_for_the_pipelines_that_users_put(mo
 
     monkeypatch.setattr(operations, "LARGE_REQUEST", 100)
     async with Harness() as oraculo:
-        monkeypatch.setattr(catalogue, "read_pipeline", slow)
+        monkeypatch.setattr(pipelines, "read_pipeline", slow)
         puts = [
             asyncio.create_task(oraculo.operations.put_pipeline(f"p{number}", b"steps: [{type: a}]"))
             for number in range(8)
@@ -588,7 +589,7 @@ async def test_of_a_redrive_only_a_few_large_runs_are_in_memory(monkeypatch: pyt
             self.most = max(self.most, len(run_ids))
             return await super().load(run_ids)
 
-    monkeypatch.setattr(quarantine, "_PAGE_BYTES", 5_000)
+    monkeypatch.setattr(dead_letters, "_PAGE_BYTES", 5_000)
     app = failing_app("executador_x", failures=None, for_good=True)
     store, settings = Counting(MEMORY), Settings(engine=EngineSettings(poll=0.02))
     async with Harness(app, store=store, settings=settings) as oraculo:

@@ -10,9 +10,9 @@ import pytest
 from oraculo.core import machine
 from oraculo.core.events import Delivered
 from oraculo.core.run import Changes, Channel, DeliveryStatus
-from oraculo.engine import delivery, turns
-from oraculo.engine.cache import Plans
-from oraculo.engine.webhooks import NotPosted
+from oraculo.engine.decide.cache import Plans
+from oraculo.engine.deliver import deliveries, receivers
+from oraculo.engine.deliver.webhooks import NotPosted
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemEntropy
 from oraculo.ports.store import Store
@@ -20,7 +20,7 @@ from oraculo.ports.telemetry import DeliveryAttempted
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.testing.harness import Harness
 from tests.engine.broker_stage import Durable, Told
-from tests.engine.test_delivery import delivery_state
+from tests.engine.test_deliveries import delivery_state
 from tests.waiting import until
 
 QUICK = EngineSettings(poll=0.02, note_linger=0.005, stop_grace=0.05)
@@ -69,7 +69,7 @@ async def test_a_receiver_that_says_nothing_holds_up_no_other() -> None:
 
 async def test_what_waits_for_its_turn_is_left_alone_for_longer_the_more_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.2)
-    monkeypatch.setattr(delivery, "MAX_UNDER_WAY", 10)
+    monkeypatch.setattr(deliveries, "MAX_UNDER_WAY", 10)
     async with engine(Receivers()) as oraculo:
         waiting = [await ended_run(oraculo, MUTE) for _ in range(30)]
 
@@ -179,7 +179,7 @@ async def delivered_by_another(store: Store, run_id: str) -> None:
 
 
 async def test_bytes_of_webhooks_that_wait_hold_up_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "MAX_BYTES_UNDER_WAY", 500)
+    monkeypatch.setattr(deliveries, "MAX_BYTES_UNDER_WAY", 500)
     async with engine(Receivers()) as oraculo:
         for _ in range(3):
             await ended_run(oraculo, MUTE)
@@ -235,7 +235,7 @@ def owing(receiver: Restarting, **webhook: float) -> Harness:
 async def test_who_waits_for_a_receiver_that_refuses_connections_uses_up_no_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "_FIRST_PAUSE", 600.0)
+    monkeypatch.setattr(receivers, "_FIRST_PAUSE", 600.0)
     receiver = Restarting()
     async with owing(receiver) as oraculo:
         waiting = [await ended_run(oraculo, GOOD) for _ in range(50)]
@@ -260,7 +260,7 @@ async def test_who_waited_for_a_receiver_gets_through_soon_after_it_is_back(monk
 async def test_runs_that_end_one_by_one_do_not_each_find_out_that_their_receiver_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "_FIRST_PAUSE", 600.0)
+    monkeypatch.setattr(receivers, "_FIRST_PAUSE", 600.0)
     monkeypatch.setattr(SystemEntropy, "jitter", lambda self: 0.9)
     receiver = Restarting()
     async with owing(receiver, backoff=600) as oraculo:
@@ -294,7 +294,7 @@ async def test_a_receiver_that_hangs_up_or_says_nothing_is_not_away(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though it was a moment before."""
-    monkeypatch.setattr(turns, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(receivers, "_FIRST_PAUSE", 0.01)
     errors, go_on = [httpx2.ConnectError("refused"), error], asyncio.Event()
 
     async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
@@ -316,7 +316,7 @@ async def test_a_receiver_that_hangs_up_or_says_nothing_is_not_away(
 async def test_an_engine_stops_at_once_though_many_wait_for_a_receiver_that_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "_FIRST_PAUSE", 600.0)
+    monkeypatch.setattr(receivers, "_FIRST_PAUSE", 600.0)
     monkeypatch.setattr(SystemEntropy, "jitter", lambda self: 0.9)
     async with owing(Restarting(), backoff=600) as oraculo:
         for _ in range(20):
@@ -331,13 +331,13 @@ async def test_an_engine_stops_at_once_though_many_wait_for_a_receiver_that_is_a
 async def test_the_longer_a_receiver_is_away_the_longer_those_rest_who_wait_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "_FIRST_PAUSE", 600.0)
+    monkeypatch.setattr(receivers, "_FIRST_PAUSE", 600.0)
     async with owing(Restarting(), backoff=600, max_backoff=1000) as oraculo:
         courier = oraculo.engine._courier
         for _ in range(2):
             await ended_run(oraculo, GOOD)
 
-        def found() -> list[delivery._Errand]:
+        def found() -> list[deliveries._Errand]:
             return [one for one in courier._errands.values() if courier._away(one) and not one.has_begun]
 
         [errand] = await until(found, saying="all but the first to wait")
@@ -347,18 +347,18 @@ async def test_the_longer_a_receiver_is_away_the_longer_those_rest_who_wait_for_
         for earlier in (0, 4_000, 40_000):
             absence.since -= earlier
             rests.append(courier._longest_rest(errand))
-        assert rests == [delivery._LONGEST_REST[Channel.WEBHOOK], pytest.approx(500, abs=5), 1000]
+        assert rests == [deliveries._LONGEST_REST[Channel.WEBHOOK], pytest.approx(500, abs=5), 1000]
 
 
 async def test_what_waits_for_a_receiver_that_stays_away_is_given_up_in_the_time_of_its_attempts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By one try at a time those of many would take weeks, and runs that are not given up are kept."""
-    monkeypatch.setattr(turns, "_LONGEST_PAUSE", 0.1)
-    monkeypatch.setattr(delivery, "_LEAST_PATIENCE", 0.5)
-    monkeypatch.setattr(delivery, "MAX_UNDER_WAY", 4)
-    monkeypatch.setattr(delivery, "_SHORTEST_REST", 0.1)
-    monkeypatch.setattr(delivery, "_LONGEST_REST", {Channel.WEBHOOK: 0.2, Channel.QUEUE: 0.2})
+    monkeypatch.setattr(receivers, "_LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(deliveries, "_LEAST_PATIENCE", 0.5)
+    monkeypatch.setattr(deliveries, "MAX_UNDER_WAY", 4)
+    monkeypatch.setattr(deliveries, "_SHORTEST_REST", 0.1)
+    monkeypatch.setattr(deliveries, "_LONGEST_REST", {Channel.WEBHOOK: 0.2, Channel.QUEUE: 0.2})
     monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.2)
     receiver = Restarting()
     async with owing(receiver, max_attempts=1000, max_backoff=0.001) as oraculo:

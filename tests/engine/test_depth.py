@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from oraculo.core.json_guard import MAX_DEPTH
 from oraculo.testing.harness import Harness
+from oraculo.wire.json_guard import MAX_DEPTH
 from oraculo.worker import Answer, App, Client, DoNotRetry
 from tests.engine.workers import answer
 from tests.waiting import until

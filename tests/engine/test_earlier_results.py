@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.core.reference import run_folder
-from oraculo.engine import janitor, results
+from oraculo.core.result_reference import run_folder
+from oraculo.engine.results import reader
+from oraculo.engine.retention import objects as object_retention
 from oraculo.errors import ObjectsUnavailable
 from oraculo.stores.objects import FolderObjects
 from oraculo.testing.harness import Harness
@@ -77,7 +78,7 @@ async def test_what_many_commands_hand_on_is_not_put_for_each(places: Places) ->
     run_id = await places.run_with_a_large_result(WIDE)
     async with places.after(two_steps_app([])) as oraculo:
         assert (await oraculo.ended(run_id))["status"] == "concluida"
-    assert places.present.puts <= results._COMMANDS_AT_ONCE
+    assert places.present.puts <= reader._COMMANDS_AT_ONCE
 
 
 async def test_what_goes_whole_is_read_in_the_earlier_folder(places: Places) -> None:
@@ -94,7 +95,7 @@ async def test_what_goes_whole_is_read_in_the_earlier_folder(places: Places) -> 
 
 @pytest.mark.parametrize("which", ["earlier", "present"])
 async def test_a_place_that_is_away_is_waited_for(places: Places, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "REST", 0.01)
+    monkeypatch.setattr(reader, "REST", 0.01)
     run_id = await places.run_with_a_large_result()
     told, seen, place = Told(), list[Any](), getattr(places, which)
     place.away = True
@@ -156,8 +157,8 @@ async def test_what_is_where_the_url_says_does_not_wait_for_a_folder_that_cannot
 
 async def test_the_clean_up_walks_through_both_places(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = await places.run_with_a_large_result()
-    monkeypatch.setattr(janitor, "MIN_AGE", -5.0)
-    monkeypatch.setattr(janitor, "EVERY", 0.0)
+    monkeypatch.setattr(object_retention, "MIN_AGE", -5.0)
+    monkeypatch.setattr(object_retention, "EVERY", 0.0)
     async with places.after(two_steps_app([])) as oraculo:
         await oraculo.ended(gone)
         folders = [place / run_folder(gone) for place in (places.beside, places.named)]

@@ -9,8 +9,9 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.run import Changes, Run
-from oraculo.engine import batches, intake, publishing
-from oraculo.engine.inputs import Arrived, Inbox
+from oraculo.engine.decide import batches, intake
+from oraculo.engine.inbox import Arrived, Inbox
+from oraculo.engine.send import publisher
 from oraculo.ports.broker import Consumer, Delivery, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation
@@ -74,7 +75,7 @@ def recording() -> Recording:
 async def oraculo(counting: Counting, recording: Recording, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
     for place in (batches, intake):
         monkeypatch.setattr(place, "MOST_TASKS", 2 * WIDTH)
-    monkeypatch.setattr(publishing, "PUBLISHED_TOGETHER", TOGETHER)
+    monkeypatch.setattr(publisher, "PUBLISHED_TOGETHER", TOGETHER)
     settings = Settings(engine=EngineSettings(batch=BATCH, stop_grace=0.1))
     async with Harness(broker=counting, store=recording, settings=settings) as harness:
         yield harness

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from oraculo.core.message import decode_message
 from oraculo.errors import Conflict, IdempotencyKeyReused, InvalidInput
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import BatchCommitted, RunFinished
 from oraculo.settings import BrokerSettings, RunSettings, Settings
 from oraculo.testing.harness import Harness
+from oraculo.wire.message import decode_message
 from oraculo.worker import App, Client
 from tests.engine.broker_stage import Told
 from tests.engine.workers import VIDEO_QUEUES, Journal, answer, failing_app, recording_app

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from oraculo.core.pipeline_text import MAX_TEXT
 from oraculo.engine import pipeline_folder
 from oraculo.errors import InvalidPipeline, InvalidRequest, NotFound
+from oraculo.pipeline.text import MAX_TEXT
 from oraculo.ports.telemetry import PipelineFileMended, PipelineFileRejected
 from oraculo.settings import EngineSettings, Settings
 from oraculo.testing.harness import Harness

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from oraculo.engine import cache, unheard_answers
+from oraculo.engine.decide import cache
+from oraculo.engine.queues import unheard_answers
 from oraculo.engine.service import Role
 from tests.engine import peers_stage as stage
 from tests.engine.peers_stage import Group, Unreachable, acquainted

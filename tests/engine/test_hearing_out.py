@@ -7,9 +7,9 @@ from itertools import chain, count, repeat
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.engine import reading
-from oraculo.engine.inputs import Inbox
-from oraculo.engine.reading import OwnQueues
+from oraculo.engine import consumers
+from oraculo.engine.consumers import OwnQueues
+from oraculo.engine.inbox import Inbox
 from oraculo.ports.broker import QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import EngineSettings
@@ -31,7 +31,7 @@ class Told(MemoryBroker):
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_GLANCE", 0.001)
+    monkeypatch.setattr(consumers, "_GLANCE", 0.001)
 
 
 async def looks_at(*waiting: tuple[int, int], then: Iterable[tuple[int, int]] = ()) -> int:
@@ -53,13 +53,13 @@ async def test_what_waits_for_a_delay_is_not_waited_for() -> None:
 
 async def test_as_long_as_it_gets_less_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the whole takes; but not for ever."""
-    monkeypatch.setattr(reading, "HEARD_WITHIN", 1.0)
+    monkeypatch.setattr(consumers, "HEARD_WITHIN", 1.0)
     falling = [(n, 0) for n in range(1200, 0, -1)]  # 1.2 s of looks at the least
     assert await looks_at(*falling, (0, 0), (0, 0)) == 1202
-    monkeypatch.setattr(reading, "HEARD_AT_LAST", 0.2)
+    monkeypatch.setattr(consumers, "HEARD_AT_LAST", 0.2)
     assert await looks_at(then=((n, 0) for n in count(10**9, -1))) > 2
 
 
 async def test_what_does_not_get_less_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "HEARD_WITHIN", 0.05)
+    monkeypatch.setattr(consumers, "HEARD_WITHIN", 0.05)
     assert await looks_at((7, 0), (6, 0), then=repeat((8, 0))) > 2

@@ -12,9 +12,10 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core import machine
-from oraculo.core.reference import Reference, encode_reference, read_reference
-from oraculo.engine import outbox, results
-from oraculo.engine.delivery import Courier
+from oraculo.core.result_reference import Reference, encode_reference, read_reference
+from oraculo.engine.deliver.deliveries import Courier
+from oraculo.engine.results import reader
+from oraculo.engine.send import outbox
 from oraculo.errors import MessageTooLarge, NotFound, ObjectsUnavailable
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
@@ -246,7 +247,7 @@ async def test_while_the_object_store_is_away_answers_stay_whole(tmp_path: Path)
 async def test_a_command_waits_for_an_object_store_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "REST", 0.01)
+    monkeypatch.setattr(reader, "REST", 0.01)
     told, objects, seen = Told(), Faulty(tmp_path), []
     async with Harness(two_steps_app(seen), settings=KEPT, objects=objects, telemetry=told) as oraculo:
         objects.gate = asyncio.Event()
@@ -277,8 +278,8 @@ async def test_commands_that_find_no_room_to_wait_are_sent_later(
 async def test_a_slow_object_store_keeps_nobody_waiting_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "PATIENCE", 0.05)
-    monkeypatch.setattr(results, "SECOND_LOOK", 0.05)
+    monkeypatch.setattr(reader, "PATIENCE", 0.05)
+    monkeypatch.setattr(reader, "SECOND_LOOK", 0.05)
     told, objects = Told(), Faulty(tmp_path)
     objects.gate = asyncio.Event()
     async with Harness(settings=KEPT, objects=objects, telemetry=told) as oraculo:
@@ -294,8 +295,8 @@ async def test_a_slow_object_store_keeps_nobody_waiting_for_ever(
 async def test_all_who_stood_still_together_look_again_for_what_they_lack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "PATIENCE", 0.05)
-    monkeypatch.setattr(results, "TURN", 30.0)
+    monkeypatch.setattr(reader, "PATIENCE", 0.05)
+    monkeypatch.setattr(reader, "TURN", 30.0)
     asked: Counter[str] = Counter()
 
     async def get(reference: Reference) -> bytes:
@@ -320,9 +321,9 @@ async def test_one_second_look_that_is_in_vain_is_enough_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that hangs keeps a hundred aggregates no longer than one."""
-    monkeypatch.setattr(results, "PATIENCE", 0.05)
-    monkeypatch.setattr(results, "SECOND_LOOK", 0.05)
-    monkeypatch.setattr(results, "TURN", 30.0)
+    monkeypatch.setattr(reader, "PATIENCE", 0.05)
+    monkeypatch.setattr(reader, "SECOND_LOOK", 0.05)
+    monkeypatch.setattr(reader, "TURN", 30.0)
     asked: list[str] = []
 
     async def hang(reference: Reference) -> bytes:
@@ -345,8 +346,8 @@ async def test_one_second_look_that_is_in_vain_is_enough_for_all(
 async def test_who_only_waited_for_a_second_look_blames_no_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "PATIENCE", 0.05)
-    monkeypatch.setattr(results, "TURN", 0.05)
+    monkeypatch.setattr(reader, "PATIENCE", 0.05)
+    monkeypatch.setattr(reader, "TURN", 0.05)
     told = Told()
     async with Harness(settings=KEPT, objects=Faulty(tmp_path), telemetry=told) as oraculo:
         large = oraculo.engine.results
@@ -360,7 +361,7 @@ async def test_who_only_waited_for_a_second_look_blames_no_store(
 async def test_a_process_that_stood_still_hands_out_what_it_can_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "PATIENCE", 0.05)
+    monkeypatch.setattr(reader, "PATIENCE", 0.05)
 
     class Paused(Faulty):
         looks = 0
@@ -368,7 +369,7 @@ async def test_a_process_that_stood_still_hands_out_what_it_can_read(
         async def get(self, key: str) -> bytes:
             self.looks += 1
             if self.looks == 1:
-                time.sleep(2 * results.PATIENCE)  # noqa: ASYNC251 - as SIGSTOP does: nothing in the process goes on
+                time.sleep(2 * reader.PATIENCE)  # noqa: ASYNC251 - as SIGSTOP does: nothing in the process goes on
                 await asyncio.sleep(0.01)  # time enough to be given up
             return await super().get(key)
 
@@ -413,7 +414,7 @@ async def test_a_fault_on_the_way_to_a_delivery_is_told_and_its_timer_brings_it_
     part: str, duty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "DELIVERY_LEASE", 0.2)
-    whose = (results.LargeResults, "fill") if part == "reading" else (Courier, "_is_still_ours")
+    whose = (reader.LargeResults, "fill") if part == "reading" else (Courier, "_is_still_ours")
     real, records, posted = getattr(*whose), list[Record](), list[bytes]()
 
     async def stumble_once(*arguments: Any) -> Any:

@@ -13,9 +13,11 @@ import msgspec
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core.reference import CLAIM, SHARDS, encode_reference, make_reference, run_folder
-from oraculo.engine import delivery, janitor, outbox
-from oraculo.engine.janitor import Janitor
+from oraculo.core.result_reference import CLAIM, SHARDS, encode_reference, make_reference, run_folder
+from oraculo.engine.deliver import deliveries
+from oraculo.engine.retention import objects as object_retention
+from oraculo.engine.retention.objects import Janitor
+from oraculo.engine.send import outbox
 from oraculo.errors import InvalidSettings, NotFound, ObjectsError, ObjectsUnavailable
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock
@@ -93,7 +95,7 @@ async def test_an_amended_run_is_not_delivered_with_the_aggregate_before(tmp_pat
 
 async def _delivered(oraculo: Harness, run_id: str) -> bool:
     head = (await oraculo.store.heads([run_id]))[run_id]
-    return all(delivery.status == "entregue" for delivery in head.deliveries)
+    return all(deliveries.status == "entregue" for deliveries in head.deliveries)
 
 
 async def test_a_run_that_was_reopened_is_not_delivered_with_the_aggregate_before(tmp_path: Path) -> None:
@@ -204,7 +206,7 @@ async def test_a_client_with_the_object_store_gets_what_was_too_much(tmp_path: P
 async def test_an_aggregate_larger_than_all_that_may_be_under_way_is_delivered_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "MAX_BYTES_UNDER_WAY", 100_000)
+    monkeypatch.setattr(deliveries, "MAX_BYTES_UNDER_WAY", 100_000)
     async with Harness(settings=KEPT, objects=FolderObjects(tmp_path)) as oraculo:
         run_id = await oraculo.submit({"destinos": ["escavador_a"], "responder_em": "respostas"})
         await PlainWorker(oraculo, "escavador_a").answers(run_id, {"dados": LARGE})
@@ -286,7 +288,7 @@ async def test_the_results_of_runs_that_were_deleted_are_deleted(
             if run_id == gone:
                 await until(lambda: _pruned(oraculo), saying="the run is deleted")
         assert await tidied(oraculo, objects) == 0, "it is not an hour old"
-        monkeypatch.setattr(janitor, "MIN_AGE", -5.0)
+        monkeypatch.setattr(object_retention, "MIN_AGE", -5.0)
         assert await tidied(oraculo, objects) == 1
         assert not (tmp_path / run_folder(gone)).exists()
         assert (await oraculo.ended(stays))["resultados"]["escavador_a"] == {"dados": LARGE}
@@ -295,7 +297,7 @@ async def test_the_results_of_runs_that_were_deleted_are_deleted(
 async def test_the_results_of_a_run_that_a_newer_version_wrote_stay_and_keep_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(janitor, "MIN_AGE", -5.0)
+    monkeypatch.setattr(object_retention, "MIN_AGE", -5.0)
     objects, stays = FolderObjects(tmp_path / "objects"), "fica"
     shard = run_folder(stays)[:2]
     gone = next(name for name in map(str, count()) if run_folder(name)[:2] == shard)
@@ -314,7 +316,7 @@ async def _pruned(oraculo: Harness) -> int:
 
 
 async def test_what_is_not_a_runs_folder_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(janitor, "MIN_AGE", -5.0)
+    monkeypatch.setattr(object_retention, "MIN_AGE", -5.0)
     objects = FolderObjects(tmp_path)
     nameless, mislabelled = tmp_path / run_folder("a"), tmp_path / run_folder("b")
     for folder in (nameless, mislabelled):
@@ -329,7 +331,7 @@ async def test_what_is_not_a_runs_folder_is_left_alone(tmp_path: Path, monkeypat
 
 async def test_a_place_is_one_installations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another would delete what the first one keeps there."""
-    monkeypatch.setattr(janitor, "MIN_AGE", -5.0)
+    monkeypatch.setattr(object_retention, "MIN_AGE", -5.0)
     objects = FolderObjects(tmp_path)
     async with Harness(settings=KEPT, objects=objects) as oraculo:
         run_id = await oraculo.submit({"destinos": ["escavador_a"]})
@@ -407,7 +409,7 @@ async def test_a_place_that_turns_out_to_be_anothers_is_not_used(tmp_path: Path)
 
 
 async def test_only_the_engine_that_comes_first_tidies_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(janitor, "EVERY", 0.0)
+    monkeypatch.setattr(object_retention, "EVERY", 0.0)
     asked: dict[str, list[str]] = {"one": [], "two": []}
 
     class Peers:
@@ -437,7 +439,7 @@ async def test_only_the_engine_that_comes_first_tidies_a_shard(tmp_path: Path, m
 async def test_engines_that_are_often_started_anew_come_to_every_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(janitor, "EVERY", 0.0)
+    monkeypatch.setattr(object_retention, "EVERY", 0.0)
     asked: list[str] = []
 
     class Alone:

@@ -12,10 +12,11 @@ import pytest
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.core.events import BrokerLost
 from oraculo.core.machine import Verdict
-from oraculo.engine import links, service
-from oraculo.engine.inputs import Wish
-from oraculo.engine.outbox import Outbox
-from oraculo.engine.publishing import Key
+from oraculo.engine import service
+from oraculo.engine.cluster import broker_watch
+from oraculo.engine.inbox import Wish
+from oraculo.engine.send.outbox import Outbox
+from oraculo.engine.send.publisher import Key
 from oraculo.errors import BrokerError, MessageTooLarge, StoreUnavailable
 from oraculo.ports.broker import Delivery, Link, Outgoing
 from oraculo.ports.clock import SystemClock
@@ -55,7 +56,7 @@ async def _one_ended(oraculo: Harness, run_id: str) -> bool:
 
 
 async def test_a_connection_that_breaks_for_a_moment_sends_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "GRACE", 30.0)
+    monkeypatch.setattr(broker_watch, "GRACE", 30.0)
     first, second, told = Durable("first"), Durable("second"), Told()
     async with Harness(settings=QUICK, broker=FailoverBroker([first, second]), telemetry=told) as oraculo:
         run_id = await oraculo.submit({"destinos": ["executador_a"], "payload": {}})
@@ -189,9 +190,9 @@ class Split:
 async def test_engines_that_miss_different_brokers_do_not_send_the_same_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "GRACE", 2.0)
+    monkeypatch.setattr(broker_watch, "GRACE", 2.0)
     split: Any = Split()
-    watch = links.LinkWatch(split, split, split, split, SystemClock(), Told(), poll=0.5)
+    watch = broker_watch.LinkWatch(split, split, split, split, SystemClock(), Told(), poll=0.5)
     loop = asyncio.get_running_loop()
     begin = loop.time()
     for half_seconds in range(7200):
@@ -241,9 +242,9 @@ async def test_a_loss_is_looked_after_until_its_runs_could_be_decided(
     letters: bool, well: int, asked_for_letters: Sequence[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three looks are to be decided, and only the last of them is for dead letters too."""
-    monkeypatch.setattr(links, "GRACE", 0.0)
+    monkeypatch.setattr(broker_watch, "GRACE", 0.0)
     stuck: Any = Stuck(letters=letters, well=well, undecided=5)
-    watch = links.LinkWatch(stuck, stuck, stuck, stuck, SystemClock(), Told(), poll=0.5)
+    watch = broker_watch.LinkWatch(stuck, stuck, stuck, stuck, SystemClock(), Told(), poll=0.5)
     watch.note_loss("second")
     asked: list[bool] = []
     while not watch.has_taken_back("second") and len(asked) < 20:
@@ -263,9 +264,9 @@ class BothAway(Split):
 async def test_what_a_broker_took_is_not_taken_back_while_no_other_could_have_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "GRACE", 0.0)
+    monkeypatch.setattr(broker_watch, "GRACE", 0.0)
     world: Any = BothAway()
-    watch = links.LinkWatch(world, world, world, world, SystemClock(), Told(), poll=0.5)
+    watch = broker_watch.LinkWatch(world, world, world, world, SystemClock(), Told(), poll=0.5)
     for _ in range(5):
         await watch.look()
     assert world.taken == []
@@ -346,14 +347,14 @@ async def test_what_was_sent_before_the_clock_was_set_back_is_not_forgotten_with
 
 def set_once_looked_for(event: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first look for what a broker had taken."""
-    decide = links.LinkWatch._decide
+    decide = broker_watch.LinkWatch._decide
 
-    async def look(watch: links.LinkWatch, lost: BrokerLost, *absence: Any) -> Any:
+    async def look(watch: broker_watch.LinkWatch, lost: BrokerLost, *absence: Any) -> Any:
         found = await decide(watch, lost, *absence)
         event.set()
         return found
 
-    monkeypatch.setattr(links.LinkWatch, "_decide", look)
+    monkeypatch.setattr(broker_watch.LinkWatch, "_decide", look)
 
 
 async def expect_sent_again_when_lost(oraculo: Harness, broker: Durable, run_id: str) -> None:

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core import bridge as bridges
-from oraculo.core.bridge import Beyond, Bridge
 from oraculo.engine.service import Role
+from oraculo.pipeline import bridges
+from oraculo.pipeline.bridges import Beyond, Bridge
 from oraculo.ports.broker import Capabilities, QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import BullmqSettings, CelerySettings, Settings

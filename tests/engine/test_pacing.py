@@ -11,10 +11,10 @@ import pytest
 from oraculo.core import machine
 from oraculo.core.events import Answered, RunDue, Sent
 from oraculo.core.run import Changes, TaskStatus
-from oraculo.engine import pacing
-from oraculo.engine.batches import Batch
-from oraculo.engine.inputs import Answer, Arrived, BadAnswer, Inbox, Note, Rest, Wish
-from oraculo.engine.pacing import LITTLE, LONGEST, MUCH, WIDE, Pace
+from oraculo.engine.decide import pacing
+from oraculo.engine.decide.batches import Batch
+from oraculo.engine.decide.pacing import LITTLE, LONGEST, MUCH, WIDE, Pace
+from oraculo.engine.inbox import Answer, Arrived, BadAnswer, Inbox, Note, Rest, Wish
 from oraculo.ports.broker import Consumer, Delivery
 from oraculo.ports.clock import SystemEntropy
 from oraculo.ports.store import Committed, Creation

@@ -12,13 +12,15 @@ import pytest
 from oraculo.bootstrap import build
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.events import RunDue
-from oraculo.core.pipeline import Definition, decode_definition
 from oraculo.core.run import Changes
-from oraculo.engine import catalogue, intake, outbox, publishing
-from oraculo.engine.inputs import Inbox, Wish
-from oraculo.engine.peers import Peers
+from oraculo.engine import pipelines
+from oraculo.engine.cluster.peers import Peers
+from oraculo.engine.decide import intake
+from oraculo.engine.inbox import Inbox, Wish
+from oraculo.engine.send import outbox, publisher
 from oraculo.engine.service import Role
 from oraculo.errors import StoreError, StoreUnavailable
+from oraculo.pipeline.definition import Definition, decode_definition
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.store import Committed, Creation, Due, Unsent
@@ -167,7 +169,7 @@ async def test_of_the_pipelines_only_those_that_changed_are_read_again(
         decoded.append((definition := decode_definition(body)).name)
         return definition
 
-    monkeypatch.setattr(catalogue, "decode_definition", noted)
+    monkeypatch.setattr(pipelines, "decode_definition", noted)
     one, other = group.member(), group.member()
     async with acquainted(one, other):
         theirs = other.engine.catalogue
@@ -308,7 +310,7 @@ class FullQuarantine(Unreachable):
 
 
 async def test_commands_are_swept_though_the_quarantine_is_full(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "MAX_WAITING", 4)
+    monkeypatch.setattr(publisher, "MAX_WAITING", 4)
     monkeypatch.setattr(outbox, "_PAGE", 1)  # the dead letters are unsent too, and come before the command
     journal, broker = Journal(), FullQuarantine(group.server)
     apps = failing_app("executador_x", failures=None, for_good=True), recording_app(journal, ("escavador_a",))

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.engine import queue_looks
+from oraculo.engine.queues import looks as queue_looks
 from oraculo.ports.broker import QueueState
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import RunSettings, Settings

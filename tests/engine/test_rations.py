@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core import naming
-from oraculo.core.message import decode_message
-from oraculo.core.troubled import TroubledQueues
-from oraculo.engine import outbox, rations
+from oraculo.core.troubled_queues import TroubledQueues
+from oraculo.engine.send import outbox, rations
 from oraculo.ports.broker import Capabilities, NotTaken, Outgoing
 from oraculo.ports.store import Unsent
 from oraculo.settings import EngineSettings, Settings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
 from oraculo.testing.harness import Harness
 from oraculo.testing.simulation.virtual_time import SeededEntropy, VirtualClock, VirtualLoop
+from oraculo.wire import naming
+from oraculo.wire.message import decode_message
 
 TurnedAway = tuple[rations.Rations, list[Unsent]]
 RATION = 3

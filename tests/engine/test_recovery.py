@@ -12,7 +12,8 @@ import pytest
 
 from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
 from oraculo.core.run import Changes
-from oraculo.engine import intake, reading, service
+from oraculo.engine import consumers, service
+from oraculo.engine.decide import intake
 from oraculo.errors import BrokerUnavailable, StoreRefuses, StoreUnavailable
 from oraculo.ports.broker import Consumer, Delivery, Outgoing
 from oraculo.ports.clock import SystemClock
@@ -78,7 +79,7 @@ async def test_answers_that_came_while_it_was_down_are_heard_before_deadlines_th
 async def test_answers_that_do_not_get_fewer_keep_no_deadline_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "HEARD_WITHIN", 0.5)
+    monkeypatch.setattr(consumers, "HEARD_WITHIN", 0.5)
 
     class Unread(MemoryBroker):
         async def consume(self, queue: str, *, prefetch: int) -> Consumer:

@@ -9,7 +9,7 @@ import pytest
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
 from oraculo.core import machine
-from oraculo.engine import intake
+from oraculo.engine.decide import intake
 from oraculo.errors import BrokerUnavailable, NotFound
 from oraculo.ports.broker import Consumer, DeadLetter, Delivery, Outgoing
 from oraculo.ports.clock import SystemClock

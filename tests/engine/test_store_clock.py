@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.engine.peers import Peers
-from oraculo.engine.retention import Retention
-from oraculo.engine.store_clock import FAR, read_clock
+from oraculo.engine.cluster.peers import Peers
+from oraculo.engine.cluster.store_clock import FAR, read_clock
+from oraculo.engine.retention.runs import Retention
 from oraculo.ports.clock import SystemClock
 from oraculo.ports.telemetry import LoopFailed, Record
 from oraculo.stores.sqlite import MEMORY, SqliteStore

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from oraculo.core.run import Changes
-from oraculo.engine import batches, intake, timers
+from oraculo.engine import timers
+from oraculo.engine.decide import batches, intake
 from oraculo.engine.timers import Timers
 from oraculo.ports.store import Committed, Creation, Due, Snapshot
 from oraculo.settings import EngineSettings, RunSettings, Settings

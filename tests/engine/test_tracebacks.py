@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from oraculo.core.history import parted
 from oraculo.settings import RunSettings, Settings, WorkerSettings
 from oraculo.testing.harness import Harness
+from oraculo.wire.tracebacks import parted
 from oraculo.worker import App
 
 app = App("loja")

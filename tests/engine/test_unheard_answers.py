@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from oraculo.bootstrap import make_broker
-from oraculo.engine import unheard_answers
-from oraculo.engine.unheard_answers import UnheardAnswers
+from oraculo.engine.queues import unheard_answers
+from oraculo.engine.queues.unheard_answers import UnheardAnswers
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import Broker, Outgoing, QueueState
 from oraculo.ports.clock import SystemClock

@@ -15,13 +15,13 @@ import h11
 import httpx2
 import pytest
 
-from oraculo.core.retry import RetryPolicy
-from oraculo.core.webhook_targets import LOOPBACK
-from oraculo.engine import addresses, webhooks
-from oraculo.engine.webhooks import HttpPost, NotPosted, TargetRefused
+from oraculo.core.webhook_rules import LOOPBACK
+from oraculo.engine.deliver import addresses, webhooks
+from oraculo.engine.deliver.webhooks import HttpPost, NotPosted, TargetRefused
+from oraculo.pipeline.retry import RetryPolicy
 from oraculo.settings import EngineSettings, Settings, WebhookSettings
 from oraculo.testing.harness import Harness
-from tests.engine.test_delivery import receiving
+from tests.engine.test_deliveries import receiving
 from tests.servers.certificates import make_certificates
 from tests.servers.process import free_port
 from tests.waiting import until

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from oraculo.core.run import Run
-from oraculo.engine import beside, explanation, quarantine, results
-from oraculo.engine.beside import WIDE
+from oraculo.engine import dead_letters, explanation, wide_work
+from oraculo.engine.results import reader
+from oraculo.engine.wide_work import WIDE
 from oraculo.ports.store import Snapshot
 from oraculo.settings import EngineSettings, Settings
 from oraculo.stores.sqlite import MEMORY, SqliteStore
@@ -55,7 +56,7 @@ class Stretches:
         self._meanwhile = meanwhile
         for place, name in (
             (oraculo.engine.plans, "restore"),
-            (results, "run_view"),
+            (reader, "run_view"),
             (explanation, "_queues_of"),
             (explanation, "explain"),
         ):
@@ -166,8 +167,8 @@ async def wide_failure(store: SqliteStore) -> AsyncIterator[tuple[Harness, str]]
 
 
 async def test_a_redrive_of_a_wide_run_reads_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "_PAGE", 5)
-    monkeypatch.setattr(quarantine, "_PAGE_BYTES", 5_000)
+    monkeypatch.setattr(dead_letters, "_PAGE", 5)
+    monkeypatch.setattr(dead_letters, "_PAGE_BYTES", 5_000)
     store = CountingLoads(MEMORY)
     async with wide_failure(store) as (oraculo, run_id):
         oraculo.engine._intake._hot.drop(run_id)
@@ -178,7 +179,7 @@ async def test_a_redrive_of_a_wide_run_reads_it_once(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_redrive_of_a_wide_run_reads_it_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "WIDE", 30)
+    monkeypatch.setattr(wide_work, "WIDE", 30)
     async with wide_failure(SqliteStore(MEMORY)) as (oraculo, _):
         restore, by = oraculo.engine.plans.restore, list[threading.Thread]()
 

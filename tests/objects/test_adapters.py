@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from oraculo.core.reference import CLAIM, SHARDS, make_reference, run_folder
+from oraculo.core.result_reference import CLAIM, SHARDS, make_reference, run_folder
 from oraculo.errors import ObjectLost, ObjectsUnavailable
 from oraculo.ports.objects import Objects, get_result, in_thread, put_result
 from oraculo.stores.objects import FolderObjects, RemoteObjects

@@ -6,7 +6,7 @@ import sys
 from hashlib import blake2b
 from pathlib import Path
 
-from oraculo.core.reference import encode_reference, read_reference
+from oraculo.core.result_reference import encode_reference, read_reference
 from oraculo.ports.objects import get_result, put_result
 from oraculo.stores.objects import FolderObjects
 

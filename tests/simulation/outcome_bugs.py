@@ -12,16 +12,17 @@ import pytest
 from oraculo.brokers.failover import offers
 from oraculo.core import aggregate, command, machine, plan, request
 from oraculo.core.aggregate import end_status
-from oraculo.core.answer import read_answer
+from oraculo.core.answers import read_answer
 from oraculo.core.events import Event
 from oraculo.core.machine import Verdict
-from oraculo.core.pipeline import Kind, quorum_needed
-from oraculo.core.retry import RetryPolicy
 from oraculo.core.run import Changes, Run, RunHead, RunStatus, Task, TaskStatus
-from oraculo.engine import intake, outbox
+from oraculo.engine.decide import intake
+from oraculo.engine.send import outbox
+from oraculo.pipeline.definition import Kind, quorum_needed
+from oraculo.pipeline.retry import RetryPolicy
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.store import Created, Outcome
-from oraculo.stores.sqlite import ledger, rows, store
+from oraculo.stores.sqlite import rows, store, transaction
 from oraculo.worker import answers, dispatch
 from oraculo.worker.dispatch import Dispatcher
 from oraculo.worker.outbox import AnswerOutbox
@@ -331,7 +332,7 @@ def a_worker_begins_a_command_whose_deadline_has_passed(patch: pytest.MonkeyPatc
 
 
 def a_worker_answers_a_collection_as_an_execution(patch: pytest.MonkeyPatch) -> None:
-    from oraculo.core import naming
+    from oraculo.wire import naming
 
     patch.setattr(naming, "answer_event", lambda queue: naming.EXECUTED)
 
@@ -373,7 +374,7 @@ def priorities_are_lost_behind_several_brokers(patch: pytest.MonkeyPatch) -> Non
 
 
 def a_key_gives_its_run_whatever_the_body(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "_again", lambda birth, stored, otherwise: Created(Outcome.SAME, stored.run_id))
+    patch.setattr(transaction, "_again", lambda birth, stored, otherwise: Created(Outcome.SAME, stored.run_id))
 
 
 def a_run_that_is_read_again_has_one_attempt_left(patch: pytest.MonkeyPatch) -> None:

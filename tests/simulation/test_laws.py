@@ -8,7 +8,8 @@ import sys
 import msgspec
 import pytest
 
-from oraculo.engine import pacing, rations
+from oraculo.engine.decide import pacing
+from oraculo.engine.send import rations
 from oraculo.testing.simulation import world
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed

@@ -16,17 +16,18 @@ from oraculo.core.aggregate import aggregate
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes, Run, Task
 from oraculo.core.transitions import RUN_TRANSITIONS, RunTrigger
-from oraculo.engine import aftermath, outbox
-from oraculo.engine.batches import Batch, Decision
-from oraculo.engine.delivery import Courier
-from oraculo.engine.inputs import Arrived, Input, Note, Submission
-from oraculo.engine.intake import Intake
-from oraculo.engine.links import LinkWatch
-from oraculo.engine.memories import _Memory
+from oraculo.engine import after_commit
+from oraculo.engine.cluster.broker_marks import _Memory
+from oraculo.engine.cluster.broker_watch import LinkWatch
+from oraculo.engine.consumers import OwnQueues
+from oraculo.engine.decide.batches import Batch, Decision
+from oraculo.engine.decide.intake import Intake
+from oraculo.engine.deliver.deliveries import Courier
+from oraculo.engine.inbox import Arrived, Input, Note, Submission
 from oraculo.engine.operations import Operations
-from oraculo.engine.outbox import Outbox
-from oraculo.engine.publishing import Key
-from oraculo.engine.reading import OwnQueues
+from oraculo.engine.send import outbox
+from oraculo.engine.send.outbox import Outbox
+from oraculo.engine.send.publisher import Key
 from oraculo.engine.timers import Timers
 from oraculo.ports.broker import Consumer, Link
 from oraculo.ports.store import Committed, Created
@@ -205,12 +206,14 @@ def accepted_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 
 def every_run_is_told_to_have_succeeded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        aftermath, "encode_aggregate", lambda run: msgspec.json.encode({**aggregate(run), "status": "concluida"})
+        after_commit, "encode_aggregate", lambda run: msgspec.json.encode({**aggregate(run), "status": "concluida"})
     )
 
 
 def the_results_are_left_out(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(aftermath, "encode_aggregate", lambda run: msgspec.json.encode({**aggregate(run), "resultados": {}}))
+    patch.setattr(
+        after_commit, "encode_aggregate", lambda run: msgspec.json.encode({**aggregate(run), "resultados": {}})
+    )
 
 
 def a_delivery_is_given_up_at_its_first_failure(patch: pytest.MonkeyPatch) -> None:

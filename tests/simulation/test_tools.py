@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from oraculo.core.pipeline import parse_pipeline
-from oraculo.engine.outbox import Outbox
+from oraculo.engine.send.outbox import Outbox
 from oraculo.errors import InvalidInput
+from oraculo.pipeline.definition import parse_pipeline
 from oraculo.testing.simulation import campaign, rehearsal
 from oraculo.testing.simulation.campaign import run_seeds
 from oraculo.testing.simulation.faults import Faults

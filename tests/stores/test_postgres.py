@@ -12,7 +12,7 @@ from oraculo.errors import StoreError
 from oraculo.ports.store import RunQuery, Store
 from oraculo.stores.postgres import PostgresStore, commits
 from oraculo.stores.postgres import store as store_module
-from oraculo.stores.postgres.lanes import QUERIES, Lane
+from oraculo.stores.postgres.connections import QUERIES, Lane
 from oraculo.testing.store_runs import (
     NOW,
     assert_stored,

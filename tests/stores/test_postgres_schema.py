@@ -11,7 +11,7 @@ from oraculo.core.events import Answered, Progressed, Sent
 from oraculo.core.run import Changes
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.stores.postgres import PostgresStore, address, schema
-from oraculo.stores.postgres.lanes import QUERIES
+from oraculo.stores.postgres.connections import QUERIES
 from oraculo.stores.sql import migrations
 from oraculo.testing.store_runs import (
     NOW,

@@ -16,7 +16,7 @@ from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.store import Outcome, RunQuery, Store
 from oraculo.stores.migrations import Migration
 from oraculo.stores.sql import migrations, named_queries, parse_queries
-from oraculo.stores.sqlite import SqliteStore, connections, lanes
+from oraculo.stores.sqlite import SqliteStore, connection_threads, connections
 from oraculo.stores.sqlite import store as store_module
 from oraculo.testing.store_runs import (
     NOW,
@@ -68,7 +68,7 @@ class TestInline(OnFile):
 @pytest.fixture
 def by_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every commit goes to the writer's thread, however small."""
-    monkeypatch.setattr(lanes, "AT_ONCE_ROWS", -1)
+    monkeypatch.setattr(connection_threads, "AT_ONCE_ROWS", -1)
 
 
 def exists(path: str) -> bool:
@@ -281,7 +281,7 @@ async def test_a_batch_takes_few_statements(path: str) -> None:
 
 @pytest.mark.usefixtures("by_thread")
 async def test_closing_waits_for_every_group(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "GROUP_ROWS", 1)
+    monkeypatch.setattr(connection_threads, "GROUP_ROWS", 1)
     async with opened(path) as store:
         commits = [asyncio.ensure_future(store.commit([creation(make_run(f"run-{n}"))], [])) for n in range(10)]
         await asyncio.sleep(0)
@@ -292,7 +292,7 @@ async def test_closing_waits_for_every_group(path: str, monkeypatch: pytest.Monk
 async def test_a_small_commit_is_written_before_anything_else_happens(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "_SLOW", 60.0)  # however slow this machine's disk is just now
+    monkeypatch.setattr(connection_threads, "_SLOW", 60.0)  # however slow this machine's disk is just now
     async with opened(path) as store:
         await create(store, make_run("first"))
         commit = store.commit([creation(make_run("a"))], [])
@@ -330,15 +330,15 @@ async def test_who_gives_up_on_the_writer_leaves_it_busy_until_it_is_free(path: 
 
 
 async def test_a_slow_disk_is_left_to_the_thread_for_a_while(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_SLOW", -1.0)
+    monkeypatch.setattr(connection_threads, "_SLOW", -1.0)
     async with opened(path) as store:
         at_once = []
-        for n in range(2 * (lanes._SPARED + 1)):
+        for n in range(2 * (connection_threads._SPARED + 1)):
             commit = asyncio.ensure_future(store.commit([creation(make_run(f"run-{n}"))], []))
             await asyncio.sleep(0)
             at_once.append(commit.done())
             await commit
-        assert at_once == [True, *[False] * lanes._SPARED] * 2
+        assert at_once == [True, *[False] * connection_threads._SPARED] * 2
 
 
 async def test_the_log_is_folded_into_the_file_however_small_the_commits_are(
@@ -347,10 +347,10 @@ async def test_the_log_is_folded_into_the_file_however_small_the_commits_are(
     monkeypatch.setattr(connections, "WAL_PAGES", 50)
     pages = []
     async with opened(path) as store:
-        for n in range(3 * lanes._IN_A_ROW):
+        for n in range(3 * connection_threads._IN_A_ROW):
             await store.commit([creation(make_run(f"run-{n}"))], [])
             pages.append(os.stat(f"{path}-wal").st_size / 4096)
-    assert max(pages) < 20 * lanes._IN_A_ROW
+    assert max(pages) < 20 * connection_threads._IN_A_ROW
 
 
 async def test_a_long_list_holds_up_neither_commits_nor_loads(path: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from oraculo.core.events import Sent
 from oraculo.core.run import Changes
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
-from oraculo.stores.sqlite import SqliteStore, lanes
+from oraculo.stores.sqlite import SqliteStore, connection_threads
 from oraculo.stores.sqlite.connections import ours
 from oraculo.testing.store_runs import (
     assert_stored,
@@ -236,11 +236,11 @@ async def assert_refused(store: SqliteStore, name: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal"])
-@pytest.mark.parametrize("at_once_rows", [lanes.AT_ONCE_ROWS, -1], ids=["at once", "threaded"])
+@pytest.mark.parametrize("at_once_rows", [connection_threads.AT_ONCE_ROWS, -1], ids=["at once", "threaded"])
 async def test_nothing_is_written_to_a_file_that_was_taken_away_until_it_is_put_back(
     path: str, suffix: str, at_once_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "AT_ONCE_ROWS", at_once_rows)
+    monkeypatch.setattr(connection_threads, "AT_ONCE_ROWS", at_once_rows)
     async with opened(path) as store:
         await create(store, run := make_run("first"))
         await assert_stored(store, run)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from oraculo.core.history import Happened
-from oraculo.engine.webhooks import NotPosted
+from oraculo.engine.deliver.webhooks import NotPosted
 from oraculo.ports.telemetry import DeadLettered, HistoryAdded, RunFinished, RunsPruned
 from oraculo.settings import EngineSettings, RunSettings, Settings, WebhookSettings
 from oraculo.telemetry import history_lines

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from oraculo.brokers.memory import MemoryBroker, MemoryConsumer
-from oraculo.core.message import Message, decode_message, encode_message
-from oraculo.core.timestamps import to_iso
 from oraculo.ports.broker import Delivery, Outgoing
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import WorkerSettings
+from oraculo.wire.message import Message, decode_message, encode_message
+from oraculo.wire.timestamps import to_iso
 from oraculo.worker import App, Worker
 
 NOW = 1_760_000_000.0

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import structlog
 
-from oraculo.core.timestamps import from_iso, to_iso
+from oraculo.wire.timestamps import from_iso, to_iso
 from oraculo.worker import Answer, App, Context, DoNotRetry
 
 from .stage import NOW, FixedClock, Stage

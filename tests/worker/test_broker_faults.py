@@ -8,13 +8,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from oraculo.brokers.failover import FailoverBroker
-from oraculo.core.retry import RetryPolicy
-from oraculo.core.timestamps import from_iso
+from oraculo.clients.subscription import Backoff
 from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.pipeline.retry import RetryPolicy
 from oraculo.ports.broker import ConsumerDoubted, NotTaken, Outgoing
 from oraculo.settings import BrokerSettings, Settings
-from oraculo.subscription import Backoff
 from oraculo.testing.harness import Harness
+from oraculo.wire.timestamps import from_iso
 from oraculo.worker import App, Worker, outbox
 from tests.waiting import until
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.core.message import Message, encode_message
 from oraculo.errors import BrokerUnavailable, Conflict, InvalidInput, InvalidRequest, OraculoError
 from oraculo.ports.broker import Outgoing
+from oraculo.wire.message import Message, encode_message
 from oraculo.worker import Client
 
 from .stage import NOW, FixedClock, Stage

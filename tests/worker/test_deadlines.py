@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from structlog.testing import capture_logs
 
-from oraculo.core.timestamps import to_iso
+from oraculo.wire.timestamps import to_iso
 from oraculo.worker import App, dispatch
 from tests.waiting import until
 

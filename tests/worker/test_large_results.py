@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from oraculo.core.reference import CLAIM, encode_reference, make_reference, read_reference
+from oraculo.core.result_reference import CLAIM, encode_reference, make_reference, read_reference
 from oraculo.errors import ObjectsUnavailable
 from oraculo.ports.objects import get_result, put_result
 from oraculo.stores.objects import FolderObjects
-from oraculo.worker import Answer, App, large
+from oraculo.worker import Answer, App, large_results
 from tests.worker.stage import Stage
 
 RUN = "run-1"  # as `stage.command` has it
@@ -161,7 +161,7 @@ async def test_an_object_store_that_is_away_costs_no_answer(stage: Stage, tmp_pa
 async def test_an_object_store_that_hangs_costs_no_answer(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(large, "PATIENCE", 0.05)
+    monkeypatch.setattr(large_results, "PATIENCE", 0.05)
     payload = await answered(stage, app_that(LARGE), {}, Stuck(tmp_path), tarefa="executador_b")
     assert payload["resultado"] == LARGE
 
@@ -197,5 +197,5 @@ async def test_a_large_result_that_python_cannot_read_stays_a_reference_in_the_a
         name: msgspec.json.decode(encode_reference(await put_result(objects, RUN, name, b'{"n": %s}' % number)))
         for name, number in (("far", b"1e999"), ("near", b"1"))
     }
-    aggregate = await large.completed(objects, {"correlation_id": RUN, "resultados": dict(references)})
+    aggregate = await large_results.completed(objects, {"correlation_id": RUN, "resultados": dict(references)})
     assert aggregate["resultados"] == {"far": references["far"], "near": {"n": 1}}

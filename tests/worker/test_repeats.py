@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from oraculo.worker import App
-from oraculo.worker.remembered import RememberedAnswers
+from oraculo.worker.answer_memory import RememberedAnswers
 
 from .stage import Stage
 

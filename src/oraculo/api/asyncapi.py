@@ -11,7 +11,7 @@ from oraculo.api.context import Shared
 from oraculo.api.openapi import problems, reply
 from oraculo.api.replies import json_reply
 from oraculo.api.schemas import COMPONENTS
-from oraculo.core.pipeline import Definition
+from oraculo.pipeline.definition import Definition
 from oraculo.ports.threads import handed_over
 from oraculo.settings import Settings
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from oraculo.api.asyncapi_messages import DEAD_LETTER, Object, components, ref
-from oraculo.core import naming
-from oraculo.core.bridge import queue_of
-from oraculo.core.naming import QueueNames, told_apart
-from oraculo.core.pipeline import Definition, Step
+from oraculo.pipeline.bridges import queue_of
+from oraculo.pipeline.definition import Definition, Step
 from oraculo.settings.urls import node_urls
+from oraculo.wire import naming
+from oraculo.wire.naming import QueueNames, told_apart
 
 SPECIFICATION = "3.0.0"
 

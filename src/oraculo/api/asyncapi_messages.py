@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from oraculo.core import naming
-from oraculo.core.answer import FAILURE_WORDS
-from oraculo.core.message import message_schema
+from oraculo.core.answers import FAILURE_WORDS
+from oraculo.wire import naming
+from oraculo.wire.message import message_schema
 
 Object = dict[str, Any]
 

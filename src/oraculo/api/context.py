@@ -6,8 +6,8 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from oraculo.api.room import Room
+from oraculo.engine.deliver.webhooks import ID_HEADER
 from oraculo.engine.operations import Operations
-from oraculo.engine.webhooks import ID_HEADER
 from oraculo.errors import Conflict
 from oraculo.settings import Settings
 from oraculo.telemetry.metrics import Metrics

@@ -9,10 +9,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringCo
 from pydantic_core import PydanticCustomError
 
 from oraculo.api.problems import unknown_parameter
-from oraculo.core.pipeline import MAX_FAULTS
 from oraculo.core.run import RunStatus
-from oraculo.core.timestamps import from_iso
 from oraculo.errors import Fault, NotFound
+from oraculo.pipeline.definition import MAX_FAULTS
+from oraculo.wire.timestamps import from_iso
 
 _MAX_SEQ = 2**31 - 1
 BLANKS = " \t"  # that may stand around the value of a header; no others, for they may be bytes of a letter

@@ -12,13 +12,13 @@ from oraculo.api.parameters import Cursor, ExactQuery, Name, NoQuery, UnknownQue
 from oraculo.api.paths import PIPELINE, PIPELINES
 from oraculo.api.replies import json_reply, page_of
 from oraculo.api.schemas import ref
-from oraculo.core.pipeline import Definition, content_hash, encode_definition, pipeline_document
-from oraculo.core.pipeline_text import MAX_TEXT
 from oraculo.core.refusals import refuse_with
-from oraculo.engine.catalogue import Origin
 from oraculo.engine.operations import Operations
 from oraculo.engine.pipeline_folder import BadFile
+from oraculo.engine.pipelines import Origin
 from oraculo.errors import Fault
+from oraculo.pipeline.definition import Definition, content_hash, encode_definition, pipeline_document
+from oraculo.pipeline.text import MAX_TEXT
 
 router = APIRouter(tags=["pipelines"], default_response_class=Response)
 

@@ -14,8 +14,6 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import Scope
 
-from oraculo.core import naming
-from oraculo.core.pipeline import MAX_FAULTS
 from oraculo.errors import (
     BrokerError,
     BrokerUnavailable,
@@ -34,7 +32,9 @@ from oraculo.errors import (
     TooManyNewQueues,
     WrittenByNewer,
 )
+from oraculo.pipeline.definition import MAX_FAULTS
 from oraculo.ports.broker import NotTaken
+from oraculo.wire import naming
 
 PROBLEM_JSON = "application/problem+json"
 RETRY_SECONDS = "1"

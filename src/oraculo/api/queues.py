@@ -15,15 +15,15 @@ from oraculo.api.openapi import json_body, problems, reply
 from oraculo.api.parameters import Cursor, ExactQuery, LetterId, NoQuery, Queue, UnknownQuery, when_empty
 from oraculo.api.paths import DEAD_LETTERS, QUEUES
 from oraculo.api.replies import json_reply, page_of
-from oraculo.core import naming
-from oraculo.core.json_guard import HANDED_ON_DEPTH, UNREADABLE, is_too_deep, json_fault
-from oraculo.core.message import correlation_id_at_start, in_our_words, with_nearest
 from oraculo.core.refusals import Refusals
-from oraculo.core.timestamps import to_iso
 from oraculo.core.type_faults import type_faults
 from oraculo.engine.operations import Operations
 from oraculo.errors import Fault, InvalidInput, InvalidJson, InvalidRequest, NotFound
 from oraculo.ports.broker import DeadLetter, Link, NotAnId, QueueState
+from oraculo.wire import naming
+from oraculo.wire.json_guard import HANDED_ON_DEPTH, UNREADABLE, is_too_deep, json_fault
+from oraculo.wire.message import correlation_id_at_start, in_our_words, with_nearest
+from oraculo.wire.timestamps import to_iso
 
 router = APIRouter(tags=["filas"], default_response_class=Response)
 

@@ -3,15 +3,15 @@
 from typing import Any
 
 from oraculo.api.asyncapi_document import SPECIFICATION
-from oraculo.core.bridge import KEYWORDS, PAYLOAD
-from oraculo.core.bridge import QUEUES as BRIDGES
 from oraculo.core.history import Happened
-from oraculo.core.naming import MAX_NAME
 from oraculo.core.phase import Phase
-from oraculo.core.pipeline import JOB_TYPES, MAX_SECONDS, TOLD_KEYS, OnLate
 from oraculo.core.request import FIELDS
 from oraculo.core.run import Channel, DeliveryStatus, RunStatus, TaskStatus
-from oraculo.engine.catalogue import Origin
+from oraculo.engine.pipelines import Origin
+from oraculo.pipeline.bridges import KEYWORDS, PAYLOAD
+from oraculo.pipeline.bridges import QUEUES as BRIDGES
+from oraculo.pipeline.definition import JOB_TYPES, MAX_SECONDS, TOLD_KEYS, OnLate
+from oraculo.wire.naming import MAX_NAME
 
 Schema = dict[str, Any]
 

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Iterable
 
-from oraculo.core.message import Message
-from oraculo.core.timestamps import from_iso
+from oraculo.clients.subscription import LONGEST_HELD
 from oraculo.errors import OraculoError
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Store
-from oraculo.subscription import LONGEST_HELD
+from oraculo.wire.message import Message
+from oraculo.wire.timestamps import from_iso
 
 
 class EndedRuns:

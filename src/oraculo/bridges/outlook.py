@@ -2,7 +2,7 @@
 
 import asyncio
 
-from oraculo.core.bridge import Beyond, Bridge
+from oraculo.pipeline.bridges import Beyond, Bridge
 from oraculo.ports.bridge import Outlook
 
 SILENT = 0.5  # seconds after which no answer was not an answer: nobody could be reached

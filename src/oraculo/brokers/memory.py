@@ -17,9 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from math import inf
 
-from oraculo.brokers.letter_page import LetterPage
+from oraculo.brokers.dead_letter_page import LetterPage
 from oraculo.brokers.memory_queues import Budget, Lanes, Message, Quarantine, Queue
-from oraculo.core.naming import dlq_name, dlq_of, is_dlq, source_name
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import (
     NO_REASON,
@@ -34,6 +33,7 @@ from oraculo.ports.broker import (
     QueueState,
 )
 from oraculo.ports.clock import Clock
+from oraculo.wire.naming import dlq_name, dlq_of, is_dlq, source_name
 
 MIB = 1024 * 1024
 MESSAGE_OVERHEAD = 200  # what a message costs beside its body, so that empty bodies are bounded too

@@ -21,11 +21,11 @@ from oraculo.celery_app.own_broker import BackToFirst, OwnAMQP, OwnBrokerCelery,
 from oraculo.celery_app.performing import Performer
 from oraculo.celery_app.publishing import Publisher
 from oraculo.clients.kombu_redis import missing_for_kombu
-from oraculo.core.answer_writer import describe
 from oraculo.errors import Fault, InvalidSettings
 from oraculo.ports.clock import SystemClock
 from oraculo.settings import Settings, load_settings
 from oraculo.settings.urls import node_urls
+from oraculo.wire.answers import describe
 from oraculo.worker import App
 
 NAME = "orquestrador_core"

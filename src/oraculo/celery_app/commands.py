@@ -20,12 +20,12 @@ from oraculo.bridges.celery.connections import limit_waits
 from oraculo.bridges.celery.tasks import task_id_of
 from oraculo.celery_app.performing import Performer
 from oraculo.celery_app.publishing import Publisher
-from oraculo.core import naming
-from oraculo.core.message import Message
-from oraculo.core.timestamps import from_iso
 from oraculo.errors import BrokerError, InvalidInput
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Clock
+from oraculo.wire import naming
+from oraculo.wire.message import Message
+from oraculo.wire.timestamps import from_iso
 from oraculo.worker.dispatch import DEADLINE_GRACE, read_command
 
 CLOSE_PATIENCE = 3.0  # seconds for the broker to confirm that the connection is closed

@@ -10,13 +10,13 @@ from celery import Celery
 
 from oraculo.bridges.celery.connections import ensure_queue
 from oraculo.celery_app.publishing import Publisher
-from oraculo.core import naming
 from oraculo.core.request import Limits, read_request
-from oraculo.core.timestamps import to_iso
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidRequest, OraculoError
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.settings import Settings
+from oraculo.wire import naming
+from oraculo.wire.timestamps import to_iso
 
 MAX_RETRIES = 3
 FIRST_PAUSE = 1.0  # seconds; twice as long before each further retry

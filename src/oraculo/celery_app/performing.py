@@ -14,19 +14,19 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 
 from oraculo.bootstrap import make_objects
 from oraculo.celery_app.publishing import Publisher
-from oraculo.core.answer_writer import NOT_IN_TIME, AnswerWriter, Refusal, describe
-from oraculo.core.message import Message, decode_message
-from oraculo.core.naming import QueueNames
-from oraculo.core.timestamps import from_iso
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings, ObjectsError
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Clock
 from oraculo.settings import Settings
+from oraculo.wire.answers import NOT_IN_TIME, AnswerWriter, Refusal, describe
+from oraculo.wire.message import Message, decode_message
+from oraculo.wire.naming import QueueNames
+from oraculo.wire.timestamps import from_iso
 from oraculo.worker import Context
 from oraculo.worker.answers import answered_failure, as_answer, failure_of
 from oraculo.worker.dispatch import DEADLINE_GRACE, TOO_LATE
 from oraculo.worker.handlers import Handler, payload_fault
-from oraculo.worker.large import LargeAnswers
+from oraculo.worker.large_results import LargeAnswers
 from oraculo.worker.outbox import PROGRESS_INTERVAL
 
 _log = structlog.get_logger("oraculo.celery")

@@ -29,8 +29,8 @@ def _asked(url: str, api_key: str | None) -> Any:
 def _made_here() -> dict[str, Any]:
     """Raises InvalidSettings and InvalidPipeline."""
     from oraculo.api.asyncapi import document_of
-    from oraculo.core.queue_targets import QueueTargets
-    from oraculo.engine.catalogue import Catalogue, built_in_pipelines
+    from oraculo.engine.pipelines import Catalogue, built_in_pipelines
+    from oraculo.pipeline.queue_rules import QueueTargets
     from oraculo.settings import load_settings
 
     settings = load_settings()

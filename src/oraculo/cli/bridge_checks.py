@@ -5,8 +5,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from oraculo.core.answer_writer import describe
 from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.wire.answers import describe
 
 if TYPE_CHECKING:
     from oraculo.bridges.bullmq.server import BullmqRedis

@@ -78,7 +78,7 @@ def _counts(words: list[str]) -> list[str]:
 
 def _checked(settings: "Settings", queue: str, payload: str | None) -> dict[str, msgspec.Raw] | None:
     """The payload, read. Raises InvalidInput and InvalidSettings."""
-    from oraculo.core.naming import queue_fault
+    from oraculo.wire.naming import queue_fault
 
     if fault := queue_fault(queue):
         raise InvalidInput(Fault("--queue", fault))
@@ -91,10 +91,10 @@ async def _play(
     settings: "Settings", queue: str, timeout: float, payload: dict[str, msgspec.Raw] | None
 ) -> "tuple[WorkerCheck, Report]":
     from oraculo.bootstrap import make_broker
-    from oraculo.core.naming import QueueNames
     from oraculo.ports.clock import SystemClock, SystemEntropy
     from oraculo.ports.telemetry import Silent
     from oraculo.testing.worker_cases import WorkerCheck
+    from oraculo.wire.naming import QueueNames
 
     clock = SystemClock()
     broker = make_broker(settings, clock, Silent())

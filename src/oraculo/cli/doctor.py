@@ -257,7 +257,7 @@ async def _broker(name: str, broker: "Broker", settings: "Settings") -> Check:
     from structlog.testing import capture_logs
 
     from oraculo.cli.rehearsal import Failed, rehearse
-    from oraculo.core.naming import QueueNames
+    from oraculo.wire.naming import QueueNames
 
     async def prove() -> str:
         await broker.start()
@@ -325,7 +325,7 @@ def _remedy_for(said: str) -> str:
 
 async def _look_and_prove(store: "Store") -> str:
     """An empty one is not laid out by looking at it."""
-    from oraculo.engine.store_clock import read_clock
+    from oraculo.engine.cluster.store_clock import read_clock
     from oraculo.ports.clock import SystemClock
     from oraculo.ports.store import LaidOutAtStart
 
@@ -378,7 +378,7 @@ async def _large_results(settings: "Settings", objects: "Objects | None", store:
         return Check("objects", OK, f"large results stay in the store: {why}", remedy)
 
     async def prove() -> str:
-        from oraculo.engine.janitor import seen_fault
+        from oraculo.engine.retention.objects import seen_fault
 
         told = await objects.check()
         if store is not None and (fault := await seen_fault(objects, store)):

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 
-from oraculo.core.repeats import Repeats
+from oraculo.core.log_throttle import Repeats
 
 _FULL = {
     errno.EMFILE: "this process may open no more files (`ulimit -n`, a service's LimitNOFILE)",

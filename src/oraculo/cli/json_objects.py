@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from oraculo.core.json_guard import HALF_A_PAIR, has_half_a_pair
 from oraculo.errors import Fault, InvalidRequest
+from oraculo.wire.json_guard import HALF_A_PAIR, has_half_a_pair
 
 
 def read_payload(text: str) -> msgspec.Raw:

@@ -66,7 +66,7 @@ def _told(target: str, what: str, act: Callable[[], Found]) -> Found:
 
 
 def _where(error: BaseException) -> str:
-    from oraculo.core.answer_writer import describe
+    from oraculo.wire.answers import describe
 
     told = describe(error)
     frames = traceback.extract_tb(error.__traceback__)

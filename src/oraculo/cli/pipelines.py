@@ -15,7 +15,7 @@ from oraculo.cli.table import Column, print_table
 from oraculo.errors import Fault, InvalidInput, InvalidPipeline
 
 if TYPE_CHECKING:
-    from oraculo.core.pipeline import Definition
+    from oraculo.pipeline.definition import Definition
 
 _ORIGINS = {"embutido": "built in", "pasta": "folder", "api": "API"}
 _MOST_STEPS = 50  # of a definition whose queues are listed
@@ -84,8 +84,8 @@ def put(file: File, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJ
 
     Warns of types that look mistyped, and of queues that nobody serves now.
     """
-    from oraculo.core.pipeline_text import read_pipeline
     from oraculo.engine.pipeline_folder import pipeline_bytes
+    from oraculo.pipeline.text import read_pipeline
 
     try:
         text = pipeline_bytes(file)
@@ -134,7 +134,7 @@ def validate(files: Files, url: GivenUrl = None, api_key: ApiKey = None, as_json
 
 def _warn_of_unserved(findings: Sequence[dict[str, Any]], url: str, api_key: str | None) -> None:
     """Add a warning for each queue that has no consumer on the server; brokers that do not count them give none."""
-    from oraculo.core.naming import is_own_queue, near_miss
+    from oraculo.wire.naming import is_own_queue, near_miss
 
     try:
         with Server(url, api_key) as server:
@@ -167,7 +167,7 @@ def check_files(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _what_it_does(definition: "Definition") -> dict[str, Any]:
-    from oraculo.core.pipeline_advice import mistyped_types
+    from oraculo.pipeline.advice import mistyped_types
 
     queues = {step.id: step.queue if step.bridge is None else step.bridge.url for step in definition.steps}
     return {"filas": queues, "avisos": _written(mistyped_types(definition))}
@@ -189,8 +189,8 @@ def _expanded(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
 
 
 def _check(path: Path, is_named: bool) -> tuple["Definition | None", list[Fault]]:
-    from oraculo.core.pipeline_text import read_pipeline
     from oraculo.engine.pipeline_folder import expect_regular, pipeline_bytes
+    from oraculo.pipeline.text import read_pipeline
 
     try:
         if not is_named:

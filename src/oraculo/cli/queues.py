@@ -9,8 +9,8 @@ from oraculo.cli import output
 from oraculo.cli.client import Server
 from oraculo.cli.options import DEFAULT_URL, ApiKey, AsJson, Url
 from oraculo.cli.table import Column, print_table
-from oraculo.core.naming import nearest
 from oraculo.errors import NotFound
+from oraculo.wire.naming import nearest
 
 app = typer.Typer(no_args_is_help=True, help="Queues: list, show.")
 

@@ -9,9 +9,9 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
-from oraculo.core.naming import QueueNames
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, Consumer, Delivery, Outgoing
+from oraculo.wire.naming import QueueNames
 
 REMOVE = "remove a queue"
 _QUEUE = "verificacao-doctor"

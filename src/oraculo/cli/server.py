@@ -75,7 +75,7 @@ def dev(
 
 
 def _dev_settings(settings: "Settings", store: str | None) -> "Settings":
-    from oraculo.core.webhook_targets import LOOPBACK
+    from oraculo.core.webhook_rules import LOOPBACK
     from oraculo.settings import DEFAULT_STORE_URL
     from oraculo.settings.values import store_url_fault
 

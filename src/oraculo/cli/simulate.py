@@ -13,7 +13,7 @@ from oraculo.cli.options import AsJson
 from oraculo.errors import Fault, InvalidInput, InvalidPipeline
 
 if TYPE_CHECKING:
-    from oraculo.core.pipeline import Definition
+    from oraculo.pipeline.definition import Definition
     from oraculo.testing.simulation.rehearsal import Rehearsal
 
 File = Annotated[Path, typer.Argument(help="A pipeline in YAML or JSON.")]
@@ -69,8 +69,8 @@ def _counted(seeds: Sequence[int]) -> Iterator[int]:
 
 
 def _read(file: Path) -> "Definition":
-    from oraculo.core.pipeline_text import read_pipeline
     from oraculo.engine.pipeline_folder import pipeline_bytes
+    from oraculo.pipeline.text import read_pipeline
     from oraculo.settings import load_settings
 
     runs = load_settings().runs
@@ -86,7 +86,7 @@ def _read(file: Path) -> "Definition":
 
 
 def _by_step(option: str, settings: list[str] | None, definition: "Definition") -> dict[str, float]:
-    from oraculo.core.naming import nearest
+    from oraculo.wire.naming import nearest
 
     known = {step.id for step in definition.steps}
     values: dict[str, float] = {}

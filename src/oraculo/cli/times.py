@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from oraculo.core.timestamps import in_words
 from oraculo.errors import InvalidInput
+from oraculo.wire.timestamps import in_words
 
 _ISO_UTC = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 _AGO = re.compile(r"(\d+)\s*(s|min|h|d)")

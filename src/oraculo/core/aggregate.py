@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from oraculo.core.pipeline import Kind
 from oraculo.core.run import Cause, Run, RunHead, RunStatus, Task, TaskStatus
-from oraculo.core.timestamps import to_iso
+from oraculo.pipeline.definition import Kind
+from oraculo.wire.timestamps import to_iso
 
 _encoder = msgspec.json.Encoder()
 

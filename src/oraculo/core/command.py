@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from oraculo.core import naming
-from oraculo.core.message import Message, encode_message
-from oraculo.core.pipeline import NO_JSON, Kind
 from oraculo.core.run import Run, Task
-from oraculo.core.timestamps import to_iso
+from oraculo.pipeline.definition import NO_JSON, Kind
+from oraculo.wire import naming
+from oraculo.wire.message import Message, encode_message
+from oraculo.wire.timestamps import to_iso
 
 _encoder = msgspec.json.Encoder()
 _EMPTY = msgspec.Raw(b"{}")

@@ -6,12 +6,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from oraculo.core.aggregate import end_status, summary
-from oraculo.core.bridge import BULLMQ, Beyond, Bridge
 from oraculo.core.masking import masked
-from oraculo.core.naming import ANSWERS, dlq_of
-from oraculo.core.pipeline import Kind, Step
 from oraculo.core.run import Channel, Delivery, DeliveryStatus, Run, Task, TaskStatus
-from oraculo.core.timestamps import in_words, to_iso
+from oraculo.pipeline.bridges import BULLMQ, Beyond, Bridge
+from oraculo.pipeline.definition import Kind, Step
+from oraculo.wire.naming import ANSWERS, dlq_of
+from oraculo.wire.timestamps import in_words, to_iso
 
 NAMED = 3  # tasks
 _NONE: Mapping[str, str] = MappingProxyType({})

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from oraculo.core.aggregate import end_status
+from oraculo.core.broker_loss import commands_lost, letters_lost
 from oraculo.core.events import (
     Answered,
     BrokerLost,
@@ -32,13 +33,13 @@ from oraculo.core.events import (
     TaskDue,
     Unsendable,
 )
-from oraculo.core.history import Happened, with_traceback
-from oraculo.core.lost import commands_lost, letters_lost
+from oraculo.core.history import Happened
 from oraculo.core.run import Cause, Changes, DeliveryStatus, Run, RunStatus, Task, TaskStatus
 from oraculo.core.skipped import blame_others, skipped_after, why_skipped
-from oraculo.core.timestamps import in_words
+from oraculo.core.timeout_reason import why_unanswered
 from oraculo.core.transitions import RunTrigger, Trigger, move, move_run
-from oraculo.core.unanswered import why_unanswered
+from oraculo.wire.timestamps import in_words
+from oraculo.wire.tracebacks import with_traceback
 
 
 class Verdict(StrEnum):

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from oraculo.core import naming
-from oraculo.core.pipeline import Definition, Kind, OnLate, Step, quorum_needed
+from oraculo.pipeline.definition import Definition, Kind, OnLate, Step, quorum_needed
+from oraculo.wire import naming
 
 
 class Plan:

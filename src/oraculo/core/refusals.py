@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from oraculo.core.pipeline import MAX_FAULTS
 from oraculo.errors import Fault, InvalidInput, InvalidRequest, PayloadTooLarge, UnknownPipeline
+from oraculo.pipeline.definition import MAX_FAULTS
 
 P = ParamSpec("P")
 T = TypeVar("T")

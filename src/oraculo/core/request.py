@@ -6,11 +6,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from oraculo.core import bridge as bridges
-from oraculo.core import naming
-from oraculo.core.json_guard import check_json_text, holds_far_number, json_fault
-from oraculo.core.message import fault_of, in_our_words, object_fault, with_nearest
-from oraculo.core.pipeline import (
+from oraculo.core.plan import Plan
+from oraculo.core.refusals import Refusals
+from oraculo.core.run import Channel, Delivery, Run, RunHead, Task
+from oraculo.core.type_faults import field_of, type_faults, without_fields
+from oraculo.errors import Fault, InvalidJson, InvalidRequest, PayloadTooLarge, UnknownPipeline
+from oraculo.pipeline import bridges
+from oraculo.pipeline.definition import (
     MAX_FAULTS,
     MAX_STEPS,
     NO_JSON,
@@ -24,12 +26,10 @@ from oraculo.core.pipeline import (
     seconds_fault,
     text_fault,
 )
-from oraculo.core.plan import Plan
-from oraculo.core.refusals import Refusals
-from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
-from oraculo.core.run import Channel, Delivery, Run, RunHead, Task
-from oraculo.core.type_faults import field_of, type_faults, without_fields
-from oraculo.errors import Fault, InvalidJson, InvalidRequest, PayloadTooLarge, UnknownPipeline
+from oraculo.pipeline.retry import DEFAULT_RETRY, RetryPolicy
+from oraculo.wire import naming
+from oraculo.wire.json_guard import check_json_text, holds_far_number, json_fault
+from oraculo.wire.message import fault_of, in_our_words, object_fault, with_nearest
 
 FIELDS = (
     "destinos",

@@ -6,9 +6,9 @@ from itertools import islice
 
 import msgspec
 
-from oraculo.core.message import fault_of
-from oraculo.core.pipeline import MAX_FAULTS
 from oraculo.errors import Fault
+from oraculo.pipeline.definition import MAX_FAULTS
+from oraculo.wire.message import fault_of
 
 _LONG_LIST = 1024 * 1024  # bytes; of a longer list only the first fault is reported
 _INSIDE = re.compile(r"[.\[].*", re.DOTALL)

@@ -7,12 +7,13 @@ from urllib.parse import quote
 import msgspec
 
 from oraculo.core.aggregate import aggregate, duration_ms, summary
-from oraculo.core.history import Happened, HistoryEntry, parted
+from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.masking import masked
 from oraculo.core.phase import Looks, phase_of
 from oraculo.core.plan import Plan
 from oraculo.core.run import Delivery, Run, RunHead, RunStatus, Task
-from oraculo.core.timestamps import to_iso
+from oraculo.wire.timestamps import to_iso
+from oraculo.wire.tracebacks import parted
 
 _encoder = msgspec.json.Encoder()
 _NO_LOOKS: Looks = MappingProxyType({})

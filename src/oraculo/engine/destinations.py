@@ -3,12 +3,12 @@ the first command finds its queue."""
 
 from collections.abc import Collection
 
-from oraculo.core.naming import QueueNames
-from oraculo.engine.catalogue import Catalogue
-from oraculo.engine.known_queues import KnownQueues
+from oraculo.engine.pipelines import Catalogue
+from oraculo.engine.queues.known import KnownQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, NotTaken
 from oraculo.ports.telemetry import LoopFailed, Telemetry
+from oraculo.wire.naming import QueueNames
 
 
 class Destinations:

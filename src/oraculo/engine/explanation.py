@@ -5,19 +5,19 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from oraculo.core import bridge as bridges
-from oraculo.core import naming
 from oraculo.core.aggregate import summary
-from oraculo.core.bridge import Beyond, Bridge
 from oraculo.core.explain import NAMED, Audience, explain, handed_on_to, not_succeeded
 from oraculo.core.history import Happened
 from oraculo.core.phase import QueueLook
 from oraculo.core.run import Run, TaskStatus
-from oraculo.engine.beside import beside
-from oraculo.engine.quarantine import Quarantine
+from oraculo.engine.dead_letters import Quarantine
 from oraculo.engine.service import Engine
+from oraculo.engine.wide_work import beside
 from oraculo.errors import BrokerError
+from oraculo.pipeline import bridges
+from oraculo.pipeline.bridges import Beyond, Bridge
 from oraculo.ports.broker import QueueState
+from oraculo.wire import naming
 
 _LATEST = 50  # entries of the history
 _MOST_LETTERS = 50  # of a queue that are looked through: each may be large

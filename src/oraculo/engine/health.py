@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from oraculo.engine.reading import OwnQueues
+from oraculo.engine.consumers import OwnQueues
 from oraculo.errors import OraculoError
 from oraculo.ports.broker import Broker, Link
 

@@ -9,25 +9,22 @@ from typing import Any
 
 import msgspec
 
-from oraculo.core import naming
 from oraculo.core.events import Cancelled, Event, Repeated
 from oraculo.core.history import HistoryEntry
 from oraculo.core.machine import Verdict
-from oraculo.core.pipeline import Definition, text_fault
-from oraculo.core.pipeline_advice import mistyped_types, unserved_queues
 from oraculo.core.plan import Plan
 from oraculo.core.refusals import refuse_with
 from oraculo.core.run import Run, RunHead, RunStatus, Task
-from oraculo.engine.beside import beside
-from oraculo.engine.catalogue import Origin
+from oraculo.engine.dead_letters import Quarantine, Redrive
+from oraculo.engine.decide.requests import fingerprint_of
 from oraculo.engine.explanation import Explanation
 from oraculo.engine.health import Health
-from oraculo.engine.inputs import Submission, Wish, patiently
+from oraculo.engine.inbox import Submission, Wish, patiently
 from oraculo.engine.pipeline_folder import BadFile
-from oraculo.engine.quarantine import Quarantine, Redrive
-from oraculo.engine.requests import fingerprint_of
+from oraculo.engine.pipelines import Origin
 from oraculo.engine.service import Engine
 from oraculo.engine.watchers import Watch
+from oraculo.engine.wide_work import beside
 from oraculo.errors import (
     BrokerError,
     Conflict,
@@ -42,9 +39,12 @@ from oraculo.errors import (
     UnknownPipeline,
     WrittenByNewer,
 )
+from oraculo.pipeline.advice import mistyped_types, unserved_queues
+from oraculo.pipeline.definition import Definition, text_fault
 from oraculo.ports.broker import DeadLetter, Link, QueueState
 from oraculo.ports.store import Created, Outcome, Page, RunQuery
 from oraculo.ports.threads import handed_over
+from oraculo.wire import naming
 
 MAX_KEY = 255
 MAX_OUTSTANDING = 20_000

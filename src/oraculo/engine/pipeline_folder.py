@@ -7,11 +7,11 @@ from stat import S_ISDIR, S_ISREG
 
 import msgspec
 
-from oraculo.core.pipeline import Definition
-from oraculo.core.pipeline_text import MAX_TEXT, expect_length, read_pipeline
-from oraculo.core.queue_targets import QueueTargets
-from oraculo.core.retry import RetryPolicy
 from oraculo.errors import Fault, InvalidPipeline
+from oraculo.pipeline.definition import Definition
+from oraculo.pipeline.queue_rules import QueueTargets
+from oraculo.pipeline.retry import RetryPolicy
+from oraculo.pipeline.text import MAX_TEXT, expect_length, read_pipeline
 
 _SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 

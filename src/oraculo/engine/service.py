@@ -14,40 +14,39 @@ from functools import partial
 from math import inf
 
 from oraculo.core.events import Event, RunDue, TaskDue, Untaken
-from oraculo.core.naming import QueueNames
-from oraculo.core.queue_targets import QueueTargets
-from oraculo.engine.aftermath import Consequences
-from oraculo.engine.cache import HotRuns, Plans
-from oraculo.engine.catalogue import Catalogue
-from oraculo.engine.delivery import Courier
+from oraculo.engine.after_commit import Consequences
+from oraculo.engine.cluster.broker_marks import Memories
+from oraculo.engine.cluster.broker_watch import LinkWatch
+from oraculo.engine.cluster.peers import Peers
+from oraculo.engine.consumers import OwnQueues
+from oraculo.engine.decide.cache import HotRuns, Plans
+from oraculo.engine.decide.intake import Intake
+from oraculo.engine.decide.pacing import Pace
+from oraculo.engine.decide.requests import RunMaker
+from oraculo.engine.deliver.deliveries import Courier
+from oraculo.engine.deliver.webhooks import HttpPost, Post
 from oraculo.engine.destinations import Destinations
-from oraculo.engine.earlier import EarlierResults
 from oraculo.engine.health import Health, broker_health, fault_of, reading_trouble, unheard_queue
-from oraculo.engine.inputs import Inbox
-from oraculo.engine.intake import Intake
-from oraculo.engine.janitor import Janitor, claim, claim_fault
-from oraculo.engine.known_queues import KnownQueues
-from oraculo.engine.last_looks import LastLooks
-from oraculo.engine.links import LinkWatch
-from oraculo.engine.made_queues import MadeQueues
-from oraculo.engine.memories import Memories
-from oraculo.engine.new_queues import NewQueues
-from oraculo.engine.offload import Offload
-from oraculo.engine.outbox import Outbox
-from oraculo.engine.pacing import Pace
-from oraculo.engine.peers import Peers
-from oraculo.engine.queue_looks import QueueLooks
-from oraculo.engine.reading import OwnQueues
-from oraculo.engine.remembered import RememberedQueues
-from oraculo.engine.requests import RunMaker
-from oraculo.engine.results import LargeResults
-from oraculo.engine.retention import Retention
-from oraculo.engine.served_queues import ServedQueues
+from oraculo.engine.inbox import Inbox
+from oraculo.engine.pipelines import Catalogue
+from oraculo.engine.queues.known import KnownQueues
+from oraculo.engine.queues.last_looks import LastLooks
+from oraculo.engine.queues.limits import NewQueues
+from oraculo.engine.queues.looks import QueueLooks
+from oraculo.engine.queues.remembered import RememberedQueues
+from oraculo.engine.queues.removal import MadeQueues
+from oraculo.engine.queues.served import ServedQueues
+from oraculo.engine.queues.unheard_answers import UnheardAnswers
+from oraculo.engine.results.earlier import EarlierResults
+from oraculo.engine.results.reader import LargeResults
+from oraculo.engine.results.writer import Offload
+from oraculo.engine.retention.objects import Janitor, claim, claim_fault
+from oraculo.engine.retention.runs import Retention
+from oraculo.engine.send.outbox import Outbox
 from oraculo.engine.timers import Timers
-from oraculo.engine.unheard_answers import UnheardAnswers
 from oraculo.engine.watchers import Lookout, Watchers
-from oraculo.engine.webhooks import HttpPost, Post
 from oraculo.errors import BrokerUnavailable, StoreError, StoreUnavailable
+from oraculo.pipeline.queue_rules import QueueTargets
 from oraculo.ports.bridge import Outlook, RunningBridge
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
@@ -55,6 +54,7 @@ from oraculo.ports.objects import Objects
 from oraculo.ports.store import Due, Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import Settings
+from oraculo.wire.naming import QueueNames
 
 _FIRST_PAUSE, _PAUSE_AFTER_FAILURE = 0.1, 1.0
 _SILENCE = 1.0  # seconds, after which a store that says nothing counts as one that is waited for

@@ -9,8 +9,8 @@ from math import inf
 from oraculo.core.events import Event
 from oraculo.core.machine import Verdict
 from oraculo.core.run import Changes
-from oraculo.engine.inputs import Inbox, Wish
-from oraculo.engine.peers import Peers
+from oraculo.engine.cluster.peers import Peers
+from oraculo.engine.inbox import Inbox, Wish
 from oraculo.ports.clock import Clock
 from oraculo.ports.store import Due, Store
 

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from oraculo.core.chunks import pages
 from oraculo.core.run import RunStatus
-from oraculo.core.slices import pages
-from oraculo.engine.cache import Plans
-from oraculo.engine.results import LargeResults
+from oraculo.engine.decide.cache import Plans
+from oraculo.engine.results.reader import LargeResults
 from oraculo.errors import WrittenByNewer
 from oraculo.ports.readable import readable
 from oraculo.ports.store import Store

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from oraculo.core.bridge import Beyond, Bridge
+from oraculo.pipeline.bridges import Beyond, Bridge
 
 
 class Outlook(Protocol):

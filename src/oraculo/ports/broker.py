@@ -10,8 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from oraculo.core.naming import shown
 from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.wire.naming import shown
 
 NO_REASON = "published to the dead-letter queue without a reason"
 MAY_LOSE = "a queue may lose messages"  # logged, with `queue` and `reason`, of one that others made so

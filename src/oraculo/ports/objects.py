@@ -10,7 +10,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import msgspec
 
-from oraculo.core.reference import Reference, make_reference
+from oraculo.core.result_reference import Reference, make_reference
 from oraculo.errors import ObjectLost, ObjectsUnavailable
 from oraculo.ports.threads import handed_over
 

@@ -9,8 +9,8 @@ from typing import Protocol
 import msgspec
 
 from oraculo.core.history import HistoryEntry
-from oraculo.core.pipeline import Step
 from oraculo.core.run import Task
+from oraculo.pipeline.definition import Step
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

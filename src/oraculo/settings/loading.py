@@ -14,10 +14,9 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
-from oraculo.core.naming import nearest
-from oraculo.core.queue_targets import patterns_fault
-from oraculo.core.webhook_targets import allow_fault
+from oraculo.core.webhook_rules import allow_fault
 from oraculo.errors import Fault, InvalidSettings
+from oraculo.pipeline.queue_rules import patterns_fault
 from oraculo.settings.keys import keys_fault
 from oraculo.settings.sections import Route, Section, Settings, split_list
 from oraculo.settings.values import (
@@ -30,6 +29,7 @@ from oraculo.settings.values import (
     secret_fault,
     store_url_fault,
 )
+from oraculo.wire.naming import nearest
 
 DEFAULT_FILE = "oraculo.toml"
 PREFIX = "ORACULO_"

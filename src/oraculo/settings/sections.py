@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from oraculo.core.bridge import BULLMQ, CELERY
-from oraculo.core.bridge_allow import BridgeAllow, BullmqAllow, CeleryAllow
-from oraculo.core.pipeline import DEFAULT_TIMEOUT
-from oraculo.core.retry import DEFAULT_RETRY, RetryPolicy
+from oraculo.pipeline.bridge_rules import BridgeAllow, BullmqAllow, CeleryAllow
+from oraculo.pipeline.bridges import BULLMQ, CELERY
+from oraculo.pipeline.definition import DEFAULT_TIMEOUT
+from oraculo.pipeline.retry import DEFAULT_RETRY, RetryPolicy
 from oraculo.settings.urls import split_urls
 
 DEFAULT_BROKER_URL = "memory://"

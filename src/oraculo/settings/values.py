@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from ipaddress import ip_network
 from urllib.parse import urlsplit
 
-from oraculo.core.bridge import destination_fault
-from oraculo.core.naming import queue_fault, shown
+from oraculo.pipeline.bridges import destination_fault
 from oraculo.settings.urls import EMPTY, hosts_of, list_fault, node_urls, split_urls
+from oraculo.wire.naming import queue_fault, shown
 
 BROKER_SCHEMES = ("memory", "amqp", "amqps", "redis", "rediss", "nats", "tls")
 CLUSTER_SCHEMES = ("amqp", "amqps", "nats", "tls")  # those whose URL may name several hosts

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from logging import DEBUG, INFO
 from typing import Any, NamedTuple
 
-from oraculo.core.history import Happened, HistoryEntry, parted
-from oraculo.core.timestamps import to_iso
+from oraculo.core.history import Happened, HistoryEntry
 from oraculo.ports.telemetry import HistoryAdded
+from oraculo.wire.timestamps import to_iso
+from oraculo.wire.tracebacks import parted
 
 LINES_A_SECOND = 20  # about the tasks of one run; the rest is counted and reported in one line
 _WINDOW = 1.0  # seconds

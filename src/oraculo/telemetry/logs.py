@@ -21,7 +21,7 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
-from oraculo.core.repeats import Repeats
+from oraculo.core.log_throttle import Repeats
 from oraculo.core.run import Channel
 from oraculo.ports.telemetry import (
     AnswerTaken,

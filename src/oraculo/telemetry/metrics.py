@@ -52,7 +52,6 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from oraculo.core.machine import Verdict
-from oraculo.core.naming import PROGRESS
 from oraculo.core.run import RunStatus
 from oraculo.ports.broker import Link, QueueState
 from oraculo.ports.telemetry import (
@@ -72,6 +71,7 @@ from oraculo.ports.telemetry import (
     RunFinished,
     RunsPruned,
 )
+from oraculo.wire.naming import PROGRESS
 
 MAX_QUEUES = 200
 OTHER = "other"

@@ -16,10 +16,10 @@ import time
 import unittest
 from collections.abc import Awaitable
 
-from oraculo.core.naming import dlq_of
 from oraculo.errors import BrokerUnavailable
 from oraculo.ports.broker import Broker, Consumer, Outgoing
-from oraculo.testing.broker_letters import BrokerLetters
+from oraculo.testing.broker_dead_letters import BrokerLetters
+from oraculo.wire.naming import dlq_of
 
 GARBAGE = (b"", b"\x00", b"\xff\xfe\x80\x81", b'{"half": ', bytes(range(256)), b"\r\n\r\n", b"\xc3\x28" * 50)
 ORACLE = "ORÁCULO — coleção 東京 🛰️ e\u0301 \u202e"

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from oraculo.core.aggregate import end_status
 from oraculo.core.history import Happened, HistoryEntry
-from oraculo.core.pipeline import content_hash, decode_definition
 from oraculo.core.plan import Plan
 from oraculo.core.run import OPEN, Run, RunStatus, TaskStatus
+from oraculo.pipeline.definition import content_hash, decode_definition
 from oraculo.ports.store import RunQuery, Snapshot, Store
 
 

@@ -11,9 +11,9 @@ from typing import Any, Self
 import msgspec
 
 from oraculo.brokers.memory import MemoryBroker
+from oraculo.engine.deliver.webhooks import Post
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine, Role
-from oraculo.engine.webhooks import Post
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from oraculo.core import naming
-from oraculo.core.answer import has_failed
-from oraculo.core.message import Message, decode_message
+from oraculo.core.answers import has_failed
 from oraculo.errors import BrokerError, InvalidInput
 from oraculo.ports.broker import Broker, Consumer, Delivery
+from oraculo.wire import naming
+from oraculo.wire.message import Message, decode_message
 
 MOST_FOREIGN = 1_000  # messages of others that are held while a check lasts
 MARK = "verificacao-"

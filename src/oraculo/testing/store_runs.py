@@ -8,7 +8,6 @@ import msgspec
 
 from oraculo.core.events import Answered, Event
 from oraculo.core.machine import apply, start
-from oraculo.core.pipeline import Definition, decode_definition
 from oraculo.core.plan import Plan
 from oraculo.core.request import Limits, definition_of, new_run, read_request
 from oraculo.core.run import (
@@ -23,6 +22,7 @@ from oraculo.core.run import (
     Task,
     TaskStatus,
 )
+from oraculo.pipeline.definition import Definition, decode_definition
 from oraculo.ports.store import Creation, Outcome, RunQuery, Snapshot, Store, Unsent
 
 NOW = 1_731_636_000.123456  # no round number in binary: a store that rounds times is found out

@@ -25,7 +25,7 @@ from oraculo.core.events import (
     Sent,
     TaskDue,
 )
-from oraculo.core.history import Happened, HistoryEntry, bounded_traceback, parted
+from oraculo.core.history import Happened, HistoryEntry
 from oraculo.core.run import RunStatus
 from oraculo.errors import InvalidInput, StoreUnavailable, WrittenByNewer
 from oraculo.ports.store import Creation, Due, Outcome, RunQuery, Unsent
@@ -49,6 +49,7 @@ from oraculo.testing.store_runs import (
     succeeded,
     unsent_pages,
 )
+from oraculo.wire.tracebacks import bounded_traceback, parted
 
 
 class StoreSuite(StoreCommits):

@@ -16,17 +16,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from oraculo.core import machine, naming
-from oraculo.core.answer import read_answer
-from oraculo.core.message import correlation_id_of
-from oraculo.core.pipeline import Definition, Kind, Step
+from oraculo.core import machine
+from oraculo.core.answers import read_answer
 from oraculo.core.plan import Plan
 from oraculo.core.run import Run, RunHead, Task
-from oraculo.core.timestamps import in_words, to_iso
 from oraculo.errors import BrokerError, BrokerUnavailable
+from oraculo.pipeline.definition import Definition, Kind, Step
 from oraculo.ports.broker import Broker, DeadLetter, Outgoing, QueueState
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.testing.mailbox import MARK, MOST_FOREIGN, Answer, Mailbox
+from oraculo.wire import naming
+from oraculo.wire.message import correlation_id_of
+from oraculo.wire.timestamps import in_words, to_iso
 
 LARGE = 500_000  # bytes
 UNICODE = 'ação, coração, ÀÉÎÕÜ; 漢字 かな; Ελληνικά; עברית; 🧭👩‍🔬; \u2028 "aspas" \\ barra'

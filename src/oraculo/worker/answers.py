@@ -4,9 +4,9 @@ import traceback
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from oraculo.core.answer import failure_reason, is_result_payload
-from oraculo.core.answer_writer import MAX_ERROR_TEXT, Answer, AnswerWriter, describe
-from oraculo.core.message import decode_message
+from oraculo.core.answers import failure_reason, is_result_payload
+from oraculo.wire.answers import MAX_ERROR_TEXT, Answer, AnswerWriter, describe
+from oraculo.wire.message import decode_message
 
 __all__ = [
     "MAX_ERROR_TEXT",

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from oraculo.core import naming
 from oraculo.errors import Conflict, InvalidInput
+from oraculo.wire import naming
 from oraculo.worker.handlers import Handler, inspect_handler
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -9,17 +9,17 @@ from typing import Any, Self
 import msgspec
 import structlog
 
-from oraculo.core import naming
-from oraculo.core.json_guard import UNREADABLE
-from oraculo.core.message import Message, decode_message, encode_message
+from oraculo.clients.subscription import QueueIntake, Subscription
 from oraculo.core.request import Limits, read_request
-from oraculo.core.timestamps import in_words, to_iso
 from oraculo.errors import Conflict, Fault, InvalidInput, InvalidMessage, InvalidRequest, OraculoError
 from oraculo.ports.broker import Broker, Delivery, Outgoing
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
-from oraculo.subscription import QueueIntake, Subscription
-from oraculo.worker.large import completed
+from oraculo.wire import naming
+from oraculo.wire.json_guard import UNREADABLE
+from oraculo.wire.message import Message, decode_message, encode_message
+from oraculo.wire.timestamps import in_words, to_iso
+from oraculo.worker.large_results import completed
 from oraculo.worker.logs import TroubleLog
 
 _PREFETCH = 500

@@ -7,8 +7,8 @@ from functools import cached_property
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from oraculo.core.answer_writer import MAX_PROGRESS_TEXT
 from oraculo.ports.clock import Clock, SystemClock
+from oraculo.wire.answers import MAX_PROGRESS_TEXT
 
 
 def _nobody_listens() -> None:

@@ -10,24 +10,24 @@ from concurrent.futures import Executor
 
 import msgspec
 
-from oraculo.core import naming
-from oraculo.core.answer_writer import NOT_IN_TIME
-from oraculo.core.message import Message, decode_message
-from oraculo.core.naming import shortened
-from oraculo.core.timestamps import from_iso
+from oraculo.clients.subscription import Subscription
 from oraculo.errors import InvalidInput, InvalidMessage, ObjectsError
 from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock, Entropy
-from oraculo.subscription import Subscription
+from oraculo.wire import naming
+from oraculo.wire.answers import NOT_IN_TIME
+from oraculo.wire.message import Message, decode_message
+from oraculo.wire.naming import shortened
+from oraculo.wire.timestamps import from_iso
+from oraculo.worker.answer_memory import Identity, RememberedAnswers, identity_of
 from oraculo.worker.answers import AnswerWriter, DoNotRetry, answered_failure, as_answer, failure_of, traceback_of
 from oraculo.worker.context import Context
 from oraculo.worker.handlers import payload_fault
 from oraculo.worker.jobs import Job, Lane, Receipt
-from oraculo.worker.large import LargeAnswers, may_refer
+from oraculo.worker.large_results import LargeAnswers, may_refer
 from oraculo.worker.logs import FailureLog, WorkerLog
 from oraculo.worker.outbox import AnswerOutbox
-from oraculo.worker.remembered import Identity, RememberedAnswers, identity_of
-from oraculo.worker.suspects import Suspects, trusted
+from oraculo.worker.poison import Suspects, trusted
 
 _log = WorkerLog()
 _STOPPING = "the worker stopped before it began this command"

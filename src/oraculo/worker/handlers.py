@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from oraculo.core.message import fault_of
 from oraculo.errors import Fault, InvalidInput
+from oraculo.wire.message import fault_of
 from oraculo.worker.context import Context
 
 _RIGHT = "a handler takes (payload) or (payload, ctx)"

@@ -4,12 +4,12 @@ from collections import deque
 
 import msgspec
 
-from oraculo.core.message import Message
+from oraculo.clients.subscription import Subscription
 from oraculo.ports.broker import Delivery
-from oraculo.subscription import Subscription
+from oraculo.wire.message import Message
+from oraculo.worker.answer_memory import Identity
 from oraculo.worker.context import Context
 from oraculo.worker.handlers import Handler
-from oraculo.worker.remembered import Identity
 
 
 class Receipt(msgspec.Struct, eq=False, frozen=True):

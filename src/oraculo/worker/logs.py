@@ -8,8 +8,8 @@ from typing import Any
 
 import structlog
 
-from oraculo.core.naming import shortened
-from oraculo.core.repeats import Repeats
+from oraculo.core.log_throttle import Repeats
+from oraculo.wire.naming import shortened
 
 _log = structlog.get_logger("oraculo.worker")
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import msgspec
 
-from oraculo.core import naming
+from oraculo.clients.subscription import Backoff, Subscription
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, Delivery, NotTaken, Outgoing
 from oraculo.ports.clock import Entropy
-from oraculo.subscription import Backoff, Subscription
+from oraculo.wire import naming
+from oraculo.worker.answer_memory import RememberedAnswers, identity_of
 from oraculo.worker.answers import AnswerWriter
 from oraculo.worker.jobs import Job, Receipt
 from oraculo.worker.logs import TroubleLog, WorkerLog
-from oraculo.worker.remembered import RememberedAnswers, identity_of
 
 MAX_BATCH = 500
 MAX_BATCH_BYTES = 1024 * 1024  # a broker has seconds to confirm it, and a link may be slow

@@ -6,22 +6,22 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from oraculo.core.naming import QueueNames
+from oraculo.clients.subscription import QueueIntake
 from oraculo.errors import InvalidInput, OraculoError
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
 from oraculo.settings import BrokerSettings, ObjectSettings, WorkerSettings
-from oraculo.subscription import QueueIntake
+from oraculo.wire.naming import QueueNames
+from oraculo.worker.answer_memory import RememberedAnswers
 from oraculo.worker.answers import AnswerWriter, describe
 from oraculo.worker.app import App
 from oraculo.worker.dispatch import OVERDUE_PER_PLACE, Dispatcher
 from oraculo.worker.handlers import Handler
 from oraculo.worker.jobs import Lane
-from oraculo.worker.large import LargeAnswers
+from oraculo.worker.large_results import LargeAnswers
 from oraculo.worker.logs import TroubleLog, WorkerLog
 from oraculo.worker.outbox import AnswerOutbox
-from oraculo.worker.remembered import RememberedAnswers
 from oraculo.worker.threads import DaemonThreads
 
 RENEWALS = 3  # of what is held, within one lease: one or two may fail

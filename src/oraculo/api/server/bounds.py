@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from ipaddress import IPv4Address, ip_address, ip_network
 from typing import Protocol
 
-from oraculo.core.repeats import Repeats
+from oraculo.core.log_throttle import Repeats
 from oraculo.settings import ApiSettings
 
 HEAD_BYTES = 64 * 1024  # of a request line and its headers, of trailers, and of what else stands around chunks

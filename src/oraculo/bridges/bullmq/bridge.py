@@ -17,15 +17,15 @@ from oraculo.bridges.bullmq.runs import Runs
 from oraculo.bridges.bullmq.server import BullmqRedis
 from oraculo.bridges.bullmq.sweep import Sweep
 from oraculo.bridges.ended_runs import EndedRuns
-from oraculo.core.answer_writer import AnswerWriter, describe
-from oraculo.core.bridge import BULLMQ, QUEUES, Beyond, Bridge
-from oraculo.core.naming import QueueNames
+from oraculo.clients.subscription import Backoff, QueueIntake, Receive
+from oraculo.pipeline.bridges import BULLMQ, QUEUES, Beyond, Bridge
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import BullmqSettings
-from oraculo.subscription import Backoff, QueueIntake, Receive
+from oraculo.wire.answers import AnswerWriter, describe
+from oraculo.wire.naming import QueueNames
 
 PREFETCH = 100
 

@@ -15,8 +15,8 @@ from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.records import NewJob
 from oraculo.bridges.bullmq.reports import Report, Reporter
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client
-from oraculo.core.bridge_allow import BULL_DEFAULT_JOB
-from oraculo.core.json_guard import UNREADABLE
+from oraculo.pipeline.bridge_rules import BULL_DEFAULT_JOB
+from oraculo.wire.json_guard import UNREADABLE
 
 TOKEN = "oraculo"
 LISTEN = 1.0

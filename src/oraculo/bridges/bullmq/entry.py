@@ -23,13 +23,13 @@ from oraculo.bridges.bullmq.pausing import mind_pauses_of
 from oraculo.bridges.bullmq.refusals import Refusals
 from oraculo.bridges.bullmq.runs import Followed, Lost, Overtaken, RequestRefused, Runs
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, WATCH_PAUSE, BullmqRedis, close_client, within
-from oraculo.core import naming
-from oraculo.core.json_guard import HALF_A_PAIR, is_too_deep
+from oraculo.clients.subscription import Backoff
 from oraculo.errors import InvalidInput, OraculoError
 from oraculo.ports.clock import Entropy
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import BullmqSettings
-from oraculo.subscription import Backoff
+from oraculo.wire import naming
+from oraculo.wire.json_guard import HALF_A_PAIR, is_too_deep
 
 PIPELINE = "pipelineName"
 PAYLOAD = "payload"

@@ -18,8 +18,8 @@ from oraculo.bridges.bullmq.portions import Portion
 from oraculo.bridges.bullmq.records import Record
 from oraculo.bridges.bullmq.reports import Report, Reporter
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client, is_passing
-from oraculo.core.json_guard import is_too_deep
 from oraculo.ports.clock import Clock
+from oraculo.wire.json_guard import is_too_deep
 
 BLOCK = 1.0  # seconds that one reading waits; after each the queues are looked up again
 CONSUMER = "oraculo"

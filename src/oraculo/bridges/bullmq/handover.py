@@ -11,17 +11,17 @@ from oraculo.bridges.bullmq.reports import Report, Reporter
 from oraculo.bridges.bullmq.server import BullmqRedis, is_passing
 from oraculo.bridges.bullmq.sweep import Sweep
 from oraculo.bridges.ended_runs import EndedRuns
-from oraculo.core import naming
-from oraculo.core.answer_writer import NOT_IN_TIME
-from oraculo.core.bridge import BULLMQ, Bridge
-from oraculo.core.bridge_allow import BullmqAllow
-from oraculo.core.message import Message, decode_message, priority_of
-from oraculo.core.naming import QueueNames
+from oraculo.clients.subscription import LONGEST_HELD, Backoff, Subscription
 from oraculo.errors import InvalidInput, InvalidMessage
+from oraculo.pipeline.bridge_rules import BullmqAllow
+from oraculo.pipeline.bridges import BULLMQ, Bridge
 from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeadLettered, Telemetry
-from oraculo.subscription import LONGEST_HELD, Backoff, Subscription
+from oraculo.wire import naming
+from oraculo.wire.answers import NOT_IN_TIME
+from oraculo.wire.message import Message, decode_message, priority_of
+from oraculo.wire.naming import QueueNames
 
 _DEFAULT_NAME = "oraculo"  # of a job whose command names no task
 

@@ -9,7 +9,7 @@ from redis.exceptions import ResponseError
 
 from oraculo.bridges.bullmq.pausing import mind_pauses_when_adding
 from oraculo.bridges.bullmq.records import NewJob
-from oraculo.core.message import HIGHEST_PRIORITY
+from oraculo.wire.message import HIGHEST_PRIORITY
 
 WAITING = ("waiting", "delayed", "prioritized", "paused")
 MOST_QUEUES = 1000  # of which bullmq's object is kept: whoever asks for a run may name any

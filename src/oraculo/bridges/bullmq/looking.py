@@ -5,7 +5,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from oraculo.bridges.bullmq.server import BullmqRedis, within
-from oraculo.core.bridge import BULLMQ, Beyond, Bridge
+from oraculo.pipeline.bridges import BULLMQ, Beyond, Bridge
 from oraculo.settings import BullmqSettings
 
 _PATIENCE = 1.0  # seconds

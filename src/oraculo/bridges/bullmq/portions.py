@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from oraculo.core.slices import Item, slices
+from oraculo.core.chunks import Item, slices
 
 TOLD_BYTES = 1024 * 1024  # a broker has seconds to confirm it, and a link may be slow
 READ_BYTES = 4 * 1024 * 1024

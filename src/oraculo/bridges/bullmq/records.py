@@ -5,9 +5,9 @@ import re
 
 import msgspec
 
-from oraculo.core import naming
-from oraculo.core.message import Message
-from oraculo.core.timestamps import from_iso
+from oraculo.wire import naming
+from oraculo.wire.message import Message
+from oraculo.wire.timestamps import from_iso
 
 _READABLE = 80  # characters of a job's id that are for people
 _UNREADABLE = re.compile(r"[^A-Za-z0-9_.-]+")

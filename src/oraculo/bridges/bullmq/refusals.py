@@ -5,7 +5,7 @@ import asyncio
 from redis.exceptions import ResponseError
 
 from oraculo.bridges.bullmq.server import is_passing
-from oraculo.subscription import LONGEST_PAUSE
+from oraculo.clients.subscription import LONGEST_PAUSE
 
 _TOLD_FOR = LONGEST_PAUSE + 10.0  # seconds since the last time: longer than any part waits before it tries again
 

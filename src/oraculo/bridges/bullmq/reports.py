@@ -9,12 +9,12 @@ import structlog
 from oraculo.bridges.bullmq.ledger import Ledger
 from oraculo.bridges.bullmq.portions import by_the_megabyte
 from oraculo.bridges.bullmq.records import Record
-from oraculo.core.answer_writer import MAX_PROGRESS_TEXT, AnswerWriter
-from oraculo.core.json_guard import depth_fault, has_half_a_pair, is_too_deep, json_fault
+from oraculo.clients.subscription import Backoff
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidJson
 from oraculo.ports.broker import Broker, NotTaken, Outgoing
 from oraculo.ports.clock import Entropy
-from oraculo.subscription import Backoff
+from oraculo.wire.answers import MAX_PROGRESS_TEXT, AnswerWriter
+from oraculo.wire.json_guard import depth_fault, has_half_a_pair, is_too_deep, json_fault
 
 _PERCENT_FIELDS = ("percent", "percentage", "percentual", "progress", "progresso", "value")
 _TEXT_FIELDS = ("message", "mensagem", "text", "note", "status", "stage", "step")

@@ -14,25 +14,25 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from oraculo.core import naming
-from oraculo.core.message import (
-    Message,
-    correlation_id_at_start,
-    correlation_id_of,
-    decode_message,
-    encode_message,
-)
-from oraculo.core.naming import QueueNames
+from oraculo.clients.subscription import Backoff, Subscription
+from oraculo.core.chunks import pages
 from oraculo.core.run import DeliveryStatus, RunHead, RunStatus
-from oraculo.core.slices import pages
-from oraculo.core.timestamps import to_iso
 from oraculo.errors import BrokerError, InvalidInput, OraculoError, WrittenByNewer
 from oraculo.ports.broker import Broker, Delivery, Outgoing
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.readable import readable
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
-from oraculo.subscription import Backoff, Subscription
+from oraculo.wire import naming
+from oraculo.wire.message import (
+    Message,
+    correlation_id_at_start,
+    correlation_id_of,
+    decode_message,
+    encode_message,
+)
+from oraculo.wire.naming import QueueNames
+from oraculo.wire.timestamps import to_iso
 
 REPLIES = "agregados-bullmq"  # the queue on which aggregates come back
 POLL = 0.3

@@ -17,8 +17,8 @@ from oraculo.bridges.bullmq.portions import Portion, by_the_megabyte
 from oraculo.bridges.bullmq.records import Record
 from oraculo.bridges.bullmq.reports import Report, Reporter
 from oraculo.bridges.bullmq.server import is_passing
-from oraculo.core.answer_writer import NOT_IN_TIME
 from oraculo.ports.clock import Clock
+from oraculo.wire.answers import NOT_IN_TIME
 
 MOST_EVENTS = 50_000  # of a stream that are searched for the end of a job that is gone
 UNUSED = 600.0  # seconds without an open job, after which the events of a queue are read no longer

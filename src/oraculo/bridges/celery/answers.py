@@ -5,13 +5,13 @@ import contextlib
 from oraculo.bridges.celery.events import SentTasks
 from oraculo.bridges.celery.reports import Report, reason_of
 from oraculo.bridges.celery.tasks import ReturnAddress, task_id_of
-from oraculo.core import naming
-from oraculo.core.answer_writer import AnswerWriter
+from oraculo.clients.subscription import Backoff
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.ports.clock import Entropy
 from oraculo.ports.telemetry import LoopFailed, Telemetry
-from oraculo.subscription import Backoff
+from oraculo.wire import naming
+from oraculo.wire.answers import AnswerWriter
 
 DUTY = "ponte celery"
 

@@ -22,15 +22,15 @@ from oraculo.bridges.celery.replies import TaskReplies
 from oraculo.bridges.celery.reports import Report
 from oraculo.bridges.celery.tasks import ReturnAddress
 from oraculo.bridges.ended_runs import EndedRuns
-from oraculo.core import bridge as bridges
-from oraculo.core import naming
-from oraculo.core.answer_writer import AnswerWriter
-from oraculo.core.bridge import Beyond, Bridge
+from oraculo.pipeline import bridges
+from oraculo.pipeline.bridges import Beyond, Bridge
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Store
 from oraculo.ports.telemetry import LoopFailed, Telemetry
 from oraculo.settings import CelerySettings
+from oraculo.wire import naming
+from oraculo.wire.answers import AnswerWriter
 
 REPLIES = naming.BRIDGE_REPLIES  # the exchange and the queue on Celery's broker, with our prefix
 

@@ -22,8 +22,8 @@ from kombu.exceptions import OperationalError
 from oraculo.bridges.celery.secured import SecuredConnection
 from oraculo.bridges.celery.tasks import Task
 from oraculo.clients.kombu_redis import missing_for_kombu
-from oraculo.core.answer_writer import describe
 from oraculo.errors import Fault, InvalidSettings
+from oraculo.wire.answers import describe
 
 CONNECT_TIMEOUT = 3.0
 SEND_TIMEOUT = 5.0  # until a broker that does not confirm counts as lost

@@ -15,17 +15,17 @@ from oraculo.bridges.celery.events import SentTasks
 from oraculo.bridges.celery.reports import Report, reason_of
 from oraculo.bridges.celery.tasks import ReturnAddress, Task, address_of, make_task, read_destination
 from oraculo.bridges.ended_runs import EndedRuns
-from oraculo.core import bridge as bridges
-from oraculo.core.answer_writer import describe
-from oraculo.core.bridge import Bridge
-from oraculo.core.message import HIGHEST_PRIORITY, Message, decode_message, priority_of
-from oraculo.core.timestamps import from_iso
+from oraculo.clients.subscription import LONGEST_HELD, Backoff, QueueIntake, Subscription
 from oraculo.errors import BrokerError, InvalidInput
+from oraculo.pipeline import bridges
+from oraculo.pipeline.bridges import Bridge
 from oraculo.ports.broker import Broker, Delivery
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
 from oraculo.settings import CelerySettings
-from oraculo.subscription import LONGEST_HELD, Backoff, QueueIntake, Subscription
+from oraculo.wire.answers import describe
+from oraculo.wire.message import HIGHEST_PRIORITY, Message, decode_message, priority_of
+from oraculo.wire.timestamps import from_iso
 
 PREFETCH = 100  # commands held, and reports held
 STOP_GRACE = 5.0

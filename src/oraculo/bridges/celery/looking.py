@@ -5,7 +5,7 @@ import contextlib
 import threading
 
 from oraculo.bridges.celery.connections import Address, queue_counts
-from oraculo.core.bridge import CELERY, Beyond, Bridge
+from oraculo.pipeline.bridges import CELERY, Beyond, Bridge
 from oraculo.settings import CelerySettings
 
 _PATIENCE = 2.0  # seconds

@@ -15,10 +15,10 @@ from oraculo.bridges.celery.handover import PREFETCH, QUEUE, STOP_GRACE
 from oraculo.bridges.celery.reasons import FailureReasons
 from oraculo.bridges.celery.reports import PICKLED, Report, failure, is_pickle, read_report, reason_of
 from oraculo.bridges.celery.tasks import FAILED
+from oraculo.clients.subscription import Backoff
 from oraculo.ports.broker import Outgoing
 from oraculo.ports.clock import Entropy
 from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
-from oraculo.subscription import Backoff
 
 MOST_KEPT = 64 * 1024  # bytes of an unreadable report that our broker refuses to take whole
 BIND_EVERY = 5.0  # seconds; a broker may lose what it was told, and nobody hears of that

@@ -9,9 +9,9 @@ import msgspec
 from kombu.utils import json as kombu_json
 
 from oraculo.bridges.celery.tasks import ADDRESS, FAILED, RETURNED, ReturnAddress, read_address
-from oraculo.core import naming
-from oraculo.core.answer_writer import describe
 from oraculo.errors import Fault, InvalidMessage, OraculoError
+from oraculo.wire import naming
+from oraculo.wire.answers import describe
 
 NO_REASON = "the Celery task failed; no event of its worker said why, its log does"
 PICKLED = (

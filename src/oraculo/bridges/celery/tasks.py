@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 from celery import Celery
 
-from oraculo.core import bridge as bridges
-from oraculo.core.bridge import Bridge
-from oraculo.core.message import Message
-from oraculo.core.timestamps import from_iso
 from oraculo.errors import Fault, InvalidMessage
+from oraculo.pipeline import bridges
+from oraculo.pipeline.bridges import Bridge
+from oraculo.wire.message import Message
+from oraculo.wire.timestamps import from_iso
 
 RETURNED = "oraculo.retornou"
 FAILED = "oraculo.falhou"

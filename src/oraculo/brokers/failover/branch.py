@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import structlog
 
-from oraculo.core.unread import UnreadQueues
+from oraculo.core.unread_queues import UnreadQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Broker, Link, NotTaken
 

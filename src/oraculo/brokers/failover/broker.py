@@ -9,10 +9,10 @@ from weakref import WeakSet
 
 import msgspec
 
+from oraculo.brokers.dead_letter_page import LetterPage
 from oraculo.brokers.failover.branch import WORKS_AGAIN, Branch, told
 from oraculo.brokers.failover.consumer import FailoverConsumer
 from oraculo.brokers.failover.offers import Group, Outcome
-from oraculo.brokers.letter_page import LetterPage
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import (
     LETTER_SEPARATOR,

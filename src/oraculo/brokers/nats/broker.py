@@ -24,6 +24,8 @@ from oraculo.brokers.nats.appetite import Appetite
 from oraculo.brokers.nats.births import Births
 from oraculo.brokers.nats.connection import Connection
 from oraculo.brokers.nats.consumer import FAREWELL, Letter, NatsConsumer, Terms, give_back
+from oraculo.brokers.nats.dead_letters import Quarantine
+from oraculo.brokers.nats.declare import LOOK_SHARE, Maker
 from oraculo.brokers.nats.given_back import GivenBack
 from oraculo.brokers.nats.layout import (
     agreed_terms,
@@ -34,16 +36,14 @@ from oraculo.brokers.nats.layout import (
     queue_of,
     stream_of,
 )
-from oraculo.brokers.nats.letters import Quarantine
-from oraculo.brokers.nats.making import LOOK_SHARE, Maker
 from oraculo.brokers.nats.outgoing import Refusals, request_of
 from oraculo.brokers.nats.replies import UNANSWERED, ApiError, Request
 from oraculo.brokers.nats.sending import Sender
-from oraculo.core.naming import dlq_name, is_dlq, shown, source_name
-from oraculo.core.slices import pages
+from oraculo.core.chunks import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, Fault, InvalidSettings
 from oraculo.ports.broker import Broker, Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
+from oraculo.wire.naming import dlq_name, is_dlq, shown, source_name
 
 DEFAULT_PORT = 4222
 OLDEST = (2, 10)

@@ -34,8 +34,8 @@ from oraculo.brokers.nats.replies import (
     Request,
     read_answer,
 )
-from oraculo.core.slices import pages
-from oraculo.core.troubled import TroubledQueues
+from oraculo.core.chunks import pages
+from oraculo.core.troubled_queues import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable, how_to_add
 from oraculo.ports.broker import NotTaken
 

@@ -17,9 +17,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, unquote_to_bytes
 
-from oraculo.core.naming import dlq_of, shortened, shown
-from oraculo.core.timestamps import from_iso, to_iso
 from oraculo.ports.broker import NO_REASON
+from oraculo.wire.naming import dlq_of, shortened, shown
+from oraculo.wire.timestamps import from_iso, to_iso
 
 REASON_HEADER = "Oraculo-Reason"
 REDELIVERIES_HEADER = "Oraculo-Redeliveries"

@@ -14,9 +14,9 @@ from oraculo.brokers.nats.layout import (
     name_fault,
 )
 from oraculo.brokers.nats.replies import UNANSWERED, PubAck, Request, read_confirm
-from oraculo.core.naming import dlq_name
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import NO_REASON, NotTaken, Outgoing
+from oraculo.wire.naming import dlq_name
 
 WINDOW = 1000  # messages that wait for their confirm at a time; JetStream refuses when ten thousand do
 WINDOW_BYTES = 4 * 1024 * 1024

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from oraculo.brokers.nats.births import Births
 from oraculo.brokers.nats.connection import MOST_KNOWN, Connection, Patience
+from oraculo.brokers.nats.declare import Maker
 from oraculo.brokers.nats.layout import stream_of
-from oraculo.brokers.nats.making import Maker
 from oraculo.brokers.nats.outgoing import Refusals, confirms_of, windows
 from oraculo.brokers.nats.replies import NOBODY, UNANSWERED, ApiError, Request
-from oraculo.core.naming import dlq_name, is_dlq, source_name
-from oraculo.core.slices import pages
+from oraculo.core.chunks import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
+from oraculo.wire.naming import dlq_name, is_dlq, source_name
 
 MADE_TOGETHER = 100  # queues: a slow server has to make them in the time of a call
 CONFIRM_SHARE = 0.8  # of the time of a call; in the rest a server that did not confirm may show that it works

@@ -25,21 +25,21 @@ from oraculo.brokers.address import read_address
 from oraculo.brokers.age import warning_of_age
 from oraculo.brokers.rabbitmq.connection import BLOCKED, CLOSED, Connection, Refused
 from oraculo.brokers.rabbitmq.consumer import RabbitMQConsumer
-from oraculo.brokers.rabbitmq.letters import (
+from oraculo.brokers.rabbitmq.dead_letters import (
     PERSISTENT,
     Quarantine,
     dead,
     encoded,
     fitted,
 )
+from oraculo.brokers.rabbitmq.frames import Parcel
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed, Publisher
 from oraculo.brokers.rabbitmq.queues import LOOKS_TOGETHER, Depth, Queues
 from oraculo.brokers.rabbitmq.sending import Sender, StuckQueues
-from oraculo.brokers.rabbitmq.wire import Parcel
-from oraculo.core.naming import dlq_name, dlq_of, is_dlq
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import NO_REASON, Broker, Capabilities, DeadLetter, Link, NotTaken, Outgoing, QueueState
 from oraculo.ports.clock import Clock, SystemClock
+from oraculo.wire.naming import dlq_name, dlq_of, is_dlq
 
 PORT = 5672
 OLDEST = (3, 10)

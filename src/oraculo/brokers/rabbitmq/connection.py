@@ -14,9 +14,9 @@ import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from oraculo.brokers.address import Address, no_node
-from oraculo.brokers.rabbitmq.stream import LoopServices
-from oraculo.brokers.rabbitmq.wire import Connection as RawConnection
-from oraculo.brokers.rabbitmq.wire import Receiver
+from oraculo.brokers.rabbitmq.frames import Connection as RawConnection
+from oraculo.brokers.rabbitmq.frames import Receiver
+from oraculo.brokers.rabbitmq.transport import LoopServices
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 HEARTBEAT = 10  # seconds: a peer that is silent for about twice as long is gone

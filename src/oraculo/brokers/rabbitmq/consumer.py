@@ -11,20 +11,20 @@ from pika.exceptions import AMQPError
 
 from oraculo.brokers.prefetch import Prefetch
 from oraculo.brokers.rabbitmq.connection import Channel, unused
-from oraculo.brokers.rabbitmq.letters import (
+from oraculo.brokers.rabbitmq.dead_letters import (
     OUR_HEADERS,
     REDELIVERIES,
     carried,
     dead,
     redeliveries_of,
 )
+from oraculo.brokers.rabbitmq.frames import Deliveries, Parcel
 from oraculo.brokers.rabbitmq.publisher import NotConfirmed
 from oraculo.brokers.rabbitmq.queues import NotDelayed, Queues
-from oraculo.brokers.rabbitmq.wire import Deliveries, Parcel
-from oraculo.core.naming import dlq_name, is_dlq
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock
+from oraculo.wire.naming import dlq_name, is_dlq
 
 MOST_PREFETCH = 65_535  # what AMQP can say
 FAILED_MOVE_PAUSE = 1.0  # seconds until it is tried again to move a message, or it comes again

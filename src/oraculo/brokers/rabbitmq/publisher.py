@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, NOT_FOUND, Channel, Connection, Refused
-from oraculo.brokers.rabbitmq.wire import Confirms, Fit, Packer, Parcel
+from oraculo.brokers.rabbitmq.frames import Confirms, Fit, Packer, Parcel
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 
 _MOST_QUEUES = 10_000  # of which it is remembered that they were there

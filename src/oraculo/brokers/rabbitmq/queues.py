@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 import structlog
 
 from oraculo.brokers.rabbitmq.connection import ACCESS_REFUSED, LOCKED, NOT_FOUND, Channel, Connection, Refused
-from oraculo.core.naming import dlq_of, is_dlq, shown, source_name
-from oraculo.core.slices import pages
+from oraculo.core.chunks import pages
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import MAY_LOSE
+from oraculo.wire.naming import dlq_of, is_dlq, shown, source_name
 
 LOOKS_TOGETHER = 4  # each on a channel of its own, for the answer to one is awaited before the next is asked
 _NO_LIMIT = 1_000_000_000

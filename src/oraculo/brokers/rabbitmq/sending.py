@@ -15,11 +15,11 @@ from typing import NamedTuple
 from pika.exceptions import AMQPError
 
 from oraculo.brokers.rabbitmq.connection import Refused
+from oraculo.brokers.rabbitmq.frames import Parcel
 from oraculo.brokers.rabbitmq.publisher import LONGEST, NotConfirmed, Overdue, Publisher, Unheard
 from oraculo.brokers.rabbitmq.queues import DECLARED_TOGETHER, Queues
-from oraculo.brokers.rabbitmq.wire import Parcel
-from oraculo.core.slices import pages
-from oraculo.core.troubled import TroubledQueues
+from oraculo.core.chunks import pages
+from oraculo.core.troubled_queues import TroubledQueues
 from oraculo.errors import BrokerError, BrokerUnavailable
 
 UNHEARD_FOR = 30.0  # seconds until something is sent again to a queue that said nothing, though it says nothing yet

@@ -25,7 +25,7 @@ from typing import Any
 
 from oraculo.brokers.address import read_address
 from oraculo.brokers.age import warning_of_age
-from oraculo.brokers.letter_page import LetterPage
+from oraculo.brokers.dead_letter_page import LetterPage
 from oraculo.brokers.redis_streams.consumer import SETTLED_TOGETHER, Holder, Orphans, RedisConsumer, Terms
 from oraculo.brokers.redis_streams.layout import (
     as_far_as_shown,
@@ -52,8 +52,7 @@ from oraculo.brokers.redis_streams.server import (
 )
 from oraculo.brokers.redis_streams.trimming import Trimmer, trim_command
 from oraculo.clients.redis import Command, ReplyError, connect, database_of, error_code, read_info, version_of
-from oraculo.core.naming import LONGEST_REASON, dlq_name, is_dlq, source_name
-from oraculo.core.slices import pages
+from oraculo.core.chunks import pages
 from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
 from oraculo.ports.broker import (
     LETTER_BODY_BYTES,
@@ -67,6 +66,7 @@ from oraculo.ports.broker import (
     QueueState,
 )
 from oraculo.ports.clock import Clock, SystemClock
+from oraculo.wire.naming import LONGEST_REASON, dlq_name, is_dlq, source_name
 
 PORT = 6379
 OLDEST = (6, 2)

@@ -12,11 +12,11 @@ from oraculo.brokers.redis_streams.layout import content, keys, order, text
 from oraculo.brokers.redis_streams.scripts import ACK, EXTEND, PAGE, RELEASE, RETRY, UPKEEP
 from oraculo.brokers.redis_streams.server import GroupGone, NoRoom, Server
 from oraculo.clients.redis import Command, Connection, ReplyError, Script, error_code
-from oraculo.core.naming import is_dlq
-from oraculo.core.slices import pages
+from oraculo.core.chunks import pages
 from oraculo.errors import BrokerError, BrokerUnavailable
 from oraculo.ports.broker import Delivery
 from oraculo.ports.clock import Clock
+from oraculo.wire.naming import is_dlq
 
 LONGEST_WAIT = 1.0  # seconds that a consumer waits for messages before it looks after delays and leases
 MOST_HELD = 1_000_000  # more than any consumer holds, so that asking for as many finds all

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from oraculo.core.naming import dlq_name
 from oraculo.ports.broker import LETTER_BODY_BYTES, NO_REASON, DeadLetter
+from oraculo.wire.naming import dlq_name
 
 _DELAYED_SUFFIX = ":delayed"  # with a sign that no queue's name has: it is never the stream of another queue
 _OURS = (b"reason", b"at", b"redeliveries")  # of a dead letter

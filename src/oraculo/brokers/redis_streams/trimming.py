@@ -10,8 +10,8 @@ import structlog
 from oraculo.brokers.redis_streams.scripts import TRIM
 from oraculo.brokers.redis_streams.server import ERRORS
 from oraculo.clients.redis import Command, ReplyError, translated
-from oraculo.core.naming import is_dlq
 from oraculo.errors import BrokerUnavailable
+from oraculo.wire.naming import is_dlq
 
 TRIMMED_EVERY = 2.0  # seconds
 TRIMMED_TOGETHER = 100  # queues

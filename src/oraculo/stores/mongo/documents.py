@@ -14,10 +14,10 @@ from bson.objectid import ObjectId
 
 from oraculo.core.aggregate import summary
 from oraculo.core.history import HistoryEntry
-from oraculo.core.pipeline import Step
 from oraculo.core.run import Delivery, RunHead, Task
+from oraculo.pipeline.definition import Step
 from oraculo.stores.mongo.server import OPTIONS, Document
-from oraculo.stores.words import CAUSE, CHANNEL, DELIVERY_STATUS, HAPPENED, RUN_STATUS, TASK_STATUS
+from oraculo.stores.stored_words import CAUSE, CHANNEL, DELIVERY_STATUS, HAPPENED, RUN_STATUS, TASK_STATUS
 
 INLINE_BYTES = 8 * 1024  # a text up to this size is in the document that it belongs to
 PART_BYTES = 4 * 1024 * 1024

@@ -16,7 +16,7 @@ from typing import Any
 from bson.objectid import ObjectId
 from pymongo import UpdateOne
 
-from oraculo.core.slices import pages
+from oraculo.core.chunks import pages
 from oraculo.errors import StoreError
 from oraculo.stores.mongo.faults import translated
 from oraculo.stores.mongo.history import entries_in_document, full_blocks

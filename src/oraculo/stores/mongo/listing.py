@@ -10,7 +10,7 @@ from oraculo.errors import InvalidInput
 from oraculo.ports.store import Page, RunQuery
 from oraculo.stores.mongo.documents import BETWEEN, NOT_OF_HEADS, head_of
 from oraculo.stores.mongo.server import Document, Server
-from oraculo.stores.words import census_of
+from oraculo.stores.stored_words import census_of
 
 _KEY = re.compile(r"[0-9a-f]{28}")
 _SEARCHED = "_id_-1_busca_1"  # by its keys: only what is found is opened

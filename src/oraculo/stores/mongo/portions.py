@@ -9,7 +9,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import BulkWriteError
 
-from oraculo.core.slices import slices
+from oraculo.core.chunks import slices
 from oraculo.stores.mongo.faults import duplicates
 from oraculo.stores.mongo.server import PORTION_BYTES, RAW, Collection, Document, Encoded, Server
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from bson.objectid import ObjectId
 
+from oraculo.core.chunks import pages
 from oraculo.core.run import RunHead, RunStatus, Task
-from oraculo.core.slices import pages
 from oraculo.errors import StoreUnavailable
 from oraculo.ports.store import Due, Snapshot, Unsent
 from oraculo.stores.mongo.documents import NOT_OF_HEADS, Parts, content, head_of, names_in, task_of

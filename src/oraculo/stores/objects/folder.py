@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from oraculo.core.reference import CLAIM, OWNER, is_run_folder
+from oraculo.core.result_reference import CLAIM, OWNER, is_run_folder
 from oraculo.errors import ObjectLost, ObjectsUnavailable
 from oraculo.ports.objects import RunFolder
 from oraculo.stores.objects.threads import Threads

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl
 
-from oraculo.core.reference import CLAIM, OWNER, is_run_folder
+from oraculo.core.result_reference import CLAIM, OWNER, is_run_folder
 from oraculo.errors import ObjectLost, ObjectsError, ObjectsUnavailable
 from oraculo.ports.objects import RunFolder
 from oraculo.settings.urls import redacted, without_secrets

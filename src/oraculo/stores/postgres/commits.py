@@ -12,12 +12,12 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from oraculo.core.slices import slices
+from oraculo.core.chunks import slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Created, Outcome
 from oraculo.stores.postgres.address import Connection
+from oraculo.stores.postgres.connections import QUERIES, Lane
 from oraculo.stores.postgres.faults import Clash
-from oraculo.stores.postgres.lanes import QUERIES, Lane
 from oraculo.stores.postgres.rows import ROW_BYTES, Birth, Row, Update, Write
 from oraculo.stores.sql.jobs import CommitQueue, Job
 

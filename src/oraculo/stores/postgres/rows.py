@@ -13,7 +13,7 @@ import msgspec
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, Task
 from oraculo.ports.store import Creation, Snapshot
-from oraculo.stores.words import CAUSE, HAPPENED, RUN_STATUS, TASK_STATUS, deliveries_of
+from oraculo.stores.stored_words import CAUSE, HAPPENED, RUN_STATUS, TASK_STATUS, deliveries_of
 
 Row = tuple[Any, ...]
 

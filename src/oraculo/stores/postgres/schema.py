@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from oraculo.errors import StoreError
 from oraculo.stores.migrations import Migration
 from oraculo.stores.postgres.address import Connection
-from oraculo.stores.postgres.lanes import QUERIES
+from oraculo.stores.postgres.connections import QUERIES
 from oraculo.stores.sql import migrations
 
 

@@ -12,16 +12,16 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from oraculo.core.chunks import slices
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus, Task
-from oraculo.core.slices import slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
 from oraculo.stores.postgres.address import Address, Connection, version_of
 from oraculo.stores.postgres.commits import PostgresJob, queue_to
+from oraculo.stores.postgres.connections import QUERIES, Lane
 from oraculo.stores.postgres.faults import translated
-from oraculo.stores.postgres.lanes import QUERIES, Lane
 from oraculo.stores.postgres.rows import BETWEEN, Birth, Update, entry_of, head_of, searched, snapshots_of, task_of
 from oraculo.stores.postgres.schema import (
     has_tables,
@@ -32,7 +32,7 @@ from oraculo.stores.postgres.schema import (
 )
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
 from oraculo.stores.sql.listing import one_list_a_status
-from oraculo.stores.words import census_of
+from oraculo.stores.stored_words import census_of
 
 PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
 UPKEEP = 360  # times the limit of a call: for what goes over whole tables

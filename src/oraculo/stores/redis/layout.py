@@ -35,9 +35,9 @@ from functools import lru_cache
 from importlib import resources
 
 from oraculo.clients.redis import Script
-from oraculo.core.naming import is_name
 from oraculo.core.run import RunStatus
 from oraculo.errors import Fault, InvalidSettings
+from oraculo.wire.naming import is_name
 
 DEFAULT_NAMESPACE = "oraculo"
 SLOT = 2**40  # between the scores of one broker's slot and the next: more than there are ever runs

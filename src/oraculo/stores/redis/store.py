@@ -20,16 +20,16 @@ from typing import Any
 
 from oraculo.clients.address import read_address
 from oraculo.clients.redis import Command, ReplyError, database_of
+from oraculo.core.chunks import pages, slices
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus, Task
-from oraculo.core.slices import pages, slices
 from oraculo.errors import StoreError, StoreRefuses, StoreUnavailable
 from oraculo.ports.store import Committed, Created, Creation, Due, Outcome, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
-from oraculo.stores.redis.belief import Belief
 from oraculo.stores.redis.layout import DEFAULT_NAMESPACE, SLOT, Layout, broker_of, member, run_and_task, slot_name
 from oraculo.stores.redis.listing import list_runs
 from oraculo.stores.redis.server import Server
+from oraculo.stores.redis.trusted_copies import Belief
 from oraculo.stores.redis.values import (
     Write,
     attempt_of,

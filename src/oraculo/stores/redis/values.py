@@ -15,7 +15,7 @@ from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, Task, TaskStatus
 from oraculo.ports.store import Creation, Snapshot
 from oraculo.stores.redis.layout import member, slot_name
-from oraculo.stores.words import CAUSE, HAPPENED, RUN_STATUS, TASK_STATUS, deliveries_of
+from oraculo.stores.stored_words import CAUSE, HAPPENED, RUN_STATUS, TASK_STATUS, deliveries_of
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Any]).decode

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Any
 
-from oraculo.core.slices import pages
+from oraculo.core.chunks import pages
 
 Row = list[Any]
 

@@ -14,7 +14,7 @@ from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, Task
 from oraculo.ports.store import Creation
 from oraculo.stores.sqlite.bulk import NULL, Row
-from oraculo.stores.words import CAUSE, HAPPENED, RUN_STATUS, TASK_STATUS, deliveries_of
+from oraculo.stores.stored_words import CAUSE, HAPPENED, RUN_STATUS, TASK_STATUS, deliveries_of
 
 _NO_DELIVERIES = "[]"
 _encode = msgspec.json.Encoder().encode

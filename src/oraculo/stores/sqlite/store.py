@@ -14,21 +14,21 @@ from math import inf
 from operator import itemgetter
 from typing import Any
 
+from oraculo.core.chunks import slices
 from oraculo.core.history import HistoryEntry
 from oraculo.core.run import Changes, RunHead, RunStatus, Task
-from oraculo.core.slices import slices
 from oraculo.errors import StoreError, StoreUnavailable
 from oraculo.ports.store import Committed, Creation, Due, Page, RunQuery, Snapshot, Unsent
 from oraculo.stores.copies import unchanged_among
 from oraculo.stores.sql.cursor import make_cursor, read_cursor
 from oraculo.stores.sql.listing import one_list_a_status
+from oraculo.stores.sqlite.connection_threads import Lane, Writer
 from oraculo.stores.sqlite.connections import MEMORY, Translated, is_for_want_of_room, make_parent
 from oraculo.stores.sqlite.file_lock import FileLock
-from oraculo.stores.sqlite.lanes import Lane, Writer
-from oraculo.stores.sqlite.ledger import QUERIES, SqliteJob, as_json, prune, write_all
 from oraculo.stores.sqlite.open_files import OpenFiles
 from oraculo.stores.sqlite.rows import Birth, Update, entry_of, head_of, task_of
-from oraculo.stores.words import census_of
+from oraculo.stores.sqlite.transaction import QUERIES, SqliteJob, as_json, prune, write_all
+from oraculo.stores.stored_words import census_of
 
 PRUNED_TASKS = 5_000  # in one transaction, or a few more: commits go on between
 

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 import msgspec
 import structlog
 
-from oraculo.core.slices import pages
+from oraculo.core.chunks import pages
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import run_seed
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from oraculo.core import naming
 from oraculo.core.history import Happened, HistoryEntry
-from oraculo.core.message import Message, decode_message
-from oraculo.core.pipeline import OnLate
 from oraculo.core.run import Cause, DeliveryStatus, Run, Task, TaskStatus
 from oraculo.errors import InvalidInput
+from oraculo.pipeline.definition import OnLate
 from oraculo.ports.broker import DeadLetter, Delivery, Outgoing, QueueState
 from oraculo.testing.checkers import check_history, check_state
 from oraculo.testing.simulation.brokers import State
+from oraculo.wire import naming
+from oraculo.wire.message import Message, decode_message
 
 if TYPE_CHECKING:
     from oraculo.testing.simulation.world import World

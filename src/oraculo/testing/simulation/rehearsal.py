@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from oraculo.core.pipeline import Definition, pipeline_document
 from oraculo.core.run import Cause, Run, RunStatus, TaskStatus
+from oraculo.pipeline.definition import Definition, pipeline_document
 from oraculo.testing.simulation.faults import Faults
 from oraculo.testing.simulation.running import Outcome, run_seed
 from oraculo.testing.simulation.scenario import Action, Scenario, StandIn

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import msgspec
 
-from oraculo.core.pipeline import encode_definition, parse_pipeline
 from oraculo.core.run import Run
 from oraculo.errors import Conflict, InvalidInput, OraculoError
+from oraculo.pipeline.definition import encode_definition, parse_pipeline
 from oraculo.ports.broker import Outgoing
 from oraculo.testing.simulation.brokers import Server
 from oraculo.testing.simulation.faults import Faults

@@ -6,12 +6,12 @@ import random
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from oraculo.core import naming
-from oraculo.core.message import decode_message
 from oraculo.errors import BrokerError, InvalidInput
 from oraculo.ports.broker import Broker, Outgoing
 from oraculo.testing.simulation.scenario import Scenario
 from oraculo.testing.simulation.worker_oracle import Identity
+from oraculo.wire import naming
+from oraculo.wire.message import decode_message
 from oraculo.worker import App, Context, DoNotRetry
 
 

@@ -14,12 +14,10 @@ import msgspec
 
 from oraculo.brokers.failover import FailoverBroker
 from oraculo.brokers.memory import MemoryBroker
-from oraculo.core import naming
 from oraculo.core.history import HistoryEntry
-from oraculo.core.message import Message, decode_message
 from oraculo.core.run import Changes, Run
 from oraculo.core.views import run_view
-from oraculo.engine.cache import Plans
+from oraculo.engine.decide.cache import Plans
 from oraculo.engine.operations import Operations
 from oraculo.engine.service import Engine
 from oraculo.errors import InvalidInput, OraculoError
@@ -42,6 +40,8 @@ from oraculo.testing.simulation.trouble import Trouble
 from oraculo.testing.simulation.virtual_time import EPOCH, SeededEntropy, VirtualClock
 from oraculo.testing.simulation.worker_oracle import Identity, WorkerOracle
 from oraculo.testing.simulation.workers import plain_worker, sdk_app
+from oraculo.wire import naming
+from oraculo.wire.message import Message, decode_message
 from oraculo.worker import Worker
 
 SETTINGS = Settings(

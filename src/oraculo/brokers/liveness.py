@@ -1,0 +1,316 @@
+"""Proof of life: a consumer that is connected and gets nothing is found out and made again.
+
+A consumer that has heard nothing for a while must prove that it can hear. On queues that only the orchestrator reads a
+canary is published, a message that every such consumer knows and takes for itself. Elsewhere plain workers may listen,
+who would not know it: there, messages that wait while the consumer has room and hears nothing are the evidence.
+
+A deaf consumer is closed and its `take` raises, so that whoever owns it subscribes again; until that one has heard
+something, or there is nothing to hear, `links()` tells of the queue. Where the canary went to somebody else nothing is
+proven either way, and after a few such rounds the consumer is made again without alarm: that costs little. Its `take`
+raises ConsumerDoubted then; but not where what is gone is held each time, or no other reads the queue, for then it may
+be this one that swallows it: what that one holds RabbitMQ does not tell.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from oraculo.errors import BrokerUnavailable
+from oraculo.ports.broker import (
+    Broker,
+    Capabilities,
+    Consumer,
+    ConsumerDoubted,
+    DeadLetter,
+    Delivery,
+    Link,
+    Outgoing,
+    QueueState,
+)
+from oraculo.ports.clock import Clock
+from oraculo.ports.telemetry import ConsumerRebuilt, Telemetry
+
+CANARY = (
+    b'{"correlation_id":"canario","tipo_evento":"canario","payload":{},"timestamp":"1970-01-01T00:00:00Z",'
+    b'"nota":"proves that a consumer hears; ignore it"}'
+)
+PATIENCE = 5.0  # seconds in which a canary, or what waits in the queue, must have been heard
+UNPROVEN_ROUNDS = 4
+_LOOKS = 10  # at most, in the time that a consumer may be silent, at one that has no room
+_KEPT = 300.0  # seconds that a canary which nobody takes may stay
+
+_log = structlog.get_logger("oraculo.brokers.liveness")
+
+
+class VigilantBroker:
+    """`own_queues`: those that nobody but the orchestrator reads. `silence`: seconds without a message after which a
+    consumer has to prove itself."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        own_queues: Collection[str] = (),
+        silence: float = 15.0,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._telemetry = telemetry
+        self._own_queues = frozenset(own_queues)
+        self._silence = silence
+        self._patience = patience
+        self._deaf: dict[str, str | None] = {}  # queues, and why they are paused if they are
+        self._consumers: set[VigilantConsumer] = set()
+
+    @property
+    def name(self) -> str:
+        return self._broker.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._broker.capabilities
+
+    def links(self) -> Sequence[Link]:
+        paused = tuple((queue, why) for queue, why in self._deaf.items() if why is not None)
+        return [msgspec.structs.replace(link, deaf=tuple(self._deaf), paused=paused) for link in self._broker.links()]
+
+    def behind(self) -> Sequence[Broker]:
+        return [self]
+
+    async def start(self) -> None:
+        await self._broker.start()
+
+    async def declare(self, queues: Sequence[str]) -> None:
+        await self._broker.declare(queues)
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]:
+        return await self._broker.publish(messages)
+
+    async def consume(self, queue: str, *, prefetch: int) -> "VigilantConsumer":
+        inner = await self._broker.consume(queue, prefetch=prefetch)
+        consumer = VigilantConsumer(self, inner, queue, prefetch)
+        self._consumers.add(consumer)
+        return consumer
+
+    async def queues(self, names: Sequence[str] | None = None) -> Sequence[QueueState]:
+        return await self._broker.queues(names)
+
+    async def dead_letters(self, queue: str, *, limit: int, after: str | None = None) -> Sequence[DeadLetter]:
+        return await self._broker.dead_letters(queue, limit=limit, after=after)
+
+    async def look_through(
+        self, queue: str, see: Callable[[DeadLetter], None], ids: Collection[str] | None = None
+    ) -> None:
+        await self._broker.look_through(queue, see, ids)
+
+    async def redrive(self, queue: str, ids: Sequence[str] | None = None) -> int:
+        return await self._broker.redrive(queue, ids)
+
+    async def discard(self, queue: str, ids: Sequence[str]) -> int:
+        return await self._broker.discard(queue, ids)
+
+    async def remove(self, queues: Sequence[str]) -> None:
+        await self._broker.remove(queues)
+
+    async def remove_unused(self, queues: Sequence[str]) -> Sequence[str]:
+        return await self._broker.remove_unused(queues)
+
+    async def check(self) -> str:
+        return await self._broker.check()
+
+    async def close(self) -> None:
+        for consumer in list(self._consumers):
+            consumer.stop_watching()
+        self._consumers.clear()
+        self._deaf.clear()
+        await self._broker.close()
+
+    # -- for its consumers ----------------------------------------------------------------------------------------
+
+    async def watch(self, consumer: "VigilantConsumer") -> BrokerUnavailable:
+        """Returns when the consumer is to be made again: what its owner is told."""
+        unproven: list[_Unheard] = []
+        while True:
+            if await consumer.silent_for(self._silence):
+                unproven.clear()
+            try:
+                unheard = await self._prove(consumer)
+            except Exception:  # noqa: BLE001 - the broker is away: that is told elsewhere, and is not deafness
+                continue
+            if unheard is None:
+                unproven.clear()
+            elif unheard.waiting:
+                self._deaf[consumer.queue] = unheard.paused
+                why = f"heard nothing in {self._patience:g} s while {unheard.waiting} messages wait"
+                why += "" if unheard.paused is None else f": {unheard.paused}"
+                self._telemetry.emit(ConsumerRebuilt(self.name, consumer.queue, why))
+                return _deaf(consumer)
+            else:
+                unproven.append(unheard)
+                if len(unproven) >= UNPROVEN_ROUNDS:
+                    return self._end_of(consumer, unproven)
+
+    def _end_of(self, consumer: "VigilantConsumer", unproven: Sequence["_Unheard"]) -> BrokerUnavailable:
+        if all(unheard.is_held for unheard in unproven):
+            return _deaf(consumer)
+        why = "others took what it should have heard"
+        _log.debug("a consumer is made again to be sure", broker=self.name, queue=consumer.queue, reason=why)
+        return ConsumerDoubted(f"the consumer of {consumer.queue} is made again to be sure: {why}")
+
+    async def _prove(self, consumer: "VigilantConsumer") -> "_Unheard | None":
+        """None: it hears, or there is nothing to hear."""
+        consumer.listen()
+        is_own = consumer.queue in self._own_queues
+        if is_own:
+            expires_at = self._clock.now() + _KEPT
+            await self._broker.publish([Outgoing(consumer.queue, CANARY, expires_at=expires_at)])
+        elif not _waiting(await self._broker.queues([consumer.queue])):
+            self._deaf.pop(consumer.queue, None)  # another has what was missed: it may be long until this one can hear
+            return None
+        if await consumer.hears_within(self._patience):
+            return None
+        states = await self._broker.queues([consumer.queue])
+        if consumer.has_heard or not consumer.has_listened:
+            return None
+        is_held = is_own and any(state.unacked or state.consumers == 1 for state in states)
+        return _Unheard(_waiting(states), is_held, next((state.paused for state in states), None))
+
+    def heard(self, consumer: "VigilantConsumer") -> None:
+        self._deaf.pop(consumer.queue, None)
+
+    def forget(self, consumer: "VigilantConsumer") -> None:
+        self._consumers.discard(consumer)
+
+
+class _Unheard(NamedTuple):
+    """What a consumer should have heard."""
+
+    waiting: int  # messages: then it is deaf; with 0 they went somewhere, and nothing is proven
+    is_held: bool  # by somebody, who may be this consumer, or is the only one: who hears a canary settles it at once
+    paused: str | None = None  # why nobody is given any
+
+
+def _waiting(states: Sequence[QueueState]) -> int:
+    return sum(state.ready - state.delayed for state in states)
+
+
+def _deaf(consumer: "VigilantConsumer") -> BrokerUnavailable:
+    return BrokerUnavailable(f"the consumer of {consumer.queue} heard nothing and is made again")
+
+
+class VigilantConsumer:
+    def __init__(self, vigil: VigilantBroker, inner: Consumer, queue: str, prefetch: int) -> None:
+        self.queue = queue
+        self._vigil = vigil
+        self._inner = inner
+        self._prefetch = prefetch
+        self._out = 0  # handed out and not settled
+        self._heard = asyncio.Event()
+        self._takers = 0
+        self._waits_since = 0.0  # by the loop's time: somebody, for a message, without a break
+        self._was_away = False  # nobody waited in `take` for a moment: then silence proves nothing
+        self._end: BrokerUnavailable | None = None  # why it is made again
+        self._watching = asyncio.create_task(self._watch(), name=f"vigil over {queue}")
+
+    async def take(self, limit: int) -> Sequence[Delivery]:
+        while True:
+            deliveries = await self._wait_for(limit)
+            if self._end is not None:
+                raise self._end
+            if deliveries:
+                self._heard.set()
+                self._waits_since = asyncio.get_running_loop().time()
+                self._vigil.heard(self)
+            canaries = [delivery for delivery in deliveries if delivery.body == CANARY]
+            if not canaries:
+                self._out += len(deliveries)
+                return deliveries
+            await self._inner.ack(canaries)
+            if rest := [delivery for delivery in deliveries if delivery.body != CANARY]:
+                self._out += len(rest)
+                return rest
+
+    async def _wait_for(self, limit: int) -> Sequence[Delivery]:
+        if not self._takers:
+            self._waits_since = asyncio.get_running_loop().time()
+        self._takers += 1
+        try:
+            return await self._inner.take(limit)
+        finally:
+            self._takers -= 1
+            self._was_away = self._was_away or not self._takers
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        self._out = max(0, self._out - len(deliveries))
+        await self._inner.ack(deliveries)
+
+    async def retry(self, delivery: Delivery, delay: float, reason: str) -> None:
+        self._out = max(0, self._out - 1)
+        await self._inner.retry(delivery, delay, reason)
+
+    async def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        self._out = max(0, self._out - 1)
+        await self._inner.dead_letter(delivery, reason)
+
+    async def dead_letter_all(self, letters: Sequence[tuple[Delivery, str]]) -> None:
+        self._out = max(0, self._out - len(letters))
+        await self._inner.dead_letter_all(letters)
+
+    async def extend(self, deliveries: Sequence[Delivery]) -> None:
+        await self._inner.extend(deliveries)
+
+    async def close(self) -> None:
+        self._vigil.forget(self)
+        if self._end is not None:  # the watch is closing it: cut off in the middle of that, it would stay half open
+            await asyncio.wait([self._watching])
+        self.stop_watching()
+        await self._inner.close()
+
+    # -- the watch --------------------------------------------------------------------------------------------------
+
+    def stop_watching(self) -> None:
+        self._watching.cancel()
+
+    async def _watch(self) -> None:
+        self._end = await self._vigil.watch(self)
+        await self._inner.close()  # which ends the take that waits
+
+    async def silent_for(self, seconds: float) -> bool:
+        """Returns after that long without a message, while somebody waited for one and there was room for it. Whether
+        it had heard something before."""
+        had_heard, loop = False, asyncio.get_running_loop()
+        began = loop.time()
+        self.listen()
+        while True:
+            waited = loop.time() - max(self._waits_since, began) if self._takers else 0.0
+            if waited >= seconds and self._out < self._prefetch:
+                return had_heard
+            await asyncio.sleep(max(seconds - waited, seconds / _LOOKS))
+            had_heard = had_heard or self.has_heard
+
+    def listen(self) -> None:
+        """From now on."""
+        self._heard.clear()
+        self._was_away = not self._takers
+
+    @property
+    def has_listened(self) -> bool:
+        """Somebody waited all the time."""
+        return not self._was_away
+
+    @property
+    def has_heard(self) -> bool:
+        return self._heard.is_set()
+
+    async def hears_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._heard.wait()
+        return self.has_heard

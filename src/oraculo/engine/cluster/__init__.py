@@ -1,0 +1,1 @@
+"""Cluster: the engines that share a store, and the brokers that they share."""

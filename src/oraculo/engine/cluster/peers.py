@@ -1,0 +1,120 @@
+"""The engines that share a store, and which of them takes care of a run first.
+
+Only a courtesy, so that no two do the same work at the same time: whatever one decides is compared and set by version,
+and what the first does not take up in time the next one does.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+
+from oraculo.engine.cluster.store_clock import read_clock
+from oraculo.errors import OraculoError, StoreError, StoreUnavailable
+from oraculo.ports.clock import Clock
+from oraculo.ports.store import Store
+from oraculo.ports.telemetry import EnginesChanged, LoopFailed, StoreBack, Telemetry
+
+TTL = 5.0  # seconds, or so many polls, after which an engine that was not seen counts as gone
+_LOOK_AGAIN = 1.0
+
+
+class Peers:
+    """`is_well`: whether this engine decides things now. One that does not is missed, and others do its work."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        telemetry: Telemetry,
+        name: str,
+        poll: float,
+        is_well: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.name = name
+        self.engines: Sequence[str] = (name,)
+        self.has_apis_beside = False  # which decide and send, too, and are not counted among the engines
+        self._store = store
+        self._clock = clock
+        self._telemetry = telemetry
+        self._poll = poll
+        self._is_well = is_well
+        self.ttl = max(TTL, TTL * poll)
+        self.departures = 0  # how often others were found to have gone
+        self.clock_fault: str | None = None
+        self._is_store_away = False
+
+    @property
+    def is_alone(self) -> bool:
+        return len(self.engines) == 1
+
+    def rank(self, run_id: str) -> int:
+        """How many engines come before this one in the care of the run. Each run has an order of its own, so that all
+        have as much to do; all engines see the same one, and one that leaves changes no other's."""
+        if self.is_alone:
+            return 0
+        mine = _weight(self.name, run_id)
+        return sum(_weight(engine, run_id) > mine for engine in self.engines if engine != self.name)
+
+    async def join(self, alone_for: str | None = None) -> None:
+        """`alone_for`: a broker that lives inside one process. Raises StoreError when others use the store then: their
+        queues would not be this engine's."""
+        await self.attend()
+        if alone_for is None:
+            return
+        waited = 0.0
+        while not self.is_alone:  # one that was killed is forgotten after a while
+            if waited > self.ttl + 1:
+                await self.depart()
+                raise StoreError(
+                    f"another engine uses this {self._store.name} store, and {alone_for}:// lives inside one process: "
+                    "set ORACULO_BROKER_URL to a broker that both can reach, or give each its own store"
+                )
+            await asyncio.sleep(_LOOK_AGAIN)
+            waited += _LOOK_AGAIN
+            await self.attend()
+
+    async def living(self) -> Sequence[str]:
+        """For an API, which is none of them."""
+        return await self._store.engines(await self._now() - self.ttl)
+
+    async def attend(self) -> None:
+        seen = await self._store.attend(self.name, await self._now(), self.ttl)
+        if list(seen) != list(self.engines):
+            self.departures += not set(self.engines) <= set(seen)
+            self.engines = seen
+            self._telemetry.emit(EnginesChanged(self.name, tuple(seen)))
+
+    async def _now(self) -> float:
+        """By the store's clock: an engine whose own differs by seconds would count the others as gone."""
+        now, fault = await read_clock(self._store, self._clock)
+        if fault is not None and self.clock_fault is None:
+            self._telemetry.emit(LoopFailed("clock", fault))
+        self.clock_fault = fault
+        return now
+
+    async def run(self) -> None:
+        while True:
+            if self._is_well():
+                await self._attend_and_tell()
+            else:  # nothing but the store keeps an engine from deciding
+                self._is_store_away = True
+            await asyncio.sleep(self._poll)
+
+    async def _attend_and_tell(self) -> None:
+        try:
+            await self.attend()
+        except StoreUnavailable:
+            self._is_store_away = True
+            raise
+        if self._is_store_away:
+            self._is_store_away = False
+            self._telemetry.emit(StoreBack(self._store.name))
+
+    async def depart(self) -> None:
+        with suppress(OraculoError):  # then the others find out by themselves
+            await self._store.depart(self.name)
+
+
+def _weight(engine: str, run_id: str) -> bytes:
+    return blake2b(f"{engine} {run_id}".encode(errors="surrogatepass"), digest_size=8).digest()

@@ -1,0 +1,116 @@
+"""The queues that an engine reads itself, answers and requests: a consumer of each, made again whenever it is lost."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import inf
+
+from oraculo.core.unread_queues import UnreadQueues
+from oraculo.engine.inbox import Arrived, Inbox
+from oraculo.errors import BrokerError, BrokerUnavailable, OraculoError
+from oraculo.ports.broker import Broker, Consumer, ConsumerDoubted
+from oraculo.settings.sections import EngineSettings
+
+HEARD_WITHIN = 5.0  # seconds in which what waits in a queue must get less to be waited for
+HEARD_AT_LAST = 60.0
+_GLANCE = 0.1
+
+
+class OwnQueues:
+    def __init__(self, broker: Broker, inbox: Inbox, queues: Sequence[str], settings: EngineSettings) -> None:
+        self.names = queues
+        self._broker = broker
+        self._inbox = inbox
+        self._settings = settings
+        self._consumers: dict[str, Consumer] = {}
+        self._unread = UnreadQueues()
+
+    async def subscribe(self) -> None:
+        for queue in self.names:
+            with suppress(BrokerUnavailable):  # `pump` tries again
+                await self._subscribe(queue)
+
+    async def pump(self, queue: str) -> None:
+        """Until the consumer is lost. When cancelled it leaves it open, for what was taken to be settled on."""
+        consumer = self._consumers.get(queue) or await self._subscribe(queue)
+        try:
+            while await self._is_only_doubted(queue, consumer):
+                consumer = await self._replaced(queue, consumer)
+        except Exception as error:
+            self._cannot_read(queue, error)
+            await self._drop(queue)
+            raise
+        await self._drop(queue)
+
+    async def _is_only_doubted(self, queue: str, consumer: Consumer) -> bool:
+        """Takes until the consumer ends. Whether nothing but a doubt ended it."""
+        try:
+            while deliveries := await consumer.take(self._settings.batch):
+                self._unread.brought(queue)
+                self._inbox.put([Arrived(delivery, consumer) for delivery in deliveries])
+        except ConsumerDoubted:
+            return True
+        return False
+
+    async def _replaced(self, queue: str, doubted: Consumer) -> Consumer:
+        """Without a moment in which the queue has no consumer: nothing is wrong with it."""
+        consumer = await self._broker.consume(queue, prefetch=self._settings.prefetch)
+        self._keep(queue, consumer)
+        await self._let_go(doubted)
+        return consumer
+
+    async def heard_out(self, queue: str) -> None:
+        """Returns when nothing waits in it any more, or it does not get less. Twice nothing: what is on its way to us
+        is in no count."""
+        loop, fewest, looks = asyncio.get_running_loop(), inf, 2
+        last = loop.time() + HEARD_AT_LAST
+        with suppress(TimeoutError, BrokerError):
+            async with asyncio.timeout(HEARD_WITHIN) as limit:
+                while looks:
+                    waiting = sum(state.ready - state.delayed for state in await self._broker.queues([queue]))
+                    if waiting < fewest:
+                        fewest = waiting
+                        limit.reschedule(min(loop.time() + HEARD_WITHIN, last))
+                    looks = 2 if waiting > 0 else looks - 1
+                    await asyncio.sleep(_GLANCE)
+
+    async def _subscribe(self, queue: str) -> Consumer:
+        try:
+            consumer = await self._broker.consume(queue, prefetch=self._settings.prefetch)
+        except Exception as error:
+            self._cannot_read(queue, error)
+            raise
+        self._keep(queue, consumer)
+        return consumer
+
+    def _keep(self, queue: str, consumer: Consumer) -> None:
+        self._consumers[queue] = consumer
+        self._unread.made(queue, asyncio.get_running_loop().time())
+
+    def _cannot_read(self, queue: str, error: Exception) -> None:
+        self._unread.failed(queue, str(error) or type(error).__name__, asyncio.get_running_loop().time())
+
+    async def _drop(self, queue: str) -> None:
+        if (lost := self._consumers.pop(queue, None)) is not None:
+            await self._let_go(lost)
+
+    async def _let_go(self, lost: Consumer) -> None:
+        # What it brought may still be decided; but while the store is away, each consumer would bring it anew.
+        if len(self._inbox) > self._settings.prefetch:
+            self._inbox.forget_arrived(lost)
+        with suppress(OraculoError):
+            await lost.close()
+
+    async def close(self) -> None:
+        for queue in list(self._consumers):
+            await self._drop(queue)
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Those whose consumer fails, and why. With several brokers, on each of them."""
+        return self._unread.told(asyncio.get_running_loop().time())
+
+    @property
+    def without_consumer(self) -> Sequence[str]:
+        failing = self.unread
+        return [queue for queue in self.names if queue in failing or queue not in self._consumers]

@@ -1,0 +1,1 @@
+"""Decides: from a batch of inputs to one commit."""

@@ -1,0 +1,707 @@
+"""The batch pipeline: take what has arrived, decode, group by run, load, decide, commit once, settle, hand on.
+
+One batch at a time. While its commit is on the way to the disk, more arrives; so the slower the store, the larger
+the batches, and throughput holds. A run is changed in memory before the commit; when the commit does not succeed,
+the changed copy is thrown away and the stored one is loaded again: the store is the truth.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeGuard
+
+import msgspec
+
+from oraculo.core import machine
+from oraculo.core.answers import read_answer
+from oraculo.core.chunks import slices
+from oraculo.core.events import Answered, Event, RunDue
+from oraculo.core.machine import Verdict
+from oraculo.core.run import Changes, Run, RunHead
+from oraculo.engine.decide.batches import MOST_TASKS, Batch, Decision, is_of_whole_run
+from oraculo.engine.decide.cache import HotRuns, Plans
+from oraculo.engine.decide.pacing import Pace
+from oraculo.engine.decide.requests import RunMaker
+from oraculo.engine.inbox import (
+    Answer,
+    Arrived,
+    BadAnswer,
+    Inbox,
+    Input,
+    Note,
+    OfRun,
+    Resend,
+    Submission,
+    WideInput,
+    Wish,
+    arrived_with,
+    is_withdrawn,
+)
+from oraculo.engine.queues.limits import NewQueues
+from oraculo.engine.results.writer import Offload
+from oraculo.errors import (
+    InvalidInput,
+    InvalidJson,
+    InvalidMessage,
+    InvalidRequest,
+    OraculoError,
+    PayloadTooLarge,
+    StoreRefuses,
+    StoreUnavailable,
+    TooManyNewQueues,
+    UnknownPipeline,
+    WrittenByNewer,
+)
+from oraculo.ports.broker import Consumer, Delivery, NotMoved
+from oraculo.ports.clock import Clock, Entropy
+from oraculo.ports.store import Committed, Created, Creation, Outcome, Store
+from oraculo.ports.telemetry import AnswerTaken, BatchCommitted, DeadLettered, LoopFailed, Telemetry
+from oraculo.wire import naming
+from oraculo.wire.json_guard import MAX_DEPTH
+from oraculo.wire.message import HIGHEST_PRIORITY, Message, correlation_id_of, decode_message
+from oraculo.wire.naming import QueueNames
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_FIRST_DELAY, _DOUBLED_AT_MOST = 1.0, 6  # of a message that is tried again
+_FAILURES_BEFORE_LESS = 2  # of a batch, that may be its own fault, while the store works otherwise
+_MOST_SETTLING = 16  # batches that are being settled at the same time
+_BURIED_BYTES = 1024 * 1024  # of refused messages that become dead letters together: a line may be slow
+_LEAST_BYTES = 8 * 1024  # that each of them counts for: so they are not too many either
+_ABOUT_A_RUN = naming.ANSWER_EVENTS | {naming.PROGRESS}
+_UNKNOWN, _CREATED = Verdict.UNKNOWN, Outcome.CREATED  # by names of their own, as in `core.run`
+
+
+class Aftermath(Protocol):
+    """Those who act on what was committed: the outbox, the timers, the courier and whoever watches."""
+
+    def committed(self, changes: Changes) -> None: ...
+    def noted(self, run_id: str, event: Event) -> None: ...
+
+
+class Intake:
+    def __init__(
+        self,
+        store: Store,
+        inbox: Inbox,
+        maker: RunMaker,
+        refresh_pipelines: Callable[[], Awaitable[None]],
+        plans: Plans,
+        hot: HotRuns,
+        offload: Offload,
+        aftermath: Aftermath,
+        new_queues: NewQueues,
+        pace: Pace,
+        *,
+        names: QueueNames,
+        clock: Clock,
+        entropy: Entropy,
+        telemetry: Telemetry,
+        batch: int,
+        tracebacks: bool,
+    ) -> None:
+        self._store = store
+        self._inbox = inbox
+        self._maker = maker
+        self._refresh_pipelines = refresh_pipelines
+        self._plans = plans
+        self._hot = hot
+        self._offload = offload
+        self._aftermath = aftermath
+        self._new_queues = new_queues
+        self._pace = pace
+        self._names = names
+        self._clock = clock
+        self._entropy = entropy
+        self._telemetry = telemetry
+        self._limit = batch
+        self._tracebacks = tracebacks
+        self._idle = asyncio.Event()
+        self._stopping = False
+        self._at_work: Sequence[Input] = ()
+        self._settling: dict[asyncio.Task[Any], Batch] = {}
+        self._to_admit: dict[Arrived, Submission] = {}
+        self._admitting: asyncio.Task[None] | None = None
+        self.stopped = False
+        self.trouble: str | None = None  # why nothing is decided now
+
+    # -- the loop ---------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until `stop`; then finishes what is in the inbox and returns."""
+        while not (self._stopping and not len(self._inbox)):
+            self._idle.set()
+            inputs, notes = await self._inbox.take(self._limit)
+            wide = self._inbox.take_wide(MOST_TASKS)
+            self._idle.clear()
+            for some_inputs, some_notes in ((inputs, notes), (wide, ())):  # apart: the small ones do not wait
+                if some_inputs or some_notes:
+                    self._at_work = (*inputs, *wide) if some_inputs is inputs else wide
+                    await self._process_surely(some_inputs, some_notes)
+                    self._at_work = ()
+                    await asyncio.sleep(0)  # a store that answers at once must not keep others from the event loop
+        await self._settled()
+        self.stopped = True
+
+    def stop(self) -> None:
+        self._stopping = True
+        if self._admitting is not None:
+            self._admitting.cancel()  # what waits for it comes again
+        self._inbox.end_all_rests()
+        self._inbox.wake()
+
+    async def renew_leases(self) -> None:
+        """For messages that wait here for long, as when the store is away: they are not to be delivered again."""
+        held: dict[Consumer, list[Delivery]] = {}
+        settling = [one for batch in self._settling.values() for one in batch.arrived]
+        at_work = filter(None, map(arrived_with, self._at_work))
+        for one in (*at_work, *self._inbox.arrived, *self._to_admit, *settling):
+            held.setdefault(one.consumer, []).append(one.delivery)
+        for consumer, deliveries in held.items():
+            with suppress(OraculoError):  # then it was given back already, with its consumer
+                await consumer.extend(deliveries)
+
+    async def drained(self) -> None:
+        """Returns when nothing is waiting or being decided. From now on no run rests."""
+        self._inbox.end_all_rests()
+        while len(self._inbox) or not self._idle.is_set():
+            await self._idle.wait()
+            await asyncio.sleep(0)
+        await self._settled()
+
+    async def _settled(self) -> None:
+        if self._settling:
+            await asyncio.wait(self._settling)
+
+    async def _process_surely(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
+        """Waits for a store that cannot be reached, and for one that refuses whatever it is given, until it is mended;
+        sets apart an input that breaks the engine, or the store."""
+        pause, failures = _FIRST_PAUSE, 0
+        while True:
+            try:
+                await self._process(inputs, notes)
+                self.trouble = None
+                return
+            except StoreUnavailable as error:
+                self.trouble = f"waits for the store: {error}"
+                self._telemetry.emit(LoopFailed("intake", self.trouble))
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                self._inbox.forget_withdrawn()
+                inputs = _still_wanted(inputs)
+                if isinstance(error, StoreRefuses):
+                    continue
+                failures += 1
+                if failures >= _FAILURES_BEFORE_LESS and await self._is_done_with_less(inputs, notes, failures, error):
+                    return
+            except Exception as error:  # noqa: BLE001  whatever it is, the other inputs must go on
+                self._telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
+                await self._set_apart(_still_wanted(inputs), notes, error)
+                return
+
+    async def _is_done_with_less(
+        self, inputs: Sequence[Input], notes: Sequence[Note], failures: int, error: Exception
+    ) -> bool:
+        """The store answers, and this batch cannot be done: it may be too much at once. Half of it may not be, and one
+        input alone that the store cannot do is not to hold up all others for ever."""
+        try:
+            await self._store.check()
+        except OraculoError:
+            return False
+        if len(inputs) + len(notes) <= 1:
+            if failures < _FAILURES_BEFORE_LESS * 3:
+                return False
+            await self._set_apart(inputs, notes, error)
+            self.trouble = None  # the store answers
+            return True
+        for some_inputs, some_notes in _parts(inputs, notes):
+            await self._process_surely(some_inputs, some_notes)
+        return True
+
+    async def _set_apart(self, inputs: Sequence[Input], notes: Sequence[Note], error: Exception) -> None:
+        if len(inputs) + len(notes) > 1:
+            for one in inputs:
+                await self._process_surely([one], [])
+            for note in notes:
+                await self._process_surely([], [note])
+        elif inputs:
+            await self._give_back(inputs[0], error)
+        elif notes:
+            self._aftermath.noted(notes[0].run_id, notes[0].event)
+
+    async def _give_back(self, one: Input, error: Exception) -> None:
+        """The one that broke it: a message is tried again later, up to the delivery limit; a caller is told."""
+        if (arrived := arrived_with(one)) is not None:
+            why = f"{type(error).__name__}: {error}"
+            delay = _delay_before(arrived.delivery, error)
+            retrying = self._is_settled(arrived.consumer, arrived.consumer.retry(arrived.delivery, delay, why))
+            await self._settle_beside(retrying, Batch(handled=[arrived]))
+        elif not isinstance(one, Arrived) and one.done is not None and not one.done.done():
+            one.done.set_exception(error)
+
+    # -- one batch --------------------------------------------------------------------------------------------
+
+    async def _process(self, inputs: Sequence[Input], notes: Sequence[Note]) -> None:
+        started = self._clock.now()
+        self._hot.drop_idle()
+        batch = self._read(inputs, notes)
+        batch.leave_out(self._inbox.resting(batch.by_run))
+        if batch.unknown:
+            await self._refresh_pipelines()
+            for arrived in batch.unknown:
+                self._read_arrived(arrived, batch, is_last_try=True)
+        to_admit = self._leave_to_be_admitted(batch)
+        wide = await self._leave_wide(batch) if len(inputs) > 1 else ()
+        if batch.large:
+            await self._offload.keep(batch.large)
+        submissions, created, conflicts, runs = batch.submissions, 0, 0, 0
+        while submissions or batch.by_run:
+            by_run = batch.by_run
+            try:
+                decisions = await self._decide(by_run, batch)
+                committed = await self._commit(submissions, decisions)
+            except BaseException as error:
+                # Their copies in memory may hold what was decided and not committed.
+                for run_id in by_run:
+                    self._hot.drop(run_id)
+                if not conflicts or not isinstance(error, Exception):
+                    raise
+                self._telemetry.emit(LoopFailed("intake", f"{type(error).__name__}: {error}"))
+                batch.give_up(list(by_run))  # the rest is committed: to decide it again would count late answers twice
+                break
+            birthdays = await self._birthdays(submissions, committed)
+            created += self._conclude_creations(submissions, committed, birthdays, batch)
+            self._conclude(decisions, committed.conflicts, batch)
+            runs += len(decisions) - len(committed.conflicts)
+            submissions = []
+            batch.by_run = {run_id: items for run_id, items in by_run.items() if run_id in committed.conflicts}
+            if conflicts:
+                batch.give_up(self._lost_again(decisions, committed.conflicts))
+            conflicts += len(committed.conflicts)
+        self._admit_soon(to_admit)
+        self._inbox.set_aside(wide)
+        for run_id, items in batch.resting.items():
+            self._inbox.hold(run_id, items)
+        for stray in batch.strays:
+            self._telemetry.emit(stray)
+        await self._settle_soon(batch)
+        self._telemetry.emit(
+            BatchCommitted(
+                inputs=len(inputs),
+                runs=runs,
+                created=created,
+                conflicts=conflicts,
+                seconds=self._clock.now() - started,
+            )
+        )
+
+    def _leave_to_be_admitted(self, batch: Batch) -> dict[Arrived, Submission]:
+        """Take out the requests that came as messages and may name too many new queues, and return them."""
+        left: dict[Arrived, Submission] = {}
+        submissions, batch.submissions = batch.submissions, []
+        for one in submissions:
+            if one.arrived is None or self._new_queues.admits_run_at_once(one):
+                batch.submissions.append(one)
+            else:
+                left[one.arrived] = one
+        return left
+
+    def _admit_soon(self, requests: dict[Arrived, Submission]) -> None:
+        """Ask the broker about their queues beside all else, and about one after the other: each takes it a while."""
+        if not requests or self._stopping:
+            return
+        consumers = {arrived.consumer for arrived in requests}  # what an earlier one brought is delivered again
+        self._to_admit = {each: one for each, one in self._to_admit.items() if each.consumer in consumers} | requests
+        if self._admitting is None or self._admitting.done():
+            self._admitting = asyncio.create_task(self._admit(), name="admit")
+
+    async def _admit(self) -> None:
+        while self._to_admit:
+            arrived, one = next(iter(self._to_admit.items()))
+            try:
+                await self._admit_one(one, arrived)
+            finally:
+                self._to_admit.pop(arrived, None)
+
+    async def _admit_one(self, one: Submission, arrived: Arrived) -> None:
+        """Have it read once more; or it becomes a dead letter, or comes again later."""
+        try:
+            await self._new_queues.admit_run(one)
+        except TooManyNewQueues as error:
+            await self._is_settled(arrived.consumer, arrived.consumer.retry(arrived.delivery, error.wait, str(error)))
+        except InvalidRequest as error:
+            await self._settle(Batch(refused=[(arrived, str(error.within("payload")))]))
+        else:
+            self._inbox.put([arrived])
+
+    async def _leave_wide(self, batch: Batch) -> Sequence[WideInput]:
+        """Take out the widest, where all together are too many tasks for one commit, and return them."""
+        wishes = [item for items in batch.by_run.values() for item in items if is_of_whole_run(item)]
+        if len(batch.submissions) + len(wishes) <= 1:
+            return ()
+        heads = await self._heads({wish.run_id for wish in wishes})
+        by_head: list[tuple[Submission | Wish, RunHead]] = [(one, one.changes.run.head) for one in batch.submissions]
+        by_head += [(wish, heads[wish.run_id]) for wish in wishes if wish.run_id in heads]
+        return batch.leave_wide([WideInput(one, head.total, _priority_of(one, head)) for one, head in by_head])
+
+    async def _heads(self, run_ids: Collection[str]) -> dict[str, RunHead]:
+        hot = {run_id: run.head for run_id in run_ids if (run := self._hot.get(run_id)) is not None}
+        if cold := [run_id for run_id in run_ids if run_id not in hot]:
+            return hot | await self._store.heads(cold)
+        return hot
+
+    def _lost_again(self, decisions: Iterable[Decision], conflicts: Collection[str]) -> list[str]:
+        """Wide ones are not tried a third time in a row: it takes long, and the others would wait for it."""
+        now, lost = self._clock.now(), [one.changes for one in decisions if one.changes.run.id in conflicts]
+        rests = {one.run.id: rest for one in lost if (rest := self._pace.rest_of_one_who_lost(one, now))}
+        for run_id, rest in rests.items():
+            self._inbox.rest(run_id, rest)
+        return list(rests)
+
+    def _read(self, inputs: Sequence[Input], notes: Sequence[Note]) -> Batch:
+        batch = Batch()
+        for note in notes:  # first: what was sent comes before its answer
+            batch.of_run(note.run_id, note)
+        for one in inputs:
+            if is_withdrawn(one):
+                continue
+            if isinstance(one, Arrived):
+                self._read_arrived(one, batch)
+            elif isinstance(one, Submission):
+                batch.submissions.append(one)
+            else:
+                batch.of_run(one.run_id, one)
+        return batch
+
+    def _read_arrived(self, arrived: Arrived, batch: Batch, *, is_last_try: bool = False) -> None:
+        try:
+            if arrived.delivery.queue == self._names.requests:  # how deep it may be is the request's to say
+                message = decode_message(arrived.delivery.body)
+                batch.submissions.append(self._read_request(message, arrived))
+            else:
+                message = decode_message(arrived.delivery.body, MAX_DEPTH)
+                _expect_event(message, _ABOUT_A_RUN)
+                answer = Answer(message, arrived)
+                batch.of_run(message.correlation_id, answer)
+                if len(arrived.delivery.body) > self._offload.threshold:
+                    batch.large.append(answer)
+        except UnknownPipeline as error:
+            if is_last_try:
+                batch.refused.append((arrived, str(error)))
+            else:
+                batch.unknown.append(arrived)
+        except (InvalidJson, InvalidMessage) as error:
+            self._refuse(arrived, str(error), batch)
+        except (InvalidInput, PayloadTooLarge) as error:
+            batch.refused.append((arrived, str(error)))
+
+    def _refuse(self, arrived: Arrived, why: str, batch: Batch) -> None:
+        """By way of its run, if it is an answer that names one: its worker believes that it has answered."""
+        is_answer = arrived.delivery.queue != self._names.requests
+        if is_answer and (run_id := correlation_id_of(arrived.delivery.body)) is not None:
+            batch.of_run(run_id, BadAnswer(arrived, why))
+        else:
+            batch.refused.append((arrived, why))
+
+    def _read_request(self, message: Message, arrived: Arrived) -> Submission:
+        _expect_event(message, {naming.START_RUN})
+        reply_to = None if message.responder_em is None else self._names.logical(message.responder_em)
+        if reply_to is not None and (fault := naming.reply_queue_fault(reply_to)):
+            raise InvalidMessage.at("responder_em", fault)
+        request, trace = bytes(message.payload), message.traceparent
+        try:
+            submission = self._maker.submission(
+                request, run_id=message.correlation_id, reply_to=reply_to, traceparent=trace
+            )
+        except (InvalidJson, InvalidRequest, PayloadTooLarge) as error:  # not InvalidMessage, of the message's own id
+            raise error.within("payload") from None
+        if submission.changes.run.id != message.correlation_id:
+            raise InvalidMessage.at("payload.correlation_id", "differs from the message's correlation_id; leave it out")
+        submission.arrived = arrived
+        for delivery in submission.changes.run.head.deliveries:
+            delivery.via = arrived.delivery.via
+        return submission
+
+    # -- decide -----------------------------------------------------------------------------------------------
+
+    async def _decide(self, by_run: dict[str, list[OfRun]], batch: Batch) -> list[Decision]:
+        decisions: list[Decision] = []
+        doubtful: list[Decision] = []
+        for run_id, items in by_run.items():
+            if run := self._hot.get(run_id):
+                decision = self._decide_run(run, items)
+                (doubtful if decision.must_be_fresh else decisions).append(decision)
+        if doubtful:
+            decisions += await self._fresh(doubtful)
+        decided = {decision.changes.run.id for decision in decisions}
+        if cold := [run_id for run_id in by_run if run_id not in decided]:
+            decisions += await self._decide_cold(cold, by_run, batch)
+        return decisions
+
+    async def _fresh(self, doubtful: Sequence[Decision]) -> list[Decision]:
+        """Those that were decided on what is stored now: that is told at once, however wide the runs are."""
+        unchanged = await self._store.unchanged([decision.changes.run.head for decision in doubtful])
+        for decision in doubtful:
+            if decision.changes.run.id not in unchanged:
+                self._hot.drop(decision.changes.run.id)
+        return [decision for decision in doubtful if decision.changes.run.id in unchanged]
+
+    async def _decide_cold(self, run_ids: list[str], by_run: dict[str, list[OfRun]], batch: Batch) -> list[Decision]:
+        decisions: list[Decision] = []
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        snapshots = await self._store.load(run_ids)
+        if len(run_ids) == 1:
+            self._pace.has_read(sum(len(one.tasks) for one in snapshots.values()), loop.time() - began)
+        for run_id in run_ids:
+            snapshot = snapshots.get(run_id)
+            if snapshot is None:
+                self._no_such_run(run_id, by_run[run_id], batch)
+                continue
+            run = self._plans.restore(snapshot)
+            self._hot.keep(run)
+            decisions.append(self._decide_run(run, by_run[run_id]))
+        return decisions
+
+    def _decide_run(self, run: Run, items: Iterable[OfRun]) -> Decision:
+        now = self._clock.now()
+        decision = Decision(Changes(run), run.is_open)
+        for item in items:
+            verdict, why = self._apply(run, item, now, decision.changes)
+            if verdict is _UNKNOWN and _is_told(item):
+                machine.tell_refused(run, item.task_id, why, now, decision.changes)
+            decision.verdicts.append((item, verdict, why))
+        return decision
+
+    def _apply(self, run: Run, item: OfRun, now: float, changes: Changes) -> tuple[Verdict, str]:
+        if isinstance(item, Note):  # first: it is the most frequent, and to find that one is not of a kind takes long
+            return machine.apply(run, item.event, now, changes), ""
+        if isinstance(item, Answer):
+            return self._apply_answer(run, item, now, changes)
+        if isinstance(item, BadAnswer):
+            return _UNKNOWN, item.why
+        if isinstance(item, Resend):
+            return _resend(run, item, changes), ""
+        return machine.apply(run, item.event, now, changes), ""
+
+    def _apply_answer(self, run: Run, item: Answer, now: float, changes: Changes) -> tuple[Verdict, str]:
+        event = read_answer(
+            run,
+            item.message,
+            self._entropy.jitter(),
+            now=now,
+            prefix=self._names.prefix,
+            redelivered=item.arrived.delivery.redeliveries > 0,
+            tracebacks=self._tracebacks,
+        )
+        if isinstance(event, str):
+            return _UNKNOWN, event
+        if item.reference is not None and isinstance(event, Answered):
+            event = msgspec.structs.replace(event, payload=item.reference)
+        verdict = machine.apply(run, event, now, changes)
+        return verdict, "its task was not sent yet, so no answer is awaited" if verdict is _UNKNOWN else ""
+
+    def _no_such_run(self, run_id: str, items: Iterable[OfRun], batch: Batch) -> None:
+        for item in items:
+            if isinstance(item, Answer):
+                batch.strays.append(AnswerTaken(run_id, _UNKNOWN, item.message.tipo_evento))
+                batch.refused.append((item.arrived, f"there is no run with the correlation_id {naming.shown(run_id)}"))
+            elif isinstance(item, BadAnswer):
+                batch.refused.append((item.arrived, item.why))
+            elif isinstance(item, Note):
+                self._aftermath.noted(run_id, item.event)
+            elif not item.done.done():
+                item.done.set_result(None)
+
+    # -- commit and conclude ----------------------------------------------------------------------------------
+
+    async def _commit(self, submissions: Sequence[Submission], decisions: Sequence[Decision]) -> Committed:
+        creations = [Creation(one.changes, one.fingerprint, one.idempotency_key) for one in submissions]
+        changes = [decision.changes for decision in decisions if decision.changes.dirty]
+        if not creations and not changes:
+            return Committed((), frozenset())
+        return await self._store.commit(creations, changes)
+
+    async def _birthdays(self, submissions: Sequence[Submission], committed: Committed) -> Mapping[str, float]:
+        """Return when the runs were created that an earlier attempt of these submissions may have made.
+
+        Another request under the same key may have made the run: its commands have other deadlines, and only one with
+        this time of creation is the submission's own."""
+        doubtful = [
+            one.changes.run.id
+            for one, created in zip(submissions, committed.created, strict=True)
+            if one.uncertain and created == Created(Outcome.SAME, one.changes.run.id)
+        ]
+        while doubtful:
+            try:
+                heads = await self._store.heads(doubtful)
+            except StoreUnavailable:  # what else the batch holds is committed, and must not be decided again
+                await asyncio.sleep(_FIRST_PAUSE)
+            else:
+                return {run_id: head.created_at for run_id, head in heads.items()}
+        return {}
+
+    def _conclude_creations(
+        self, submissions: Sequence[Submission], committed: Committed, birthdays: Mapping[str, float], batch: Batch
+    ) -> int:
+        """Returns how many of them are new runs."""
+        count = 0
+        for one, created in zip(submissions, committed.created, strict=True):
+            if created.outcome is _CREATED:
+                self._hot.keep(one.changes.run)
+                self._aftermath.committed(one.changes)
+            elif one.uncertain and birthdays.get(created.run_id) == one.changes.run.head.created_at:
+                # An attempt before this one was written, though it was said to have failed: the run is this request's.
+                self._aftermath.committed(one.changes)
+                created = Created(Outcome.CREATED, created.run_id)
+            count += created.outcome is _CREATED
+            if one.done is not None and not one.done.done():
+                one.done.set_result(created)
+            if one.arrived is not None:
+                self._conclude_arrived_request(one.arrived, created, batch)
+        return count
+
+    def _conclude_arrived_request(self, arrived: Arrived, created: Created, batch: Batch) -> None:
+        if created.outcome in (Outcome.CREATED, Outcome.SAME):
+            batch.handled.append(arrived)
+        else:
+            batch.refused.append(
+                (arrived, f"the correlation_id {naming.shown(created.run_id)} is another run's already")
+            )
+
+    def _conclude(self, decisions: Iterable[Decision], conflicts: frozenset[str], batch: Batch) -> None:
+        for decision in decisions:
+            run_id = decision.changes.run.id
+            if run_id in conflicts:
+                self._hot.drop(run_id)
+                continue
+            if decision.changes.dirty:
+                self._hot.grown(decision.changes)
+                self._let_rest(decision)
+            self._aftermath.committed(decision.changes)
+            for item, verdict, why in decision.verdicts:
+                self._conclude_item(run_id, item, verdict, why, batch)
+            if decision.ends_it:  # but one that is told something after its end may be told more
+                self._hot.drop(run_id)
+
+    def _let_rest(self, decision: Decision) -> None:
+        rest = None if decision.is_of_notes else self._pace.rest_after(decision.changes, self._clock.now())
+        if rest is not None:
+            self._inbox.rest(decision.changes.run.id, rest)
+
+    def _conclude_item(self, run_id: str, item: OfRun, verdict: Verdict, why: str, batch: Batch) -> None:
+        if isinstance(item, Note):
+            self._aftermath.noted(run_id, item.event)
+        elif isinstance(item, Answer):
+            self._telemetry.emit(AnswerTaken(run_id, verdict, item.message.tipo_evento))
+            if verdict is _UNKNOWN:
+                batch.refused.append((item.arrived, why))
+            else:
+                batch.handled.append(item.arrived)
+        elif isinstance(item, BadAnswer):
+            batch.refused.append((item.arrived, why))
+        elif not item.done.done():
+            item.done.set_result(verdict)
+
+    async def _settle_soon(self, batch: Batch) -> None:
+        if batch.handled or batch.refused:
+            await self._settle_beside(self._settle(batch), batch)
+
+    async def _settle_beside(self, settling: Coroutine[Any, Any, object], batch: Batch) -> None:
+        """Beside the next batch: telling the broker takes a round trip, and a frozen one many seconds."""
+        task = asyncio.create_task(settling, name="settle")
+        self._settling[task] = batch
+        task.add_done_callback(self._settling.pop)
+        if len(self._settling) > _MOST_SETTLING:
+            await asyncio.wait(self._settling, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _settle(self, batch: Batch) -> None:
+        """Only now may the broker forget the messages. If it cannot be told, they come again and change nothing."""
+        by_consumer: dict[Consumer, list[Delivery]] = {}
+        for arrived in batch.handled:
+            by_consumer.setdefault(arrived.consumer, []).append(arrived.delivery)
+        for consumer, deliveries in by_consumer.items():
+            await self._is_settled(consumer, consumer.ack(deliveries))
+        # By broker, too: what one of several cannot put away says nothing of another's.
+        refused: dict[tuple[Consumer, str | None], list[tuple[Delivery, str]]] = {}
+        for arrived, why in batch.refused:
+            refused.setdefault((arrived.consumer, arrived.delivery.via), []).append((arrived.delivery, why))
+        for (consumer, _), letters in refused.items():
+            for some in slices(letters, _weight, _BURIED_BYTES):
+                if not await self._is_settled(consumer, consumer.dead_letter_all(some)):
+                    break  # the rest was given back
+                for delivery, why in some:
+                    queue, run_id = self._names.logical(delivery.queue), correlation_id_of(delivery.body)
+                    self._telemetry.emit(DeadLettered(queue, why, run_id))
+
+    async def _is_settled(self, consumer: Consumer, settling: Awaitable[None]) -> bool:
+        """What a consumer cannot settle would fill its prefetch for ever: then it gives everything back, and whoever
+        owns it subscribes anew. One of several brokers has given back its own already."""
+        try:
+            await settling
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task: what it met must be told here
+            self._telemetry.emit(LoopFailed("settle", f"{type(error).__name__}: {error}"))
+            if not isinstance(error, NotMoved):
+                with suppress(Exception):
+                    await consumer.close()
+            return False
+        return True
+
+
+def _delay_before(again: Delivery, error: Exception) -> float:
+    """What was written by a newer version is read once that is back: the tries before the delivery limit last for about
+    a quarter of an hour, because the answer is a good one."""
+    doubled = min(again.redeliveries, _DOUBLED_AT_MOST) if isinstance(error, WrittenByNewer) else 0
+    return _FIRST_DELAY * 2.0**doubled
+
+
+def _priority_of(one: Submission | Wish, head: RunHead) -> int:
+    """A run whose time is over comes before all others, for these may come without an end."""
+    is_due = isinstance(one, Wish) and isinstance(one.event, RunDue)
+    return HIGHEST_PRIORITY + 1 if is_due else head.priority
+
+
+def _is_told(item: OfRun) -> TypeGuard[Answer | BadAnswer]:
+    """An answer that is refused, once: if it cannot be buried it comes again and again."""
+    if not isinstance(item, Answer | BadAnswer) or item.arrived.delivery.redeliveries:
+        return False
+    return not isinstance(item, Answer) or item.message.tipo_evento != naming.PROGRESS
+
+
+def _expect_event(message: Message, known: Iterable[str]) -> None:
+    if message.tipo_evento not in known:
+        right = ", ".join(sorted(known))
+        raise InvalidMessage.at(
+            "tipo_evento", f"must be one of {right} on this queue; got {naming.shown(message.tipo_evento)}"
+        )
+
+
+def _weight(letter: tuple[Delivery, str]) -> int:
+    return max(len(letter[0].body), _LEAST_BYTES)
+
+
+def _parts(inputs: Sequence[Input], notes: Sequence[Note]) -> Iterable[tuple[Sequence[Input], Sequence[Note]]]:
+    """Two, each of them less than the whole. Notes come first: what was sent comes before its answer."""
+    if inputs and notes:
+        return ([], notes), (inputs, [])
+    middle = (len(inputs) + len(notes)) // 2
+    return [(inputs[half], notes[half]) for half in (slice(middle), slice(middle, None))]
+
+
+def _still_wanted(inputs: Iterable[Input]) -> list[Input]:
+    """Without those whose callers gave up. Of a submission it is not known any more whether it was written."""
+    wanted = [one for one in inputs if not is_withdrawn(one)]
+    for one in wanted:
+        if isinstance(one, Submission):
+            one.uncertain = True
+    return wanted
+
+
+def _resend(run: Run, item: Resend, changes: Changes) -> Verdict:
+    task = run.tasks[item.task]
+    if not task.unsent or task.attempt != item.attempt:
+        return Verdict.NOTHING
+    if task.is_open:
+        changes.commands.append((item.task, item.attempt))
+    else:
+        changes.dead_letters.append((item.task, item.attempt))
+    return Verdict.APPLIED

@@ -1,0 +1,119 @@
+"""From a request's bytes to a run that is ready to be created."""
+
+import hashlib
+from itertools import islice
+from urllib.parse import urlsplit
+
+from oraculo.core import machine
+from oraculo.core.refusals import Refusals
+from oraculo.core.request import Limits, RunRequest, check_quorum, named_definition, new_run, read_good_fields
+from oraculo.core.webhook_rules import WebhookTargets
+from oraculo.engine.decide.cache import Plans
+from oraculo.engine.inbox import Submission
+from oraculo.engine.pipelines import Catalogue
+from oraculo.errors import Fault, InvalidMessage, InvalidRequest
+from oraculo.pipeline.definition import MAX_FAULTS, Definition
+from oraculo.pipeline.queue_rules import QueueTargets
+from oraculo.ports.clock import Clock, Entropy
+from oraculo.settings import Settings
+from oraculo.wire import naming
+from oraculo.wire.message import valid_traceparent
+
+
+def fingerprint_of(body: bytes) -> str:
+    """Of the body alone: what a pipeline or a setting makes of it may change."""
+    return hashlib.sha256(body).hexdigest()
+
+
+class RunMaker:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        plans: Plans,
+        queues: QueueTargets,
+        clock: Clock,
+        entropy: Entropy,
+        settings: Settings,
+    ) -> None:
+        self._catalogue = catalogue
+        self._plans = plans
+        self._clock = clock
+        self._entropy = entropy
+        self._limits = Limits(settings.limits.payload_bytes, settings.limits.request_bytes)
+        self._queues = queues
+        self._targets = WebhookTargets(settings.webhook.allow)
+        self._default_timeout = settings.runs.timeout
+        self._default_retry = settings.runs.retry
+
+    def submission(
+        self,
+        body: bytes,
+        *,
+        run_id: str | None = None,
+        reply_to: str | None = None,
+        traceparent: str | None = None,
+    ) -> Submission:
+        """Raises InvalidInput, PayloadTooLarge or WrittenByNewer. `run_id` and `reply_to` come from a message's
+        envelope and hold where the body does not say."""
+        refusals = Refusals()
+        request = read_good_fields(body, self._limits, refusals)
+        run_id = request.correlation_id or run_id or self._entropy.new_id()
+        if run_id in naming.FOLDERS:
+            fault = Fault("correlation_id", naming.NO_FOLDER)
+            if run_id != request.correlation_id:
+                raise InvalidMessage(fault)
+            refusals.add(InvalidRequest(fault))
+        if request.responder_em is None:
+            request.responder_em = reply_to
+        refusals.check(self._expect_allowed, request.webhook)
+        definition = refusals.check(self._definition_of, request)
+        if definition is not None:
+            refusals.check(check_quorum, definition)
+        refusals.check(self._expect_queues, request, definition)
+        refusals.raise_any()
+        assert definition is not None, "without one, its fault was raised"
+        run = new_run(
+            request,
+            definition,
+            run_id=run_id,
+            now=self._clock.now(),
+            plans=self._plans,
+            traceparent=valid_traceparent(traceparent),
+        )
+        changes = machine.start(run, run.head.created_at)
+        return Submission(changes, fingerprint=fingerprint_of(body), queue_field=_queue_field(request))
+
+    def _expect_allowed(self, webhook: str | None) -> None:
+        """Raises InvalidRequest for a webhook whose URL itself names an address that it may not reach."""
+        if webhook is not None and (fault := self._targets.host_fault(urlsplit(webhook).hostname or "")):
+            raise InvalidRequest(Fault("webhook", fault))
+
+    def _definition_of(self, request: RunRequest) -> Definition | None:
+        """None: what is to run has a fault that is known already. Raises InvalidRequest or WrittenByNewer."""
+        if request.pipeline is not None:
+            self._catalogue.expect_usable(request.pipeline)
+        elif request.tipo is None and request.destinos is None:
+            return None
+        return named_definition(request, self._catalogue, self._default_timeout, self._default_retry)
+
+    def _expect_queues(self, request: RunRequest, definition: Definition | None) -> None:
+        """Raises InvalidRequest for queues that no run may send or reply to."""
+        found = islice(self._queues.step_faults(definition), MAX_FAULTS) if definition else ()
+        faults = [_at(request, number, fault) for number, fault in found]
+        if request.responder_em is not None and (fault := self._queues.fault(request.responder_em)):
+            faults.append(Fault("responder_em", fault))
+        if faults:
+            raise InvalidRequest(faults)
+
+
+def _queue_field(request: RunRequest) -> str:
+    if request.destinos is not None:
+        return "destinos"
+    return "tipo" if request.pipeline is None else "pipeline"
+
+
+def _at(request: RunRequest, number: int, fault: Fault) -> Fault:
+    """Return the fault at the field of the request that brought it about."""
+    if request.destinos is not None:
+        return Fault(f"destinos[{number}]", fault.problem)
+    return Fault(_queue_field(request), str(fault))

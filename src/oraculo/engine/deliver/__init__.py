@@ -1,0 +1,1 @@
+"""Delivers: the aggregates of ended runs, to webhooks and reply queues."""

@@ -1,0 +1,257 @@
+"""The pipelines and routes that a request may name: built in, from a folder, or put by users."""
+
+import asyncio
+import importlib.resources
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from functools import lru_cache, partial
+from pathlib import Path
+
+from oraculo.engine.pipeline_folder import BadFile, FolderContents, PipelineFolder
+from oraculo.errors import Conflict, Fault, NotFound, StoreUnavailable, UnknownPipeline, WrittenByNewer
+from oraculo.pipeline.bridges import queue_of
+from oraculo.pipeline.definition import Definition, decode_definition, encode_definition
+from oraculo.pipeline.queue_rules import QueueTargets
+from oraculo.pipeline.retry import RetryPolicy
+from oraculo.pipeline.text import read_pipeline
+from oraculo.ports.clock import Clock
+from oraculo.ports.store import Store
+from oraculo.ports.telemetry import LoopFailed, PipelineFileMended, PipelineFileRejected, Telemetry
+from oraculo.ports.threads import handed_over
+from oraculo.settings import LimitSettings
+from oraculo.wire import naming
+
+_PATIENCE = 30.0  # seconds for those before: while the store is frozen each takes as long as it may
+
+_Stored = tuple[bytes, Definition]  # as the store has it, and what that says
+
+
+class Origin(StrEnum):
+    BUILT_IN = "embutido"
+    FOLDER = "pasta"
+    STORED = "api"
+
+
+class Catalogue:
+    """What a user put wins over the folder, and the folder over what is built in."""
+
+    def __init__(
+        self,
+        routes: Mapping[str, Sequence[str]],
+        folder: str,
+        default_retry: RetryPolicy,
+        default_timeout: float,
+        threads: Executor | None = None,
+        telemetry: Telemetry | None = None,
+        reader: Executor | None = None,
+        queues: QueueTargets | None = None,
+        limits: LimitSettings | None = None,
+    ) -> None:
+        self._limits = limits or LimitSettings()
+        self._queues = queues or QueueTargets()
+        self.routes = routes
+        self._threads = threads
+        self._reader = reader
+        self._telemetry = telemetry
+        self._folder = PipelineFolder(Path(folder), default_retry, default_timeout, self._queues) if folder else None
+        self.bad_files: tuple[BadFile, ...] = ()
+        self._default_retry = default_retry
+        self._default_timeout = default_timeout
+        self._layers: dict[Origin, dict[str, Definition]] = {origin: {} for origin in Origin}
+        self._merged: dict[str, Definition] = {}
+        self._stored: Mapping[str, _Stored] = {}  # those that users put and that can be read
+        self._unreadable: dict[str, WrittenByNewer] = {}  # what users put through a newer version, and why
+        self._mark = ""
+        self._turn = asyncio.Lock()  # of whoever changes what users put, or reads it: what was read before is older
+
+    @property
+    def pipelines(self) -> Mapping[str, Definition]:
+        return self._merged
+
+    def destinations(self) -> set[str]:
+        """Return the queues that known pipelines and routes send to, and may."""
+        steps = {step.queue for definition in self._merged.values() for step in definition.steps}
+        named = steps | {queue for route in self.routes.values() for queue in map(queue_of, route)}
+        return {queue for queue in named if naming.is_own_queue(queue) or self._queues.fault(queue) is None}
+
+    def origin(self, name: str) -> Origin:
+        return next(origin for origin in reversed(Origin) if name in self._layers[origin])
+
+    def expect_usable(self, name: str) -> None:
+        """Raise WrittenByNewer, also where it replaced one that could be read, which is not what was put; or
+        UnknownPipeline where a file of the folder would define it and is bad."""
+        if (error := self._unreadable.get(name)) is not None:
+            raise error.with_traceback(None)  # it is raised again and again, and would remember each time
+        if name not in self._merged and (bad := self._bad_file(name)) is not None:
+            raise UnknownPipeline(Fault("pipeline", f"{naming.shown(name)} cannot be started: {bad}"))
+
+    def _bad_file(self, name: str) -> BadFile | None:
+        return next((bad for bad in self.bad_files if bad.pipeline == name), None)
+
+    @property
+    def folder_trouble(self) -> str | None:
+        """The pipeline files that are not used and why, for people; None when all are."""
+        return "; ".join(map(str, self.bad_files)) or None
+
+    def get(self, name: str) -> Definition:
+        """Raises NotFound or WrittenByNewer."""
+        try:
+            self.expect_usable(name)
+        except UnknownPipeline as error:
+            raise NotFound(f"there is no pipeline {naming.shown(name)}: {self._bad_file(name)}") from error
+        if name not in self._merged:
+            raise NotFound(f"there is no pipeline {naming.shown(name)}{naming.nearest(name, self._merged)}")
+        return self._merged[name]
+
+    async def load(self, store: Store) -> None:
+        """Raises InvalidPipeline when the folder cannot be read."""
+        self._layers[Origin.BUILT_IN] = dict(built_in_pipelines(self._default_retry, self._default_timeout))
+        self.read_folder()
+        await self.refresh_stored(store)
+        self._merge()  # also where users put none
+
+    async def refresh_stored(self, store: Store) -> bool:
+        """Reads what users put again when somebody put or deleted one, through this process or another."""
+        async with self._in_turn():
+            return await self._refresh_stored(store)
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """Raises StoreUnavailable."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise StoreUnavailable("others have waited for it all the while to tell of pipelines") from None
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def _refresh_stored(self, store: Store) -> bool:
+        if (mark := await store.pipelines_mark()) == self._mark:
+            return False
+        await self._read_stored(await store.pipelines())
+        self._mark = mark
+        return True
+
+    async def _read_stored(self, bodies: Mapping[str, bytes]) -> None:
+        """Only those that changed: all of them, for each that is put, would keep the engine from its work."""
+        readable: dict[str, _Stored] = {}
+        unreadable: dict[str, WrittenByNewer] = {}
+        for name, body in bodies.items():
+            if name in self._stored and self._stored[name][0] == body:
+                readable[name] = self._stored[name]
+                continue
+            try:
+                readable[name] = body, decode_definition(body)
+            except WrittenByNewer as error:
+                unreadable[name] = error
+                if name not in self._unreadable and self._telemetry is not None:
+                    self._telemetry.emit(LoopFailed("pipelines", f"'{name}' cannot be used here: {error}"))
+            await asyncio.sleep(0)  # many may be new; a thread would not help: the decoder lets no other run
+        self._unreadable = unreadable
+        self._take_stored(readable)
+
+    def _take_stored(self, stored: Mapping[str, _Stored]) -> None:
+        self._stored = stored
+        self._layers[Origin.STORED] = {name: definition for name, (_, definition) in stored.items()}
+        self._merge()
+
+    def read_folder(self) -> None:
+        """Read the folder. Raises InvalidPipeline when the folder itself cannot be read at the first time."""
+        if self._folder is not None and (contents := self._folder.look()) is not None:
+            self._take_folder(contents)
+
+    async def refresh_folder(self) -> None:
+        """Read what changed in the folder, in a thread: to look at thousands of files takes a while."""
+        if self._folder is not None and (contents := await handed_over(self._threads, self._folder.look)) is not None:
+            self._take_folder(contents)
+
+    def _take_folder(self, contents: FolderContents) -> None:
+        before, self.bad_files = self.bad_files, contents.bad
+        self._layers[Origin.FOLDER] = dict(contents.definitions)
+        self._merge()
+        if self._telemetry is None:
+            return
+        for bad in contents.bad:
+            if bad not in before:
+                self._telemetry.emit(PipelineFileRejected(bad.file, bad.pipeline, bad.reason, bad.in_use))
+        for file in {bad.file for bad in before} - {bad.file for bad in contents.bad}:
+            self._telemetry.emit(PipelineFileMended(file))
+
+    async def put(
+        self, name: str, text: bytes, store: Store, clock: Clock, admit: Callable[[Definition], Awaitable[None]]
+    ) -> tuple[Definition, bool]:
+        """The definition, and whether its name is new. Raises InvalidPipeline with step and fault, or
+        Conflict; and what `admit` raises."""
+        definition = await self.read(name, text)
+        await admit(definition)
+        async with self._in_turn():
+            await self._refresh_stored(store)  # another engine may have put or deleted it a moment ago
+            is_new = name not in self._merged and name not in self._unreadable
+            body = encode_definition(definition)
+            self._expect_room(name, body)
+            await store.put_pipeline(name, body, clock.now())
+            self._unreadable.pop(name, None)
+            self._take_stored({**self._stored, name: (body, definition)})
+        return definition, is_new
+
+    async def read(self, name: str, text: bytes) -> Definition:
+        """Return what a text defines. Raises InvalidPipeline with step and fault."""
+        # A large text takes seconds to read, and the engine has other things to do, for which it needs its threads.
+        read = partial(
+            read_pipeline,
+            text,
+            name=name,
+            default_retry=self._default_retry,
+            default_timeout=self._default_timeout,
+            queue_fault=self._queues.step_fault,
+        )
+        return await handed_over(self._reader, read)
+
+    def _expect_room(self, name: str, body: bytes) -> None:
+        """Raise Conflict when this one would be too many, or too large: each is kept in memory."""
+        others = [text for other, (text, _) in self._stored.items() if other != name]
+        others += [b""] * len(self._unreadable.keys() - {name})
+        size, limits = sum(map(len, others)) + len(body), self._limits
+        is_new = name not in self._stored and name not in self._unreadable
+        if is_new and len(others) >= limits.pipelines:
+            raise Conflict(f"{len(others)} pipelines are stored; ORACULO_LIMITS_PIPELINES allows no more: delete one")
+        if size > limits.pipelines_bytes:
+            most = f"ORACULO_LIMITS_PIPELINES_BYTES allows {limits.pipelines_bytes}"
+            raise Conflict(f"with this one the stored pipelines would have {size} bytes; {most}: delete one")
+
+    async def delete(self, name: str, store: Store) -> None:
+        """Raises NotFound, also when another engine was faster, or Conflict."""
+        async with self._in_turn():
+            await self._refresh_stored(store)
+            if name not in self._unreadable:
+                self.get(name)
+            was_stored = await store.delete_pipeline(name)
+            self._unreadable.pop(name, None)
+            self._take_stored({other: found for other, found in self._stored.items() if other != name})
+        if not was_stored:
+            self.get(name)
+            where = "built in" if self.origin(name) is Origin.BUILT_IN else "a file of the pipelines folder"
+            raise Conflict(
+                f"pipeline '{name}' is {where} and cannot be deleted here; PUT one of that name to replace it"
+            )
+
+    def _merge(self) -> None:
+        merged = dict(self._layers[Origin.BUILT_IN])
+        for bad in self.bad_files:  # what it would replace is not what its author wants to run
+            merged.pop(bad.pipeline, None)
+        merged |= self._layers[Origin.FOLDER] | self._layers[Origin.STORED]
+        self._merged = {name: found for name, found in merged.items() if name not in self._unreadable}
+
+
+@lru_cache(maxsize=8)
+def built_in_pipelines(default_retry: RetryPolicy, default_timeout: float) -> Mapping[str, Definition]:
+    """Read once: they are in the package and do not change."""
+    folder = importlib.resources.files("oraculo") / "pipelines"
+    texts = [entry.read_bytes() for entry in folder.iterdir() if entry.name.endswith(".yaml")]
+    definitions = [read_pipeline(text, default_retry=default_retry, default_timeout=default_timeout) for text in texts]
+    return {definition.name: definition for definition in sorted(definitions, key=lambda found: found.name)}

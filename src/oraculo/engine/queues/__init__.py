@@ -1,0 +1,1 @@
+"""Queues: which exist, which are served, what is in them, and when they are removed."""

@@ -1,0 +1,1 @@
+"""Large results: put into the object store, read back from it."""

@@ -1,0 +1,255 @@
+"""Reads large results back from the object store, for whoever is given them: the aggregate, the API, a command."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import Any
+
+import msgspec
+
+from oraculo.core.aggregate import aggregate, encode_aggregate
+from oraculo.core.phase import Looks
+from oraculo.core.result_reference import Reference, encode_reference, read_reference, references_in
+from oraculo.core.run import Run, Task
+from oraculo.core.views import run_view
+from oraculo.engine.results.earlier import EarlierResults
+from oraculo.engine.wide_work import beside
+from oraculo.errors import NotFound, ObjectLost, ObjectsUnavailable
+from oraculo.pipeline.definition import Step
+from oraculo.ports.objects import Objects, get_result, put_result
+from oraculo.ports.telemetry import LoopFailed, Telemetry
+from oraculo.settings import Settings
+
+PATIENCE = 10.0  # seconds for all the large results of one aggregate, or of one command
+SECOND_LOOK = 1.0  # seconds: where this process stood still, the object store is not to blame for the time
+TURN = 3.0  # seconds that others may keep one from its second look: all in all it is less than a delivery's lease
+REST = 2.0  # seconds after a failure in which no command asks again, nor an aggregate after one that took too long
+_AGGREGATES_AT_ONCE = 8
+_COMMANDS_AT_ONCE = 4
+_LONGEST_REFERENCE = 400  # bytes
+_NO_OBJECTS = "no object store is set; set ORACULO_OBJECTS_URL to the one that the result was put into"
+
+
+class LargeResults:
+    """`earlier`: what may rest elsewhere, from before there was an `objects` to share."""
+
+    def __init__(
+        self,
+        objects: Objects | None,
+        earlier: EarlierResults | None,
+        claim_fault: Callable[[], Awaitable[str | None]],
+        settings: Settings,
+        telemetry: Telemetry,
+        threads: Executor,
+    ) -> None:
+        self._objects = objects
+        self._earlier = earlier
+        self._claim_fault = claim_fault
+        self._telemetry = telemetry
+        self._threads = threads
+        self._inline_bytes = settings.objects.inline_bytes  # what is beyond it stays a reference
+        # Workers are given references when they reach the object store too. Those that read `bridged` queues, or are
+        # behind a bridge, do not.
+        self._hands_on = bool(settings.objects.url)
+        self._bridged = settings.bullmq.queues
+        self._aggregates = asyncio.Semaphore(_AGGREGATES_AT_ONCE)
+        self._second_looks = asyncio.Semaphore(_AGGREGATES_AT_ONCE)  # who waits for the first keeps no other waiting
+        self._commands = asyncio.Semaphore(_COMMANDS_AT_ONCE)
+        self._hangs_until = 0.0
+        self._rests_until = 0.0
+        self.trouble: str | None = None  # what was seen that cannot be read here
+
+    # -- aggregates -------------------------------------------------------------------------------------------
+
+    def references(self, run: Run) -> dict[str, Reference]:
+        """What the aggregate of the run lacks; nothing when nothing could be read."""
+        if self._objects is not None:
+            return references_in(run)
+        if self.trouble is None and references_in(run):  # another engine put them there; that is told once
+            self.trouble = f"large results are handed out as references: {_NO_OBJECTS}"
+            self._telemetry.emit(LoopFailed("objects", self.trouble))
+        return {}
+
+    async def fill(self, results: dict[str, msgspec.Raw], references: Mapping[str, Reference]) -> None:
+        """Puts what can be read in the place of its reference. Never raises: an aggregate is worth having without."""
+        if self._hangs():
+            return
+        left, faults = dict(self._within_limit(references)), list[str]()
+        try:
+            async with asyncio.timeout(PATIENCE), self._aggregates:
+                if self._hangs():
+                    return
+                await self._fill_all(results, left, faults)
+        except TimeoutError:
+            await self._look_again(results, left, faults)
+        if faults:
+            told = f"{len(faults)} large results of an aggregate stay references: {faults[0]}"
+            self._telemetry.emit(LoopFailed("objects", told))
+
+    async def _look_again(self, results: dict[str, msgspec.Raw], left: dict[str, Reference], faults: list[str]) -> None:
+        """Where this process itself stood still, the object store is not to blame for the time. Others that stood still
+        with it look again, too: it is not to blame for their turns, either."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TURN) as turn, self._second_looks:
+                turn.reschedule(None)
+                await self._try_again(results, left, faults)
+        faults += [f"not read in {PATIENCE:g} s"] * len(left)
+
+    async def _try_again(self, results: dict[str, msgspec.Raw], left: dict[str, Reference], faults: list[str]) -> None:
+        if self._hangs():
+            return
+        try:
+            async with asyncio.timeout(SECOND_LOOK):
+                await self._fill_all(results, left, faults)
+        except TimeoutError:
+            if left:
+                self._hangs_until = asyncio.get_running_loop().time() + REST
+
+    def _hangs(self) -> bool:
+        return asyncio.get_running_loop().time() < self._hangs_until
+
+    async def _fill_all(self, results: dict[str, msgspec.Raw], left: dict[str, Reference], faults: list[str]) -> None:
+        """`left` are in the end those of which it is not known whether they can be read."""
+        async with asyncio.TaskGroup() as group:
+            for name, reference in left.items():
+                group.create_task(self._fill_one(results, name, reference, left, faults))
+
+    def _within_limit(self, references: Mapping[str, Reference]) -> Iterable[tuple[str, Reference]]:
+        left = self._inline_bytes
+        for name, reference in references.items():
+            if reference.size <= left:
+                left -= reference.size
+                yield name, reference
+
+    async def _fill_one(
+        self,
+        results: dict[str, msgspec.Raw],
+        name: str,
+        reference: Reference,
+        left: dict[str, Reference],
+        faults: list[str],
+    ) -> None:
+        try:
+            results[name] = msgspec.Raw(await self._get(reference))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the reference stays and it is told
+            faults.append(str(error) or type(error).__name__)
+        del left[name]
+
+    async def aggregate(self, run: Run) -> bytes:
+        references = self.references(run)
+        if not references:
+            return encode_aggregate(run)
+        made = aggregate(run)
+        await self.fill(made["resultados"], references)
+        return msgspec.json.encode(made)
+
+    async def lessened(self, run_id: str, encoded: bytes, excess: int | None) -> bytes | None:
+        """An aggregate for a broker that takes no message of that size: its largest results are left as references, of
+        them as few as are needed, or all where nobody knows by how much it is too large. None when that is not enough,
+        or there is no object store. Raises ObjectsError."""
+        if self._objects is None:
+            return None
+        if fault := await self._claim_fault():
+            raise ObjectsUnavailable(fault)
+        made = msgspec.json.decode(encoded, type=dict[str, msgspec.Raw])
+        results = msgspec.json.decode(made["resultados"], type=dict[str, msgspec.Raw])
+        if (chosen := _largest(results, excess)) is None:
+            return None
+        for name in chosen:
+            reference = await put_result(self._objects, run_id, name, bytes(results[name]), self._threads)
+            results[name] = msgspec.Raw(encode_reference(reference))
+        told = f"{len(chosen)} results of a reply stay references: its broker takes no message of {len(encoded)} bytes"
+        self._telemetry.emit(LoopFailed("objects", told))
+        made["resultados"] = msgspec.Raw(msgspec.json.encode(results))
+        return msgspec.json.encode(made)
+
+    async def view(self, run: Run, looks: Looks) -> dict[str, Any]:
+        """Show the run as the API does. `looks`: at the queues of its open tasks."""
+        view = await beside(self._threads, len(run.tasks), partial(run_view, run, looks))
+        if "resultados" in view and (references := self.references(run)):
+            await self.fill(view["resultados"], references)
+        return view
+
+    async def one(self, run_id: str, task_id: str, task: Task | None) -> bytes:
+        """One task's result, whatever its size. Raises NotFound or ObjectsUnavailable."""
+        result = None if task is None else task.result
+        if result is None:
+            why = "it is not one of its tasks" if task is None else f"it is {task.status}"
+            raise NotFound(f"task '{task_id}' of run {run_id} has no result: {why}")
+        reference = read_reference(run_id, result)
+        if reference is None:
+            return result
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self._get(reference)
+        except ObjectLost as error:
+            raise NotFound(f"the result of task '{task_id}' is lost: {error}") from error
+        except TimeoutError:
+            raise ObjectsUnavailable(f"the result was not read in {PATIENCE:g} s") from None
+
+    # -- commands ---------------------------------------------------------------------------------------------
+
+    def needed(self, run: Run, number: int, known: dict[tuple[int, ...], dict[str, Reference]]) -> dict[str, Reference]:
+        """The large results that must be read, or looked for among the earlier ones, before the task's command can be
+        sent. `known`: those of tasks that were looked at a moment ago."""
+        given_references = self._is_given_references(run.plan.steps[number])
+        if self._objects is None or (self._earlier is None and given_references):
+            return {}
+        sources = run.plan.dependencies[number]
+        if (found := known.get(sources)) is None:
+            found = known[sources] = references_in(run, sources)
+        if not given_references or self._earlier is None:
+            return found
+        return {name: each for name, each in found.items() if not self._earlier.lacks(run.id, each)}
+
+    def _is_given_references(self, step: Step) -> bool:
+        """Over a bridge there are workers of another system, who know nothing of references."""
+        return self._hands_on and step.bridge is None and step.queue not in self._bridged
+
+    async def read(self, run: Run, number: int, references: Mapping[str, Reference]) -> dict[str, bytes]:
+        """What goes whole into the task's command; what goes as a reference is now where its worker looks for it.
+        Raises ObjectLost, or ObjectsUnavailable: then it is worth another try."""
+        earlier = self._earlier if self._is_given_references(run.plan.steps[number]) else None
+        loop = asyncio.get_running_loop()
+        async with self._commands:
+            if loop.time() < self._rests_until:
+                raise ObjectsUnavailable("it failed a moment ago")
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    if earlier is not None:
+                        await earlier.share(run.id, references.values())
+                        return {}
+                    return {name: await self._get(reference) for name, reference in references.items()}
+            except (ObjectsUnavailable, TimeoutError) as error:
+                self._rests_until = loop.time() + REST
+                reason = str(error) or f"not read in {PATIENCE:g} s"
+                self._telemetry.emit(LoopFailed("objects", f"a command waits for the results that it needs: {reason}"))
+                raise ObjectsUnavailable(reason) from error
+
+    async def _get(self, reference: Reference) -> bytes:
+        if self._objects is None:
+            raise ObjectsUnavailable(_NO_OBJECTS)
+        try:
+            return await get_result(self._objects, reference, self._threads)
+        except ObjectLost:
+            if self._earlier is None or (found := await self._earlier.find(reference)) is None:
+                raise
+            return found
+
+
+def _largest(results: Mapping[str, msgspec.Raw], excess: int | None) -> Sequence[str] | None:
+    """Those without which an aggregate is so many bytes shorter; None when it is not without them all. All that make it
+    shorter, when it is not known how many bytes that must be."""
+    chosen: list[str] = []
+    left = inf if excess is None else excess
+    for name in sorted(results, key=lambda name: len(results[name]), reverse=True):
+        gain = len(results[name]) - _LONGEST_REFERENCE
+        if left <= 0 or gain <= 0:
+            break
+        chosen.append(name)
+        left -= gain
+    is_enough = bool(chosen) if excess is None else left <= 0
+    return chosen if is_enough else None

@@ -1,0 +1,1 @@
+"""Retention: deletes old runs, and large results without a run."""

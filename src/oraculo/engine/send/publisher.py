@@ -1,0 +1,191 @@
+"""A line of messages on their way to the broker: runs take turns, a batch at a time, until each is confirmed."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
+from typing import Protocol
+
+from oraculo.core.troubled_queues import TroubledQueues
+from oraculo.engine.queues.known import KnownQueues
+from oraculo.engine.send.run_order import RunTurns
+from oraculo.errors import BrokerError, BrokerUnavailable, MessageTooLarge
+from oraculo.ports.broker import NotTaken, Outgoing
+from oraculo.ports.clock import Clock
+from oraculo.ports.telemetry import CommandsPublished, PublishFailed, Telemetry
+
+PUBLISHED_TOGETHER = 500
+PUBLISHED_BYTES = 1024 * 1024  # a broker has seconds to confirm a batch, and a link may be slow
+MAX_WAITING = 50_000
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+Key = tuple[str, int, int, bool]  # run id, task, attempt, whether it is the dead letter
+Entry = tuple[Key, Outgoing]
+_Numbered = tuple[int, Entry]  # in the order in which they were added
+Confirmed = Callable[[Sequence[Key], Sequence[str], float], None]  # which broker took each, and since when it was asked
+Refused = Callable[[Sequence[Entry], BrokerError], None]
+StillWanted = Callable[[Sequence[Entry], bool], Awaitable[Sequence[Entry]]]  # and whether they have waited for long
+
+
+class Publisher(Protocol):
+    """A broker, or who publishes to it."""
+
+    async def publish(self, messages: Sequence[Outgoing]) -> Sequence[str]: ...
+
+
+class Line:
+    """`confirmed` and `refused` are told of what became of each message: a broker that is away is waited for, one that
+    says no to a message does not hold up the others. `still_wanted` is asked before each try: what waits for a broker
+    may be wanted no longer. `refusing`: where queues are noted that did not take something. `holds_back`: whether the
+    engine has too much to decide as it is; the many commands of wide runs then wait until `wake` is called.
+    `known`: where queues are noted that took something."""
+
+    def __init__(
+        self,
+        broker: Publisher,
+        clock: Clock,
+        telemetry: Telemetry,
+        confirmed: Confirmed,
+        refused: Refused,
+        still_wanted: StillWanted,
+        refusing: TroubledQueues,
+        holds_back: Callable[[], bool] = lambda: False,
+        known: KnownQueues | None = None,
+    ) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._telemetry = telemetry
+        self._confirmed = confirmed
+        self._refused = refused
+        self._still_wanted = still_wanted
+        self._refusing = refusing
+        self._holds_back = holds_back
+        self._known = KnownQueues() if known is None else known
+        self._turns: RunTurns[_Numbered] = RunTurns()
+        self._waiting = Counter[str]()  # in turns, by their queues
+        self._numbers = count()
+        self._under_way: Sequence[_Numbered] = ()  # what the broker is asked to take now
+        self._bytes = 0  # of both
+        self._waited = 0  # whatever has a lower number already waited when the broker was last away
+        self.trouble: str | None = None  # why the broker did not take the last batch
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def load(self) -> float:
+        """How full it is, from 0 to 1."""
+        return max((len(self._turns) + len(self._under_way)) / MAX_WAITING, self._bytes / MAX_WAITING_BYTES)
+
+    @property
+    def has_more(self) -> bool:
+        """Than what the broker is asked to take now."""
+        return bool(self._turns)
+
+    def has_waiting(self, queue: str) -> bool:
+        """Return whether it has something for the queue that the broker has not been asked to take yet."""
+        return queue in self._waiting
+
+    def add(self, key: Key, message: Outgoing, *, age: float = 0.0, is_one_of_many: bool = False) -> None:
+        """`age`: when its run was created."""
+        numbered = next(self._numbers), (key, message)
+        self._turns.add(key[0], numbered, priority=message.priority, age=age, is_one_of_many=is_one_of_many)
+        self._waiting[message.queue] += 1
+        self._bytes += len(message.body)
+        self._empty.clear()
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look again whether the commands of wide runs may go out."""
+        self._wake.set()
+
+    async def flushed(self) -> None:
+        """Returns when everything that was added is confirmed or refused."""
+        await self._empty.wait()
+
+    async def run(self) -> None:
+        while True:
+            self._under_way = self._under_way or self._next_batch()
+            if not self._under_way:
+                if not self._turns:
+                    self._empty.set()
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            await self._publish([entry for _, entry in self._under_way])
+            self._bytes -= sum(map(_size, self._under_way))
+            self._under_way = ()
+
+    def _next_batch(self) -> list[_Numbered]:
+        few_only = self._holds_back()
+        batch = self._turns.take(PUBLISHED_TOGETHER, PUBLISHED_BYTES, _size, few_only=few_only)
+        self._waiting -= Counter(message.queue for _, (_, message) in batch)
+        return batch
+
+    @property
+    def _have_waited(self) -> bool:
+        return self._waited > 0 and any(number < self._waited for number, _ in self._under_way)
+
+    async def _publish(self, batch: Sequence[Entry]) -> None:
+        """Until the broker has answered. Meanwhile runs time out by their own deadlines, and say why."""
+        pause = _FIRST_PAUSE
+        while batch := await self._still_wanted(batch, self._have_waited):
+            started = self._clock.now()
+            try:
+                vias = await self._broker.publish([message for _, message in batch])
+            except NotTaken as error:
+                self.trouble = None
+                self._telemetry.emit(PublishFailed(error.count, str(error)))
+                self._tell_apart(batch, error, started)
+                return
+            except BrokerError as error:
+                self.trouble = str(error) if isinstance(error, BrokerUnavailable) else None
+                self._telemetry.emit(PublishFailed(len(batch), str(error)))
+                if not isinstance(error, BrokerUnavailable):
+                    await self._set_apart(batch, error)
+                    return
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                self._waited = next(self._numbers)
+            else:
+                self.trouble = None
+                self._note_taking([message.queue for _, message in batch])
+                self._tell_confirmed([key for key, _ in batch], vias, started)
+                return
+        self.trouble = None  # nothing is left that it holds up
+
+    def _note_taking(self, queues: Sequence[str]) -> None:
+        self._refusing.works(queues)
+        self._known.add(queues)
+
+    def _tell_confirmed(self, keys: Sequence[Key], vias: Sequence[str], started: float) -> None:
+        if commands := sum(not is_dead_letter for *_, is_dead_letter in keys):
+            self._telemetry.emit(CommandsPublished(commands, self._clock.now() - started))
+        self._confirmed(keys, vias, started)
+
+    def _tell_apart(self, batch: Sequence[Entry], error: NotTaken, started: float) -> None:
+        """A queue that is full holds up no other: what it did not take is for the sweep."""
+        taking = {message.queue: via for (_, message), via in zip(batch, error.vias, strict=True)}  # as of the last
+        self._note_taking([queue for queue, via in taking.items() if via is not None])
+        left = [queue for queue, via in taking.items() if via is None]
+        self._refusing.note(left, str(error), asyncio.get_running_loop().time())
+        outcomes = list(zip(batch, error.vias, strict=True))
+        self._refused([entry for entry, via in outcomes if via is None], error)
+        if taken := [(key, via) for (key, _), via in outcomes if via is not None]:
+            keys, vias = zip(*taken, strict=True)
+            self._tell_confirmed(keys, vias, started)
+
+    async def _set_apart(self, batch: Sequence[Entry], error: BrokerError) -> None:
+        if len(batch) == 1:
+            [(_, message)] = batch
+            if not isinstance(error, MessageTooLarge):  # which says nothing of its queue
+                self._refusing.note([message.queue], str(error), asyncio.get_running_loop().time())
+            self._refused(batch, error)
+            return
+        for entry in batch:
+            await self._publish([entry])
+
+
+def _size(numbered: _Numbered) -> int:
+    return len(numbered[1][1].body)

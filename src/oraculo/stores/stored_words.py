@@ -1,0 +1,46 @@
+"""The words that a store wrote (a status, a cause, what happened, a way of delivery), read back. Tables: an enum's own
+reading takes several times as long, and is needed for every task of every run that is loaded.
+
+Whoever adds, renames or removes one gives every store a new number: see tests/stores/test_stored_words.py."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Never, TypeVar
+
+import msgspec
+
+from oraculo.core.history import Happened
+from oraculo.core.run import Cause, Channel, Delivery, DeliveryStatus, RunStatus, TaskStatus
+from oraculo.errors import WrittenByNewer
+
+Meant = TypeVar("Meant")
+
+
+class _Words(dict[str | None, Meant]):
+    def __init__(self, what: str, known: Mapping[str | None, Meant]) -> None:
+        super().__init__(known)
+        self._what = what
+
+    def __missing__(self, word: str | None) -> Never:
+        raise WrittenByNewer(f"{word!r} for {self._what}")
+
+
+RUN_STATUS = _Words("the status of a run", {status.value: status for status in RunStatus})
+TASK_STATUS = _Words("the status of a task", {status.value: status for status in TaskStatus})
+CAUSE: _Words[Cause | None] = _Words("why a task ended", {cause.value: cause for cause in Cause} | {None: None})
+HAPPENED = _Words("an event of a run's history", {what.value: what for what in Happened})
+CHANNEL = _Words("the way of a delivery", {channel.value: channel for channel in Channel})
+DELIVERY_STATUS = _Words("the status of a delivery", {status.value: status for status in DeliveryStatus})
+
+
+def deliveries_of(stored: Sequence[Mapping[str, Any]]) -> list[Delivery]:
+    """Of their fields by name: msgspec would say of a word only that it is invalid."""
+    for delivery in stored:
+        _ = CHANNEL[delivery["channel"]], DELIVERY_STATUS[delivery["status"]]
+    return msgspec.convert(stored, list[Delivery])
+
+
+def census_of(rows: Iterable[Sequence[Any]]) -> dict[RunStatus, int]:
+    """Of each status and how many have it; where there are none, there is no row. Those of a status that only a newer
+    version knows are left out: what counts the runs is not to fail for one of them."""
+    known = {RUN_STATUS[status]: count for status, count in rows if status in RUN_STATUS}
+    return dict.fromkeys(RunStatus, 0) | known

@@ -1,0 +1,1 @@
+"""What travels: messages, the names of queues and events, JSON within limits, and timestamps."""

@@ -1,0 +1,142 @@
+"""What a worker, or a bridge to one, says: written as the message that the orchestrator reads."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from oraculo.wire import naming
+from oraculo.wire.json_guard import check_json_text
+from oraculo.wire.message import Message, encode_message
+from oraculo.wire.timestamps import to_iso
+from oraculo.wire.tracebacks import bounded_traceback
+
+MAX_ERROR_TEXT = 2000
+MAX_PROGRESS_TEXT = 500
+NOT_IN_TIME = "deadline passed before it was started"
+
+_encoder = msgspec.json.Encoder()
+_any_json = msgspec.json.Decoder(msgspec.Raw)
+
+
+class Answer:
+    """Returned by a handler: this payload is sent as it is, without the `{"status": "ok", …}` around it.
+
+    A mapping that reads as a result payload, such as `{"status": "erro", "erros": […]}`, needs no Answer around it."""
+
+    __slots__ = ("payload",)
+
+    def __init__(self, payload: dict[str, Any]) -> None:
+        self.payload = payload
+
+
+class Refusal(NamedTuple):
+    """What follows when the broker refuses an answer."""
+
+    reason: str
+    stand_in: bytes | None  # to be published instead; None: what was to be answered goes to the dead letters
+
+
+class Clock(Protocol):
+    """The part of ports.clock that is needed here."""
+
+    def now(self) -> float: ...
+
+
+class AnswerWriter:
+    """Encodes answers and progress. Queue names given to it are logical, without the prefix."""
+
+    def __init__(self, clock: Clock, names: naming.QueueNames) -> None:
+        self._clock = clock
+        self._names = names
+        self._now = (0, "")
+
+    def reply_queue(self, command: Message) -> str:
+        """Where the answer is awaited: a command's `responder_em` is the whole name and gets no prefix."""
+        return command.responder_em or self._names.answers
+
+    def success(self, queue: str, command: Message, value: object) -> bytes:
+        """The handler's value, wrapped; or, when it is no JSON, the failure that says so."""
+        try:
+            payload = _payload_of(queue, value)
+            # A `msgspec.Raw`, wherever in the value it is, was taken over unread. Reading past all is the cheapest way
+            # to tell: a twentieth of what writing a small answer takes, a sixth with a large one.
+            _any_json.decode(payload)
+            return self._encoded(naming.answer_event(queue), command, payload)
+        except Exception as error:  # noqa: BLE001 - encoding runs the value's own code, which may raise anything
+            reason = f"the handler's answer cannot be sent: {describe(error)}"
+            return self.failure(queue, command, [reason], retry=False)
+
+    def failure(
+        self,
+        queue: str,
+        command: Message,
+        errors: Sequence[str],
+        *,
+        retry: bool = True,
+        traceback: str | None = None,
+    ) -> bytes:
+        payload: dict[str, Any] = {"status": "erro", "erros": [_sendable(text) for text in errors]}
+        if not retry:
+            payload["repetir"] = False
+        if traceback is not None:
+            payload["rastreamento"] = bounded_traceback(traceback)
+        return self._encoded(naming.answer_event(queue), command, _encoder.encode(payload))
+
+    def refused(self, queue: str, command: Message, error: Exception, *, stands_in: bool) -> Refusal:
+        """First the run is told, in fewer bytes. When that is refused too (`stands_in`) nobody can be told, and working
+        on the command again would end the same way."""
+        reason = f"the broker refused the answer: {error}"
+        return Refusal(reason, None if stands_in else self.failure(queue, command, [reason], retry=False))
+
+    def progress(self, command: Message, percent: float | None, text: str) -> bytes:
+        payload = _encoder.encode({"percentual": percent, "mensagem": _sendable(text)})
+        return self._encoded(naming.PROGRESS, command, payload)
+
+    def _timestamp(self) -> str:
+        """Made once a millisecond: a busy worker writes dozens of answers in each."""
+        now = self._clock.now()
+        if (moment := int(now * 1000)) != self._now[0]:
+            self._now = (moment, to_iso(now))
+        return self._now[1]
+
+    def _encoded(self, event: str, command: Message, payload: bytes) -> bytes:
+        body = encode_message(
+            Message(
+                correlation_id=command.correlation_id,
+                tipo_evento=event,
+                payload=msgspec.Raw(payload),
+                timestamp=self._timestamp(),
+                tarefa=command.tarefa,
+                tentativa=command.tentativa,
+                traceparent=command.traceparent,
+            )
+        )
+        check_json_text(body)  # what the orchestrator would refuse must not leave as an answer
+        return body
+
+
+def describe(error: BaseException) -> str:
+    """`TypeName: text`, also for an error whose own text cannot be made."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - a broken __str__ must not hide that the handler failed
+        text = "(its text cannot be shown)"
+    return f"{name}: {text}" if text else name
+
+
+def _payload_of(queue: str, value: object) -> bytes:
+    if not isinstance(value, Answer):
+        return _encoder.encode({"status": "ok", "dados" if naming.is_collector(queue) else "resultado": value})
+    payload = _encoder.encode(value.payload)
+    if not payload.startswith(b"{"):
+        raise TypeError(f"Answer needs a dict; got {type(value.payload).__name__}")
+    return payload
+
+
+def _sendable(text: str) -> str:
+    """Short, and free of what JSON readers refuse (NUL, half characters)."""
+    return text[:MAX_ERROR_TEXT].replace("\0", "\ufffd").encode(errors="replace").decode()
