@@ -1,4 +1,4 @@
-"""Counts the seeds that it takes to catch each planted bug, for the table of docs/contributing/simulation.md.
+"""Counts the seeds that it takes to catch each planted bug, for the table of tests/simulation/planted_bugs.md.
 
 Each bug is planted alone, at several starting points far from each other, and seeds are run one after the other until
 one is not clean. `--laws` looks with the laws alone, without the oracle.
