@@ -13,26 +13,44 @@ _INTRODUCTION = """\
 
 <!-- Made by scripts/generate_docs.py from src/oraculo/core/transitions.py: change that, then run `make docs`. -->
 
-A run is a set of tasks, one for each step or destination. Both have a status, and these are all the ways in which one
-becomes another; whatever is not drawn here cannot happen. A duplicate, late or unknown answer is no transition: it is
-counted, told in the run's history, and changes no status.
+A run is a set of tasks, one for each step or destination. Runs and tasks each have a status. This page shows every way
+in which one status becomes another; nothing else can happen.
+
+A duplicate, late or unknown answer is no transition. It is counted, the run's history records it, and no status
+changes.
 """
 
 _TASK_TEXT = """\
-`pendente` waits for what it depends on, for the broker to take its command, or for the pause before a retry. An answer
-may overtake the broker's confirm, so it is taken in `pendente` too, once the command was given to the broker.
+A task in `pendente` waits for earlier steps, for the broker to take its command, or for its next attempt.
+An answer may overtake the broker's confirmation. So a pending task accepts answers once its command was published.
 
-The API also shows where an open task is, as its `fase`: `na_fila`, `em_trabalho` or `aguardando_nova_tentativa` (until
-`proxima_tentativa_em`). `em_trabalho` means that its worker reported progress, or that its command left the queue.
-Where a broker cannot say which of its messages were taken, and for a step behind a bridge, `fase` may be `null`.
+For an open task the API also shows a `fase`:
 
-The reason of a timeout (`motivo`) says what the task's queue looked like shortly before: `no answer in 30 s; nobody
-listened on queue executador_x`.
+| `fase` | meaning |
+|---|---|
+| `na_fila` | its command waits in the queue |
+| `em_trabalho` | its worker reported progress, or its command left the queue |
+| `aguardando_nova_tentativa` | it waits for its next attempt, until `proxima_tentativa_em` |
+| `null` | the broker does not say which messages were taken, or the step is behind a bridge |
+
+The reason (`motivo`) of a timeout describes the task's queue shortly before it: `no answer in 30 s; nobody listened on
+queue executador_x`.
 """
 
 _RUN_TEXT = """\
-A run ends when no task of it is open, when its quorum is met, when its deadline comes, or when it is cancelled. Which
-ending it is follows from its tasks and from whether it was cancelled, never from the order in which things came.
+A run ends when no task is open or its quorum is met, at its deadline, or by a cancel. Its end status follows from its
+tasks, never from the order in which answers came. The first line that is true decides:
+
+| of the run | its status |
+|---|---|
+| every task succeeded | `concluida` |
+| someone cancelled it | `cancelada` |
+| in a pipeline without a met quorum, a required step failed or ran into its own deadline | `erro` |
+| in a pipeline without a met quorum, the run's deadline cut off a required step | `timeout` |
+| a task succeeded | `parcial` |
+| a task failed | `erro` |
+| a task ran into a deadline | `timeout` |
+| none of these | `cancelada` |
 """
 
 
@@ -83,7 +101,7 @@ def _section(
 
 
 def _labels(edges: Iterable[Edge]) -> Mapping[tuple[StrEnum, StrEnum], str]:
-    """One arrow for each pair of statuses. Mermaid ends a label at a second colon, so there is none in it."""
+    """Join the triggers of each pair of statuses. Mermaid ends a label at a second colon, so none is left in it."""
     labels: dict[tuple[StrEnum, StrEnum], list[str]] = {}
     for before, trigger, after in edges:
         labels.setdefault((before, after), []).append(trigger.replace(":", " ="))
