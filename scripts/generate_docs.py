@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from oraculo.wire.message import message_schema
-from scripts.layers_drawing import with_layers
+from scripts.layers_drawing import layers_picture
 from scripts.metrics_page import metrics_page
 from scripts.settings_page import settings_page
 from scripts.state_machine_page import state_machine_page
@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def generated() -> Mapping[str, str]:
-    """Each file's path from the project's root, and what should be in it. Of ARCHITECTURE.md one drawing is made."""
+    """Return each file's path from the project's root, and what should be in it."""
     schema = json.dumps(message_schema(), ensure_ascii=False, indent=2) + "\n"
     return {
-        "ARCHITECTURE.md": with_layers((ROOT / "ARCHITECTURE.md").read_text("utf-8"), ROOT / "pyproject.toml"),
         "docs/reference/metrics.md": metrics_page(),
         "docs/reference/settings.md": settings_page(),
         "docs/explanation/state-machine.md": state_machine_page(),
+        "docs/images/whole.svg": layers_picture(ROOT / "pyproject.toml"),
         "mensagem_schema.json": schema,
         "src/oraculo/mensagem_schema.json": schema,
     }

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from scripts import generate_docs as script
 from scripts import state_machine_page as drawing
-from scripts.layers_drawing import with_layers
+from scripts.layers_drawing import layers_picture
 from scripts.settings_page import settings_page
 from scripts.state_machine_page import state_machine_page
 
@@ -97,9 +97,18 @@ def test_the_layers_are_drawn_as_import_linter_holds_them(tmp_path: Path) -> Non
     pyproject.write_text(
         '[[tool.importlinter.contracts]]\ntype = "layers"\nlayers = ["cli", "api | testing", "core"]\n'
     )
-    drawn = with_layers((ROOT / "ARCHITECTURE.md").read_text("utf-8"), pyproject)
-    (rooms,) = re.findall(r"make docs` -->\n```\n(.*?)```", drawn, re.DOTALL)
-    assert [line[:9] for line in rooms.splitlines()] == ["  cli    ", "┌ api    ", "└ testing", "  core   "]
+    named = re.findall(r'<(text|tspan) class="name"(?: x="(\S+)" y="(\S+)")?>(.*?)<', layers_picture(pyproject))
+    assert [room for _, _, _, room in named] == ["cli", "api", "testing", "core"]
+    (api_left, api_top), (testing_left, testing_top) = ((float(x), float(y)) for _, x, y, _ in named[1:3])
+    assert api_top == testing_top
+    assert api_left < testing_left
+
+
+def test_a_package_that_the_picture_does_not_describe_is_refused(tmp_path: Path) -> None:
+    pyproject = tmp_path / "pyproject.toml"
+    pyproject.write_text('[[tool.importlinter.contracts]]\ntype = "layers"\nlayers = ["cli", "novo"]\n')
+    with pytest.raises(KeyError, match="novo"):
+        layers_picture(pyproject)
 
 
 # -- the schema -------------------------------------------------------------------------------------------------
