@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from oraculo.wire.message import message_schema
+from scripts.cli_page import cli_page
 from scripts.layers_drawing import layers_picture
 from scripts.metrics_page import metrics_page
 from scripts.settings_page import settings_page
@@ -22,6 +23,7 @@ def generated() -> Mapping[str, str]:
     """Return each file's path from the project's root, and what should be in it."""
     schema = json.dumps(message_schema(), ensure_ascii=False, indent=2) + "\n"
     return {
+        "docs/reference/cli.md": cli_page(),
         "docs/reference/metrics.md": metrics_page(),
         "docs/reference/settings.md": settings_page(),
         "docs/explanation/state-machine.md": state_machine_page(),

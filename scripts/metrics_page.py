@@ -7,18 +7,22 @@ _INTRODUCTION = """\
 
 <!-- Made by scripts/generate_docs.py from src/oraculo/telemetry/metrics.py: change that, then run `make docs`. -->
 
-`GET /metrics` of `oraculo serve`, `api` and `dev`, and of `engine` with `--port`, tells these to Prometheus. Where
-`ORACULO_API_KEYS` is set it needs a key. The counters and histograms are of that one process: of several, add them up.
-The gauges of the runs, the engines and the queues are of the whole installation; those of the queues are missing while
-the broker does not answer, and those of the runs and the engines while the store does not. Of several brokers they have
-what those hold that work: commands of one that is away are sent again by another, but its dead letters wait for it, so
-that `oraculo_queue_dead_letters` is missing meanwhile. An alert that is to outlast that asks for
-`last_over_time(oraculo_queue_dead_letters[1h]) > 0`. Each failure is counted; the log tells the same once a minute,
-with its `times`, but for webhooks, whose failures it tells one by one.
+`GET /metrics` of `oraculo serve`, `api`, `dev` and `engine --port` returns these for Prometheus. With
+`ORACULO_API_KEYS` it needs a key.
+
+| kind | covers |
+|---|---|
+| counters, histograms | one process: add up several |
+| gauges of runs and engines | the whole installation; missing while the store does not answer |
+| gauges of queues | the whole installation, at the brokers that work; missing while the broker does not answer |
+
+A broker that is away keeps its dead letters, so `oraculo_queue_dead_letters` is missing meanwhile. Let an alert ask for
+`last_over_time(oraculo_queue_dead_letters[1h]) > 0`. Counters count each failure; the log has a repeated one once a
+minute, with `times`.
 
 """
 
 
 def metrics_page() -> str:
     _, table, remarks, *_ = (metrics.__doc__ or "").split("\n\n")
-    return f"{_INTRODUCTION}{table}\n\n{remarks[0].upper()}{remarks[1:]}\n"
+    return f"{_INTRODUCTION}{table}\n\n{remarks}\n"

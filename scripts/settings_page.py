@@ -16,28 +16,33 @@ _INTRODUCTION = """\
 
 <!-- Made by scripts/generate_docs.py from src/oraculo/settings/sections.py: change that, then run `make docs`. -->
 
-They are read from `oraculo.toml` in the working directory, or from the file that `ORACULO_CONFIG` names, and over it
-from the environment. What is `name` under `[section]` in the file is `ORACULO_SECTION_NAME` outside, where a list is
-text with commas; a variable that is empty counts as not set. Values that cannot be are told when a command starts, all
-of them at once.
+ORÁCULO reads `oraculo.toml` in the working directory, and the environment over it. `ORACULO_CONFIG` names another file.
+`name` under `[section]` of the file is `ORACULO_SECTION_NAME` in the environment, where a list is text with commas. An
+empty variable counts as not set. A command reports all wrong values at once when it starts.
+
+```toml
+[broker]
+url = "amqp://guest:guest@localhost"
+
+[store]
+url = "postgresql://oraculo:senha@db/oraculo"
+```
 """
 
 _ROUTES = """\
 ## `[rotas]`
 
-Only in the file: routes, by the name that `tipo` of a request gives. One is built in:
+Routes stand in the file only. A request names one as its `tipo`. One is built in:
 """
 
 _COMMAND_LINE = """\
-## Of the command line
+## Command line
 
-| variable | what |
+| variable | meaning |
 |---|---|
-| `ORACULO_CONFIG` | the file to read in the place of `oraculo.toml` |
-| `ORACULO_URL` | where the server is that `submit`, `runs`, `dlq`, `pipelines`, `asyncapi` and `doctor` ask |
-| `ORACULO_API_KEY` | the key that they show it |
-
-Unless `ORACULO_URL` is set, they ask `http://127.0.0.1:8000`, whatever `[api]` says.
+| `ORACULO_CONFIG` | file to read instead of `oraculo.toml` |
+| `ORACULO_URL` | server that the commands ask; default `http://127.0.0.1:8000`, whatever `[api]` says |
+| `ORACULO_API_KEY` | key that they send |
 """
 
 
@@ -52,7 +57,7 @@ def settings_page() -> str:
 
 def _table(section: str, kind: type[msgspec.Struct]) -> Iterator[str]:
     comments = _comments(kind)
-    yield "| variable | in the file | unless set | takes | what |"
+    yield "| variable | in the file | default | takes | meaning |"
     yield "|---|---|---|---|---|"
     for field in msgspec.structs.fields(kind):
         if not isinstance(field.type, type) and field.name != ROUTES:
@@ -63,7 +68,7 @@ def _table(section: str, kind: type[msgspec.Struct]) -> Iterator[str]:
 
 
 def _comments(kind: type) -> Mapping[str, str]:
-    """What stands behind each field on its line. One without a comment breaks the page: a name alone tells little."""
+    """Return the comment behind each field. A field without one breaks the page: a name alone says little."""
     fields: dict[int, str] = {}
     comments: dict[str, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(kind)).readline):

@@ -9,14 +9,13 @@ from oraculo.cli.client import Server
 from oraculo.cli.options import ApiKey, GivenUrl
 from oraculo.errors import Fault, InvalidPipeline
 
-AlwaysJson = Annotated[bool, typer.Option("--json", help="It is JSON in any case.")]
+AlwaysJson = Annotated[bool, typer.Option("--json", help="No effect: the document is always JSON.")]
 
 
 def asyncapi(url: GivenUrl = None, api_key: ApiKey = None, _as_json: AlwaysJson = False) -> None:
     """Print the AsyncAPI 3 document of the queues and messages.
 
-    Without --url it is made here, of the routes in the settings, the built-in pipelines and those of the pipelines
-    folder.
+    Without --url it describes the routes of the settings, the built-in pipelines and those of the pipelines folder.
     """
     output.print_json(_asked(url, api_key) if url else _made_here())
 

@@ -14,7 +14,7 @@ from oraculo.errors import InvalidInput
 _NAMED = 5  # refusals that are shown one by one
 _PASSED_ON = (401, 403)  # the others would be refused for the same reason
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 class Done(NamedTuple):

@@ -20,24 +20,23 @@ if TYPE_CHECKING:
 
 Queue = Annotated[str, typer.Option(metavar="NAME", help="The worker's queue, without the prefix.")]
 Timeout = Annotated[
-    float, typer.Option(min=0.1, max=3600, callback=finite, help="Seconds in which an answer must come.")
+    float, typer.Option(min=0.1, max=3600, callback=finite, help="Longest wait for an answer, in seconds.")
 ]
 Payload = Annotated[
     str | None,
     typer.Option(
         metavar="JSON|@FILE|-",
-        help="Of a normal command: here, in a file, or on stdin. "
-        "Without it: {}, with fonte and parametros for an escavador.",
+        help="Payload of a normal command: as text, from a file, or from stdin. Unless given: {}, with fonte and "
+        "parametros for an escavador.",
     ),
 ]
 
 
 def check_worker(queue: Queue, timeout: Timeout = 10.0, payload: Payload = None, as_json: AsJson = False) -> None:
-    """Play conformance cases against a running worker, over the broker that is set.
+    """Play conformance cases against a running worker, in any language, over ORACULO_BROKER_URL.
 
-    The worker is yours, in any language, and is running already; the cases send it commands, and garbage. Best under
-    an ORACULO_PREFIX of its own, or while no engine runs: one that reads `resultados` takes the answers which a worker
-    sends there whatever `responder_em` says. Exit status 1 when a case failed.
+    The cases send it commands and garbage. Use an ORACULO_PREFIX of its own, or stop the engines: an engine takes the
+    answers of a worker that sends them to `resultados` whatever `responder_em` says. Exit status 1 when a case failed.
     """
     from oraculo.settings import load_settings
     from oraculo.telemetry.logs import configure_logging

@@ -26,11 +26,15 @@ T = TypeVar("T")
 
 _PAGE = 100
 
-Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue they came from, without .dlq.")]
+Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue that the dead letters came from, without .dlq.")]
 LetterId = Annotated[str, typer.Argument(metavar="ID", help="As `dlq list QUEUE` shows it.")]
 OptionalLetterId = Annotated[str | None, typer.Argument(metavar="[ID]", help="As `dlq list QUEUE` shows it.")]
-LetterIds = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Only these; all unless given.")]
-OptionalQueue = Annotated[str | None, typer.Argument(metavar="[QUEUE]", help="The queue they came from.")]
+LetterIds = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Only these dead letters; all unless given.")
+]
+OptionalQueue = Annotated[
+    str | None, typer.Argument(metavar="[QUEUE]", help="The queue that the dead letters came from.")
+]
 
 
 @app.command("list")
@@ -163,7 +167,7 @@ def _body(letter: dict[str, Any]) -> str:
 def redrive(
     queue: Queue, ids: LetterIds = None, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False
 ) -> None:
-    """Try dead letters again: all of QUEUE, or those named. A failed task's run is opened again."""
+    """Send dead letters again: all of QUEUE, or those named. A failed task's run is opened again."""
     with Server(url, api_key) as server:
         if ids:
             done = _with_whole_ids(server, queue, ids, lambda whole: _redrive(server, queue, whole))
@@ -203,7 +207,7 @@ def _with_whole_ids(server: Server, queue: str, ids: Sequence[str], call: Callab
 def discard(
     queue: Queue,
     letter_id: OptionalLetterId = None,
-    all_of_them: Annotated[bool, typer.Option("--all", help="All of QUEUE that are there now.")] = False,
+    all_of_them: Annotated[bool, typer.Option("--all", help="Discard all that QUEUE has now.")] = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,

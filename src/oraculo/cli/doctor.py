@@ -47,7 +47,7 @@ _EMPTY = "empty: it is laid out at the first start"
 _WARNED_OF = "; "  # what stands before a warning in the words of a check
 _ENOUGH_FILES = 1024  # as most systems allow
 _ENVELOPE = 4096  # bytes that a command may have around its payload
-_GIVE_RIGHTS = "give the user of ORACULO_BROKER_URL the rights that docs/brokers.md lists"
+_GIVE_RIGHTS = "give the user of ORACULO_BROKER_URL the rights that docs/reference/limits-brokers.md lists"
 _MEND_OR_GIVE_RIGHTS = f"mend what it says, or {_GIVE_RIGHTS}"
 _SAID_OF_RIGHTS = ("NOPERM", "ACCESS_REFUSED", "does not allow it")
 _REMEDIES = {  # for what no right would mend, by what is said of it: here the numbers of NATS
@@ -66,7 +66,9 @@ _SET_BY_THE_USER = {"settings", "pipelines"}  # checks whose fault is bad usage,
 
 GivenUrl = Annotated[
     str | None,
-    typer.Option("--url", envvar="ORACULO_URL", show_envvar=True, help=f"Where the server is; {DEFAULT_URL}."),
+    typer.Option(
+        "--url", envvar="ORACULO_URL", show_envvar=True, help=f"Address of the server; {DEFAULT_URL} unless given."
+    ),
 ]
 
 
@@ -296,7 +298,7 @@ def _warned(found: Check, logged: Iterable[MutableMapping[str, Any]]) -> Check:
     told = [f"{line['event']} ({line['queue']}): {line['reason']}" for line in logged if line["event"] == MAY_LOSE]
     if not told:
         return found
-    remedy = "make it anew as docs/brokers.md says, unless you want it so"
+    remedy = "make it anew as docs/reference/limits-brokers.md says, unless you want it so"
     return Check(
         found.name,
         WARNING,

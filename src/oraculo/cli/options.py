@@ -15,14 +15,14 @@ def finite(number: float | None) -> float | None:
     return number
 
 
-Url = Annotated[str, typer.Option("--url", envvar="ORACULO_URL", help="Where the server is.", show_envvar=True)]
+Url = Annotated[str, typer.Option("--url", envvar="ORACULO_URL", help="Address of the server.", show_envvar=True)]
 GivenUrl = Annotated[
     str | None,
-    typer.Option("--url", envvar="ORACULO_URL", show_envvar=True, help="Ask this server too; none unless given."),
+    typer.Option("--url", envvar="ORACULO_URL", show_envvar=True, help="Ask this server, too; none unless given."),
 ]
 ApiKey = Annotated[
     str | None,
-    typer.Option("--api-key", envvar="ORACULO_API_KEY", help="Sent with each request.", show_envvar=True),
+    typer.Option("--api-key", envvar="ORACULO_API_KEY", help="API key to send with each request.", show_envvar=True),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-RunId = Annotated[str, typer.Argument(metavar="ID", help="The run's correlation_id, or a beginning that only it has.")]
+RunId = Annotated[str, typer.Argument(metavar="ID", help="The run's correlation_id, or its unique beginning.")]

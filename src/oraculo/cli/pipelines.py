@@ -62,7 +62,7 @@ def _bad_file(bad: dict[str, Any]) -> str:
 
 @app.command()
 def show(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
-    """Show a pipeline's definition: as a YAML file that could be put again, or as JSON."""
+    """Show a pipeline's definition, as YAML that can be put again, or as JSON."""
     with Server(url, api_key) as server:
         document = server.get(f"/pipelines/{quote(name, safe='')}")
         if as_json:
@@ -105,7 +105,7 @@ def put(file: File, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJ
 
 @app.command()
 def delete(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
-    """Delete a pipeline that was put; one of the folder, or built in, of that name is used again."""
+    """Delete a pipeline that was put. One of the folder or built in, of that name, is used again."""
     with Server(url, api_key) as server:
         server.delete(f"/pipelines/{quote(name, safe='')}")
     if as_json:
@@ -116,7 +116,7 @@ def delete(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: 
 
 @app.command()
 def validate(files: Files, url: GivenUrl = None, api_key: ApiKey = None, as_json: AsJson = False) -> None:
-    """Check definitions, and show the queue of each step. No server is needed.
+    """Check definitions without a server, and show the queue of each step.
 
     Each fault is named with its step; exit status 2 when there is one. Warns of types that look mistyped and, with
     --url, of queues that nobody serves now.

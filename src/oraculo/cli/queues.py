@@ -19,7 +19,7 @@ Name = Annotated[str, typer.Argument(metavar="QUEUE", help="As `queues list` sho
 
 @app.command("list")
 def list_queues(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: AsJson = False) -> None:
-    """List the queues with what waits in them, who takes it, and their dead letters."""
+    """List the queues: messages waiting, consumers and dead letters."""
     with Server(url, api_key) as server:
         answer = server.get("/filas")
         if as_json:

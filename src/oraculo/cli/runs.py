@@ -22,14 +22,15 @@ app = typer.Typer(no_args_is_help=True, help="Runs: list, show, watch, explain, 
 
 
 Status = Annotated[
-    str | None, typer.Option(metavar="STATUS[,STATUS]", help="Only those in one of these, as erro,timeout.")
+    str | None, typer.Option(metavar="STATUS[,STATUS]", help="Only runs in one of these statuses, as erro,timeout.")
 ]
-Pipeline = Annotated[str | None, typer.Option(help="Only those of this pipeline or route.")]
-Text = Annotated[str | None, typer.Option("--query", "-q", help="Only those with this in id or name.")]
+Pipeline = Annotated[str | None, typer.Option(help="Only runs of this pipeline or route.")]
+Text = Annotated[str | None, typer.Option("--query", "-q", help="Only runs with this text in their id or name.")]
 Since = Annotated[
-    str | None, typer.Option(metavar="WHEN", help="Only those begun since: 2h (ago), 14:30, 2026-01-31, or ISO 8601.")
+    str | None,
+    typer.Option(metavar="WHEN", help="Only runs begun since then: 2h (ago), 14:30, 2026-01-31, or ISO 8601."),
 ]
-Until = Annotated[str | None, typer.Option(metavar="WHEN", help="Only those begun before: written as for --since.")]
+Until = Annotated[str | None, typer.Option(metavar="WHEN", help="Only runs begun before then, written as for --since.")]
 
 
 def _filter(
@@ -51,7 +52,7 @@ def _filter(
 
 
 OptionalRunId = Annotated[
-    str | None, typer.Argument(metavar="[ID]", help="The run's correlation_id, or a beginning that only it has.")
+    str | None, typer.Argument(metavar="[ID]", help="The run's correlation_id, or its unique beginning.")
 ]
 _PREVIEWED = 10
 
@@ -63,8 +64,8 @@ def list_runs(
     text: Text = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="Go on where a list before ended.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most runs to list.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="Go on where the previous list ended.")] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     as_json: AsJson = False,
@@ -86,13 +87,13 @@ def show(
     run_id: RunId,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="Also the tracebacks of failed attempts, as far as workers sent them."),
+        typer.Option("--verbose", "-v", help="Show the tracebacks of failed attempts, too, where workers sent them."),
     ] = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run, its tasks and what came of it."""
+    """Show a run, its tasks and its results."""
     with Server(url, api_key) as server:
         run = with_run(server, run_id, lambda whole: server.get(run_path(whole)))
         traced = list(traced_attempts(server, run["correlation_id"])) if verbose else None
@@ -110,8 +111,8 @@ def watch(
 ) -> None:
     """Follow a run live until it ends.
 
-    On a terminal a table that moves, else a line for each event; with --json one JSON object a line. Exit status 0
-    when the run succeeded (concluida), 1 when it did not.
+    It draws a table on a terminal, and prints a line for each event elsewhere; with --json one JSON object a line.
+    Exit status 0 when the run succeeded (concluida), else 1.
     """
     with Server(url, api_key) as server:
         run = with_run(server, run_id, lambda whole: server.get(run_path(whole)))
@@ -144,7 +145,7 @@ def cancel(
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel a run that has not ended, or all that fit a filter."""
+    """Cancel an open run, or all that fit a filter."""
     wanted = _filter(status, pipeline, text, since, until)
     with Server(url, api_key) as server:
         _act(server, _CANCEL, run_id, wanted, yes=yes, as_json=as_json)
@@ -163,7 +164,7 @@ def retry(
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run again only what failed, keeping what succeeded: of a run, or of all that fit a filter."""
+    """Run again what did not succeed, in one run or in all that fit a filter."""
     wanted = _filter(status, pipeline, text, since, until)
     with Server(url, api_key) as server:
         _act(server, _RETRY, run_id, wanted, yes=yes, as_json=as_json)

@@ -19,11 +19,11 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_def
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
 Apps = Annotated[
     list[str] | None,
-    typer.Option("--app", metavar="MODULE:APP", help="Worker app to run in this process. Repeatable."),
+    typer.Option("--app", metavar="MODULE:APP", help="Worker app to run in this process, too. Repeatable."),
 ]
 
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Without API keys, let in whoever can reach it: others guard the door.")
+    bool, typer.Option("--insecure", help="Without API keys, serve any machine: a proxy or firewall guards the server.")
 ]
 
 _MEMORY = "memory://"
@@ -38,23 +38,21 @@ def dev(
         bool | None,
         typer.Option(
             "--samples/--no-samples",
-            help="Sample workers and runs, or neither. Without it: neither beside --app; else the workers, and the "
-            "runs only in a new store.",
+            help="Start sample workers and submit sample runs, or neither. By default: nothing beside --app; else the "
+            "workers, and the runs in a new store.",
             show_default=False,
         ),
     ] = None,
-    pace: Annotated[float, typer.Option(min=0, callback=finite, help="How slowly the sample workers work.")] = 1.0,
-    store: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where the state is kept, as sqlite:///dev.db.")
-    ] = None,
+    pace: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Slows the sample workers down, by this factor.")
+    ] = 1.0,
+    store: Annotated[str | None, typer.Option(metavar="URL", help="Store of the state, as sqlite:///dev.db.")] = None,
     insecure: Insecure = False,
 ) -> None:
-    """Run everything in one process; no servers needed.
+    """Run API, engine and worker apps in one process; no servers needed.
 
-    API, engine, and your worker apps. Without any, sample ones get a few runs to do so that there is something to see
-    when the store has none yet.
-    It uses memory:// whatever the settings say, and SQLite unless --store names another store, so that it can do no
-    harm to shared servers.
+    Without --app sample workers run, and a new store gets a few sample runs. The broker is memory:// and the store
+    SQLite, unless --store names another, whatever the settings say: shared servers are left alone.
     """
     from oraculo.cli import serving
     from oraculo.cli.welcome import Welcome
@@ -118,8 +116,7 @@ def _open(settings: "Settings", insecure: bool) -> "Settings":
 def serve(host: Host = None, port: Port = None, app: Apps = None, insecure: Insecure = False) -> None:
     """Run the API and the engine.
 
-    The settings are those of oraculo.toml and, over it, the environment. Any number may run on one store and one
-    broker.
+    Settings come from oraculo.toml and, over it, the environment. Any number may share one store and one broker.
     """
     from oraculo.cli import serving
     from oraculo.cli.welcome import Greeting
@@ -135,7 +132,7 @@ def serve(host: Host = None, port: Port = None, app: Apps = None, insecure: Inse
 def api(host: Host = None, port: Port = None, insecure: Insecure = False) -> None:
     """Run the API alone, beside `oraculo engine`.
 
-    It creates runs, sends their first commands and does what people ask; answers and deadlines are the engines'.
+    It creates runs, sends their first commands and does what people ask. Engines take answers and ring deadlines.
     """
     from oraculo.cli import serving
     from oraculo.cli.welcome import Greeting
@@ -153,13 +150,13 @@ def engine(
     host: Host = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Port for /health and /metrics; without it nothing listens."),
+        typer.Option(min=0, max=65535, help="Port for /health and /metrics; none unless given."),
     ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Run an engine without the API, beside `oraculo api`.
 
-    Any number may run on one store and one broker; those that are left take over from one that dies.
+    Any number may share one store and one broker. When one dies, the others take over.
     """
     from oraculo.cli import serving
     from oraculo.cli.welcome import Greeting
@@ -187,14 +184,14 @@ class Runner(StrEnum):
 
 def worker(
     context: typer.Context,
-    app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="As meus_workers:app.")],
+    app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The worker app, as meus_workers:app.")],
     engine: Annotated[
-        Runner, typer.Option(help="Run the handlers in this process, or in a Celery worker: RabbitMQ only.")
+        Runner, typer.Option(help="Where handlers run: in this process, or in a Celery worker (RabbitMQ only).")
     ] = Runner.OWN,
 ) -> None:
     """Run a worker app as a process of its own.
 
-    With `--engine celery` all further options are those of `celery worker`, as --concurrency 8 or --autoscale 10,2.
+    With `--engine celery` further options go to `celery worker`, as `--concurrency 8` or `--autoscale 10,2`.
     """
     from oraculo.cli import serving
     from oraculo.settings import load_settings

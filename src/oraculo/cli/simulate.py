@@ -17,13 +17,18 @@ if TYPE_CHECKING:
     from oraculo.testing.simulation.rehearsal import Rehearsal
 
 File = Annotated[Path, typer.Argument(help="A pipeline in YAML or JSON.")]
-Seeds = Annotated[int, typer.Option(min=1, max=100_000, help="How many schedules to try.")]
-Seed = Annotated[int | None, typer.Option(help="Try this one alone.")]
+Seeds = Annotated[int, typer.Option(min=1, max=100_000, help="Number of schedules to try.")]
+Seed = Annotated[int | None, typer.Option(help="Try this schedule alone.")]
 FaultRates = Annotated[
-    list[str] | None, typer.Option("--fault", help="A fault and its rate, as drop=0.05. None given: the usual ones.")
+    list[str] | None,
+    typer.Option("--fault", help="A fault and its rate, as drop=0.05; the usual ones unless given. Repeatable."),
 ]
-Latencies = Annotated[list[str] | None, typer.Option("--latency", help="Mean seconds of a step, as VOICE_OVER=12.")]
-Failures = Annotated[list[str] | None, typer.Option("--failure", help="Share of failed attempts, as CAPTIONS=0.3.")]
+Latencies = Annotated[
+    list[str] | None, typer.Option("--latency", help="Mean seconds of a step, as VOICE_OVER=12. Repeatable.")
+]
+Failures = Annotated[
+    list[str] | None, typer.Option("--failure", help="Share of a step's failed attempts, as CAPTIONS=0.3. Repeatable.")
+]
 
 
 def simulate(
@@ -35,7 +40,7 @@ def simulate(
     failure: Failures = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a pipeline under faults with stand-in workers: does it always end, how, when, and which deadline is tight."""
+    """Rehearse a pipeline under faults: does it always end, how, when, and which deadline is tight?"""
     from oraculo.testing.simulation.campaign import silence_logs
     from oraculo.testing.simulation.faults import Faults
     from oraculo.testing.simulation.rehearsal import rehearse

@@ -33,10 +33,10 @@ def submit(
         list[str] | None,
         typer.Option(help='A destination: a queue, or {"id", "fila", "payload", "timeout"} as JSON. Repeatable.'),
     ] = None,
-    tipo: Annotated[str | None, typer.Option(help="A route, as coleta_completa.")] = None,
-    pipeline: Annotated[str | None, typer.Option(help="A pipeline, as promotional-video-full.")] = None,
+    tipo: Annotated[str | None, typer.Option(help="The route to run, as coleta_completa.")] = None,
+    pipeline: Annotated[str | None, typer.Option(help="The pipeline to run, as promotional-video-full.")] = None,
     payload: Annotated[
-        str | None, typer.Option(metavar="JSON|@FILE|-", help="A JSON object: here, in a file, or on stdin.")
+        str | None, typer.Option(metavar="JSON|@FILE|-", help="A JSON object: as text, from a file, or from stdin.")
     ] = None,
     timeout: Annotated[float | None, typer.Option(callback=finite, help="Seconds for the whole run.")] = None,
     wait: Annotated[
@@ -47,17 +47,17 @@ def submit(
     responder_em: Annotated[str | None, typer.Option(help="Queue that gets the aggregate.")] = None,
     prioridade: Annotated[
         int | None,
-        typer.Option(min=0, max=9, help="The higher goes out first."),
+        typer.Option(min=0, max=9, help="Priority; the higher goes first."),
     ] = None,
-    quorum: Annotated[str | None, typer.Option(help='Successes that are enough: 2, "60%" or all.')] = None,
+    quorum: Annotated[str | None, typer.Option(help='Successes that end the run: 2, "60%" or all.')] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="The same key and request give the same run.")] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start a run: by --destino, --tipo or --pipeline.
+    """Start a run of a pipeline, a route or a list of destinations.
 
-    With --wait the exit status is 0 when the run succeeded (concluida) and 1 when it did not, or not yet.
+    Give --destino, --tipo or --pipeline. With --wait the exit status is 0 when the run succeeded (concluida), else 1.
     """
     if idempotency_key == "":
         raise InvalidRequest(Fault("--idempotency-key", "is empty: give it at least one character, or leave it out"))

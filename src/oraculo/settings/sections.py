@@ -64,13 +64,13 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class BrokerSettings(Section, frozen=True):
-    url: Url = DEFAULT_BROKER_URL  # one, or several in order of preference, separated by commas
-    prefix: Prefix = ""  # put before every queue's name
-    delivery_limit: Count = 20  # deliveries without being handled, after which a message is quarantined
-    connect_timeout: Seconds = 3.0  # for one attempt to connect
-    publish_timeout: Seconds = 5.0  # until a broker that does not confirm counts as lost
-    lease: Seconds = 30.0  # after which what a dead consumer held is delivered to another; RabbitMQ needs none
-    silence: Seconds = 15.0  # without a message, after which a consumer must prove that it can hear
+    url: Url = DEFAULT_BROKER_URL  # one URL, or several in order of preference, separated by commas
+    prefix: Prefix = ""  # put before the name of every queue
+    delivery_limit: Count = 20  # unhandled deliveries after which a message becomes a dead letter
+    connect_timeout: Seconds = 3.0  # longest attempt to connect
+    publish_timeout: Seconds = 5.0  # longest wait for a confirm; then the broker counts as lost
+    lease: Seconds = 30.0  # time after which another consumer gets what a dead one held; not on RabbitMQ
+    silence: Seconds = 15.0  # time without a message after which a consumer must prove that it hears
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -78,53 +78,53 @@ class BrokerSettings(Section, frozen=True):
 
 
 class QueueSettings(Section, frozen=True):
-    """Which queues the outside may name, and how many new ones. See docs/brokers.md."""
+    """The queues that callers may name, and how many new ones."""
 
-    allow: Patterns = ()  # that requests, pipelines and calls may name; none: all but system queues
-    new_per_request: Count = 100  # new queues that one request may name; over it: 422
-    new_per_minute: Count = 600  # new queues that requests to one process may name within a minute; over it: 429
-    remove_after: Pause = 86400.0  # without use until a queue that was made for a request is removed; 0 keeps all
+    allow: Patterns = ()  # queues that requests, pipelines and calls may name; empty: all but system queues
+    new_per_request: Count = 100  # new queues that one request may name; more: 422
+    new_per_minute: Count = 600  # new queues that all requests to one process may name in a minute; more: 429
+    remove_after: Pause = 86400.0  # time without use after which a queue made for a request is removed; 0: never
 
 
 class StoreSettings(Section, frozen=True):
-    url: Url = DEFAULT_STORE_URL  # where state is kept; see docs/stores.md
+    url: Url = DEFAULT_STORE_URL  # where state is kept
     patience: Pause = 60.0  # how long a start waits for a store that cannot be reached
-    retention_days: Days = 30.0  # ended runs older than this are deleted; 0 keeps them for ever
+    retention_days: Days = 30.0  # age at which an ended run is deleted; 0: never
 
 
 class ObjectSettings(Section, frozen=True):
-    """Where large results rest. See docs/large-results.md."""
+    """The place of large results."""
 
     url: Url = ""  # a folder, or an object store by its fsspec URL; empty: a folder beside the SQLite file
-    threshold_bytes: BytesOrNone = 256 * 1024  # results larger than this; 0: none
-    inline_bytes: BytesOrNone = 32 * 1024 * 1024  # of large results that one aggregate brings along
+    threshold_bytes: BytesOrNone = 256 * 1024  # size above which a result is put aside; 0: none is
+    inline_bytes: BytesOrNone = 32 * 1024 * 1024  # large results that one aggregate brings along
 
 
 class ApiSettings(Section, frozen=True):
-    host: Text = "127.0.0.1"  # the address to listen on
-    port: Port = 8000  # 0: one that is free
-    keys: Keys = ()  # when there are some, every call but the health checks and the page that asks for one needs one
-    insecure: Flag = False  # without keys: others guard the server, so it answers to any machine and any `Host`
-    max_wait: Pause = 300.0  # the longest `Prefer: wait`
-    header_timeout: Seconds = 10.0  # for the headers of a request; then 408, and the connection is closed
-    keep_alive: Seconds = 5.0  # after which a connection without a request is closed
-    write_timeout: Seconds = 120.0  # in which a client must read some of its reply; else the connection is closed
-    client_connections: Count = 256  # that one client address may have at a time; over it: 429
-    proxies: Networks = ()  # whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed, as 10.0.0.7 or 10.1.0.0/16
+    host: Text = "127.0.0.1"  # address to listen on
+    port: Port = 8000  # port to listen on; 0: a free one
+    keys: Keys = ()  # keys of the callers; when set, every call needs one but health checks and `/docs`
+    insecure: Flag = False  # serve any machine and any `Host` without keys: a proxy or firewall guards the server
+    max_wait: Pause = 300.0  # longest `Prefer: wait`
+    header_timeout: Seconds = 10.0  # time for the headers of a request; then 408
+    keep_alive: Seconds = 5.0  # time without a request after which a connection is closed
+    write_timeout: Seconds = 120.0  # time in which a client must read some of its reply; then the connection is closed
+    client_connections: Count = 256  # connections of one client address at a time; more: 429
+    proxies: Networks = ()  # proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed
 
 
 class LimitSettings(Section, frozen=True):
-    payload_bytes: Bytes = 1024 * 1024  # of a request's payload, and of each destination's; over it: 413
-    request_bytes: Bytes = 32 * 1024 * 1024  # of a whole request; over it: 413
-    replies_bytes: Bytes = 256 * 1024 * 1024  # of replies over 64 kB that clients are reading; over it: 503
-    pipelines: CountOrNone = 1000  # that the API stores; one more: 409
-    pipelines_bytes: BytesOrNone = 16 * 1024 * 1024  # of all that the API stores, as JSON; over it: 409
+    payload_bytes: Bytes = 1024 * 1024  # a request's payload, and each destination's; more: 413
+    request_bytes: Bytes = 32 * 1024 * 1024  # a whole request; more: 413
+    replies_bytes: Bytes = 256 * 1024 * 1024  # all replies over 64 kB that clients are reading, together; more: 503
+    pipelines: CountOrNone = 1000  # pipelines that the API stores; more: 409
+    pipelines_bytes: BytesOrNone = 16 * 1024 * 1024  # all pipelines that the API stores, as JSON; more: 409
 
 
 class RunSettings(Section, frozen=True):
-    timeout: Seconds = DEFAULT_TIMEOUT  # of a run that does not say its own
-    max_attempts: Attempts = DEFAULT_RETRY.max_attempts  # of a task whose step does not say `retry`
-    backoff: Pause = DEFAULT_RETRY.backoff  # the longest pause before the second; then doubled each time
+    timeout: Seconds = DEFAULT_TIMEOUT  # deadline of a run that names none
+    max_attempts: Attempts = DEFAULT_RETRY.max_attempts  # attempts of a task whose step names none
+    backoff: Pause = DEFAULT_RETRY.backoff  # longest pause before the second attempt; doubled for each further one
     max_backoff: Pause = DEFAULT_RETRY.max_backoff  # where the doubling ends
 
     @property
@@ -134,43 +134,42 @@ class RunSettings(Section, frozen=True):
 
 class EngineSettings(Section, frozen=True):
     batch: Count = 1000  # inputs decided in one commit
-    prefetch: Prefetch = 2000  # messages of a queue that it holds at a time
-    cached_tasks: CountOrNone = 200_000  # tasks of hot runs kept in memory; a run itself counts as 2, each kB as 1
-    note_linger: Pause = 0.05  # for which a confirmed command waits to be noted; in `oraculo api` while more is sent
-    poll: Seconds = 1.0  # how often timers and the outbox look for what another engine left
-    lease: Seconds = 6.0  # after which what a dead engine held comes to another; RabbitMQ needs none
-    stop_grace: Pause = 10.0  # at a stop, for what is being sent and delivered
+    prefetch: Prefetch = 2000  # messages of one queue that an engine holds at a time
+    cached_tasks: CountOrNone = 200_000  # tasks of open runs kept in memory; a run itself counts as 2, each kB as 1
+    note_linger: Pause = 0.05  # how long a confirmed command waits to be noted in the store
+    poll: Seconds = 1.0  # how often an engine looks for timers and commands that another left
+    lease: Seconds = 6.0  # time after which another engine gets what a dead one held; not on RabbitMQ
+    stop_grace: Pause = 10.0  # how long a stop waits for sends and deliveries
 
 
 class WebhookSettings(Section, frozen=True):
-    secret: Secret = ""  # `whsec_` and base64, as Standard Webhooks has it; without one, webhooks go out unsigned
-    allow: Hosts = ()  # that webhooks may reach though they are not global, as hooks.intern or 10.1.0.0/16
-    timeout: Seconds = 10.0  # for one attempt
-    # 49 pauses of up to 2 s, 4 s, … and an hour, each cut at random: they last 20 hours in the median, 16 to 23 nearly
-    # always. A receiver may be away for a night.
-    max_attempts: Attempts = 50  # to deliver one aggregate; with the pauses unless set, 16 to 23 hours
-    backoff: Pause = 2.0  # the longest pause before the second attempt; doubled before each further one
-    max_backoff: Pause = 3600.0  # where the doubling ends; for a reply queue at 300 s at the latest
-    concurrency: Count = 80  # attempts under way at a time, of one receiver at most a quarter; as many to reply queues
+    secret: Secret = ""  # signs webhooks, as Standard Webhooks has it: `whsec_` and base64; empty: unsigned
+    allow: Hosts = ()  # addresses that webhooks may reach though they are not global, as hooks.intern or 10.1.0.0/16
+    timeout: Seconds = 10.0  # longest attempt
+    # A receiver may be away for a night: 49 pauses, each cut at random, last 20 hours in the median.
+    max_attempts: Attempts = 50  # attempts to deliver one aggregate: 16 to 23 hours, with the default pauses
+    backoff: Pause = 2.0  # longest pause before the second attempt; doubled for each further one
+    max_backoff: Pause = 3600.0  # where the doubling ends; for reply queues at most 300 s
+    concurrency: Count = 80  # attempts under way at a time, a quarter of them for one receiver; as many to reply queues
 
 
 class WorkerSettings(Section, frozen=True):
     concurrency: Count = 16  # commands in work at a time
-    ahead: CountOrNone = 1  # fetched beside each that may be in work; 0 where they take long: others can have them
-    remembered: CountOrNone = 10_000  # answers kept to answer a repeated command again
-    stop_grace: Pause = 30.0  # at a stop, for what is in work
+    ahead: CountOrNone = 1  # commands fetched for each that may be in work; 0 leaves long ones to other workers
+    remembered: CountOrNone = 10_000  # answers kept, to answer a repeated command again
+    stop_grace: Pause = 30.0  # how long a stop waits for what is in work
     tracebacks: Flag = True  # send and keep the tracebacks of failed handlers; they may hold secrets
 
 
 class CelerySettings(Section, frozen=True):
-    broker_url: Url = ""  # of the Celery app whose tasks are steps; empty: there is no bridge to Celery
-    queue: Text = "celery"  # where tasks go that name no queue: the app's `task_default_queue`
+    broker_url: Url = ""  # broker of the Celery app whose tasks are steps; empty: no bridge to Celery
+    queue: Text = "celery"  # queue of tasks that name none: the app's `task_default_queue`
     tasks_allow: Patterns = ()  # tasks that runs may reach, as `loja.*`; empty: none
     queues_allow: Patterns = ()  # Celery queues that runs may name besides `queue`; empty: none
-    key_prefix: Text = ""  # the app's `global_keyprefix`, when its broker is Redis and it has one
-    redis_priority: Flag = False  # on Redis, tasks get kombu's priority 9 to 0 for `prioridade` 0 to 9
-    apps: Names = ()  # worker apps, as module:app, whose commands `celery -A oraculo.celery_app worker` answers
-    events: Flag = True  # ask the workers for task events, as Flower does: they say why a task failed
+    key_prefix: Text = ""  # the app's `global_keyprefix`, when its broker is Redis
+    redis_priority: Flag = False  # on Redis, give tasks kombu's priority 9 to 0 for `prioridade` 0 to 9
+    apps: Names = ()  # worker apps, as module:app, that `celery -A oraculo.celery_app worker` serves
+    events: Flag = True  # ask the workers for task events, which say why a task failed
 
     @property
     def allow(self) -> CeleryAllow:
@@ -178,16 +177,16 @@ class CelerySettings(Section, frozen=True):
 
 
 class BullmqSettings(Section, frozen=True):
-    url: Url = ""  # of the Redis that BullMQ uses; empty: there is no bridge to BullMQ
-    prefix: Text = "bull"  # of BullMQ's keys
-    queues: Names = ()  # commands for these queues of ours go on to the BullMQ queues of the same names
-    queues_allow: Patterns = ()  # BullMQ queues that runs may reach by `bullmq://`, as `images-*` or `queue:job`
-    priority: Flag = True  # jobs get BullMQ's priority 10 to 1 for `prioridade` 0 to 9; `false`: none
-    entry: Text = "orchestrator-queue"  # jobs of this BullMQ queue start pipelines; `entry = ""` in the file: none do
+    url: Url = ""  # the Redis that BullMQ uses; empty: no bridge to BullMQ
+    prefix: Text = "bull"  # prefix of BullMQ's keys
+    queues: Names = ()  # queues whose commands go on to the BullMQ queues of the same names
+    queues_allow: Patterns = ()  # BullMQ queues that `bullmq://` may reach, as `images-*` or `queue:job`; empty: none
+    priority: Flag = True  # give jobs BullMQ's priority 10 to 1 for `prioridade` 0 to 9
+    entry: Text = "orchestrator-queue"  # BullMQ queue whose jobs start pipelines; `entry = ""` in the file: none
     legacy: Flag = False  # the workers use `bull` 3 or 4, not `bullmq`
-    keep: Seconds = 86400.0  # how long ended jobs of ours, and what they answered, stay in that Redis
-    concurrency: Count = 100  # jobs of the entry whose runs one engine follows at a time
-    lock: Seconds = 30.0  # after which a job of the entry whose engine died is taken over by another
+    keep: Seconds = 86400.0  # how long ended jobs and their answers stay in that Redis
+    concurrency: Count = 100  # jobs of the entry that one engine follows at a time
+    lock: Seconds = 30.0  # time after which another engine takes over a job of the entry
 
     @property
     def allow(self) -> BullmqAllow:
@@ -195,7 +194,7 @@ class BullmqSettings(Section, frozen=True):
 
 
 class LogSettings(Section, frozen=True):
-    level: Level = "info"  # what is less grave is not told
+    level: Level = "info"  # least level that is logged
     format: Format = "auto"  # `json`, `console`, or `auto`: console on a terminal
 
 
@@ -213,7 +212,7 @@ class Settings(Section, frozen=True):
     celery: CelerySettings = CelerySettings()
     bullmq: BullmqSettings = BullmqSettings()
     log: LogSettings = LogSettings()
-    pipelines: Text = ""  # a folder of pipeline files; empty: only the built-in ones and those put by the API
+    pipelines: Text = ""  # folder of pipeline files; empty: only built-in pipelines and those put by the API
     rotas: dict[str, Route] = {}
 
     @property

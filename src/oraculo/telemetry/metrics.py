@@ -1,37 +1,37 @@
 """Metrics for Prometheus.
 
-| name | type | labels | what |
+| name | type | labels | meaning |
 |---|---|---|---|
-| `oraculo_runs_started_total` | counter | | runs accepted and committed |
-| `oraculo_runs_finished_total` | counter | status | runs that ended; an amendment or a repeat ends one again |
-| `oraculo_run_seconds` | histogram | | from a run's start to its end |
-| `oraculo_answers_total` | counter | verdict | answers taken: applied, late, duplicate, unknown; no progress |
-| `oraculo_commands_published_total` | counter | | commands that the broker confirmed; no dead letters |
-| `oraculo_publish_seconds` | histogram | | from handing a batch of commands to the broker to its confirms |
-| `oraculo_publish_failures_total` | counter | | tries that it did not confirm, each of a message; all are sent again |
-| `oraculo_dead_letters_total` | counter | queue | quarantined by this engine, not by workers; the gauge has all |
-| `oraculo_commit_conflicts_total` | counter | | runs decided again because another engine was faster |
+| `oraculo_runs_started_total` | counter | | runs accepted |
+| `oraculo_runs_finished_total` | counter | status | ends of runs; an amendment or a repeat ends a run again |
+| `oraculo_run_seconds` | histogram | | seconds from a run's start to its end |
+| `oraculo_answers_total` | counter | verdict | answers: applied, late, duplicate, unknown; no progress reports |
+| `oraculo_commands_published_total` | counter | | commands that the broker confirmed; dead letters are not counted |
+| `oraculo_publish_seconds` | histogram | | seconds from handing a batch of commands to the broker to its confirms |
+| `oraculo_publish_failures_total` | counter | | sends that the broker did not confirm; each is repeated |
+| `oraculo_dead_letters_total` | counter | queue | dead letters written by this engine; the gauge counts all |
+| `oraculo_commit_conflicts_total` | counter | | decisions repeated because another engine was faster |
 | `oraculo_batch_inputs` | histogram | | inputs decided in one commit |
-| `oraculo_commit_seconds` | histogram | | from the first input taken to the commit |
+| `oraculo_commit_seconds` | histogram | | seconds from the first input to the commit |
 | `oraculo_deliveries_total` | counter | channel, outcome | attempts to deliver an aggregate |
-| `oraculo_loop_failures_total` | counter | duty | errors that a background duty met and outlived |
-| `oraculo_pipeline_files_rejected_total` | counter | | files of the pipelines folder that became bad |
+| `oraculo_loop_failures_total` | counter | duty | errors in a background duty, which goes on |
+| `oraculo_pipeline_files_rejected_total` | counter | | files of the pipelines folder that became invalid |
 | `oraculo_runs_pruned_total` | counter | | ended runs deleted by retention |
-| `oraculo_queues_removed_total` | counter | | queues made for requests and removed because nobody used them |
-| `oraculo_consumers_rebuilt_total` | counter | broker, queue | consumers that were connected and deaf |
-| `oraculo_broker_losses_total` | counter | broker | times that a broker was lost |
-| `oraculo_runs_sent_again_total` | counter | broker | runs with commands taken back from a lost broker |
-| `oraculo_broker_up` | gauge | broker | 1 when it can be used |
+| `oraculo_queues_removed_total` | counter | | unused queues removed that were made for requests |
+| `oraculo_consumers_rebuilt_total` | counter | broker, queue | deaf consumers replaced |
+| `oraculo_broker_losses_total` | counter | broker | losses of a broker |
+| `oraculo_runs_sent_again_total` | counter | broker | runs whose commands were sent again after a loss |
+| `oraculo_broker_up` | gauge | broker | 1 while the broker can be used |
 | `oraculo_broker_deaf_queues` | gauge | broker | queues whose consumer hears nothing now |
-| `oraculo_engines` | gauge | | engines that share the store and are alive; not told while the store does not answer |
-| `oraculo_runs` | gauge | status | runs in the store; not told while it does not answer |
-| `oraculo_queue_ready` | gauge | queue | messages that wait |
-| `oraculo_queue_unacked` | gauge | queue | messages delivered and not yet settled, where the broker tells |
-| `oraculo_queue_dead_letters` | gauge | queue | messages in quarantine; not told while one of several brokers is away |
-| `oraculo_queue_consumers` | gauge | queue | consumers, where the broker tells |
+| `oraculo_engines` | gauge | | engines alive on this store |
+| `oraculo_runs` | gauge | status | runs in the store |
+| `oraculo_queue_ready` | gauge | queue | messages waiting |
+| `oraculo_queue_unacked` | gauge | queue | messages delivered and not settled, where the broker counts them |
+| `oraculo_queue_dead_letters` | gauge | queue | dead letters; missing while one of several brokers is away |
+| `oraculo_queue_consumers` | gauge | queue | consumers, where the broker counts them |
 
-and `process_*` of prometheus-client. The label `queue` takes at most 200 values; what comes after is `other`. The
-gauges give them first to the engine's own queues and to those that pipelines and routes send to.
+prometheus-client adds `process_*`. The label `queue` takes at most 200 values; further queues are `other`. The gauges
+name the engine's own queues first, then those of pipelines and routes.
 
 Counting is done in plain numbers and turned into Prometheus' types only when somebody looks: its own `inc` and
 `observe` cost 0.8 and 1.8 µs, and some of these are called for every answer. They are called from one thread only,
