@@ -84,7 +84,7 @@ def test_the_tree_of_errors_has_them_all() -> None:
 
 
 async def test_the_page_of_stores_has_every_field_and_collection_of_mongodb() -> None:
-    page = (ROOT / "docs" / "stores.md").read_text("utf-8").partition("## MongoDB")[2]
+    page = (ROOT / "docs" / "reference" / "limits-stores.md").read_text("utf-8").partition("## MongoDB")[2]
     told = set(re.findall(r"`(\w+)`", page))
     wide = [{"id": f"t{number}", "fila": "a"} for number in range(EMBEDDED_TASKS + 1)]
     for request in ({"webhook": "https://example.org", "payload": b'{"x":"%s"}' % (b"x" * 9_000)}, {"destinos": wide}):

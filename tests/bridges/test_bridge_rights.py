@@ -19,13 +19,13 @@ from tests.servers.fleet import Fleet
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
-PAGE = (ROOT / "docs" / "celery.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "reference" / "limits-bridges.md").read_text("utf-8")
 OF_CELERYS_WORKER = r"^(QUEUE|.*celery\.pidbox|amq\.default)$|^celeryev|^reply\."
 
 
 def bridge_rights(prefix: str, queue: str) -> list[str]:
     """Those of the page, to configure, to write and to read."""
-    (command,) = re.findall(r"^ +rabbitmqctl set_permissions -p vhost ponte (.*)$", PAGE, re.MULTILINE)
+    (command,) = re.findall(r"^rabbitmqctl set_permissions -p vhost ponte (.*)$", PAGE, re.MULTILINE)
     named = (
         command.replace(r"loja\.", re.escape(prefix))
         .replace("|celery|", f"|{queue}|")

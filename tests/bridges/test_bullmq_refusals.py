@@ -225,7 +225,7 @@ async def test_a_queue_that_the_user_may_not_touch_holds_up_no_other(fleet: Flee
 
 @pytest.mark.parametrize("legacy", [False, True])
 async def test_the_rights_of_the_page_suffice(legacy: bool, fleet: Fleet) -> None:
-    page = (ROOT / "docs" / "bullmq.md").read_text("utf-8")
+    page = (ROOT / "docs" / "reference" / "limits-bridges.md").read_text("utf-8")
     rights, of_old_bull = re.findall(r"ACL needs (`[^.,]+`)", page)
     settings = bull_settings("memory://", fleet.breakable("redis").url, legacy=legacy)
     told = (rights + of_old_bull if legacy else rights).replace("bull:", f"{settings.bullmq.prefix}:")

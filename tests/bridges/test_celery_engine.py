@@ -34,7 +34,7 @@ from tests.servers.rabbitmq import RabbitMQ, suspended
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
-PAGE = ROOT / "docs" / "celery.md"
+PAGE = ROOT / "docs" / "reference" / "limits-bridges.md"
 
 
 class Engine:
@@ -358,7 +358,7 @@ async def test_a_worker_that_fails_ends_with_celerys_exit_status(fleet: Fleet, t
 async def test_the_rights_of_the_page_suffice(fleet: Fleet, tmp_path: Path) -> None:
     """For commands, for runs that Celery's clients start, for remote control and for events."""
     prefix = f"t{uuid.uuid4().hex[:10]}."
-    rights = shlex.split(told(PAGE, "rabbitmqctl set_permissions"))[-3:]
+    rights = shlex.split(told(PAGE, "rabbitmqctl set_permissions -p vhost oraculo"))[-3:]
     url = rabbit_user(fleet, *(right.replace(r"^loja\.", f"^{re.escape(prefix)}") for right in rights))
     settings, name, run = settings_for(url, prefix=prefix), f"{prefix}worker@aqui", f"run-{prefix}"
     engine = Engine(settings, tmp_path / "worker.log", "-c", "1", "-E", "-n", name)

@@ -1,5 +1,4 @@
-"""Whether `oraculo doctor` sees what a user may not do, on each broker; and that the rights in docs/brokers.md are all
-that is needed."""
+"""`oraculo doctor` sees what a user may not do, on each broker; the documented rights are all that is needed."""
 
 import asyncio
 import re
@@ -28,7 +27,7 @@ from tests.cli.test_doctor import doctor
 from tests.servers.fleet import Fleet
 from tests.servers.rabbitmq import RabbitMQ
 
-DOC = (Path(__file__).parents[2] / "docs" / "brokers.md").read_text("utf-8")
+DOC = (Path(__file__).parents[2] / "docs" / "reference" / "limits-brokers.md").read_text("utf-8")
 PREFIX = "loja."
 
 
@@ -52,7 +51,7 @@ def test_queues_that_were_made_so_that_they_lose_messages_are_a_warning(
     _, checks = doctor(ORACULO_BROKER_URL=fleet.url("rabbitmq"), ORACULO_BROKER_PREFIX=prefix)
     assert checks["broker"]["estado"] == "aviso"
     assert f"a queue may lose messages ({prefix}resultados): it was made {why}" in checks["broker"]["detalhe"]
-    assert "docs/brokers.md" in checks["broker"]["o_que_fazer"]
+    assert "docs/reference/limits-brokers.md" in checks["broker"]["o_que_fazer"]
 
 
 # -- RabbitMQ -------------------------------------------------------------------------------------------------------
@@ -84,7 +83,7 @@ def test_a_rabbitmq_user_who_may_not_read_is_told_of(fleet: Fleet) -> None:
     assert re.match(
         r"RabbitMQ \S+ at .*, but it cannot be used: to \w+.* on .*loja\..*ACCESS_REFUSED", check["detalhe"]
     )
-    assert check["o_que_fazer"].endswith("docs/brokers.md lists")
+    assert check["o_que_fazer"].endswith("docs/reference/limits-brokers.md lists")
 
 
 def test_an_answer_queue_of_somebody_else_alone_is_told_of(fleet: Fleet) -> None:
@@ -143,7 +142,7 @@ def test_a_redis_user_who_lacks_a_command_is_told_of(fleet: Fleet, plain: Any, c
         check = broker_check(url)
     assert check["estado"] == "erro"
     assert f"'{command}" in check["detalhe"]
-    assert check["o_que_fazer"].endswith("docs/brokers.md lists")
+    assert check["o_que_fazer"].endswith("docs/reference/limits-brokers.md lists")
 
 
 def test_a_redis_user_who_may_not_ask_is_warned(fleet: Fleet, plain: Any) -> None:
@@ -209,7 +208,7 @@ def test_a_nats_user_who_lacks_a_subject_is_told_of(missing: str, step: str, mon
         check = broker_check(url)
     assert check["estado"] == "erro"
     assert f"but it cannot be used: to {step} on loja." in check["detalhe"]
-    assert check["o_que_fazer"].endswith("docs/brokers.md lists")
+    assert check["o_que_fazer"].endswith("docs/reference/limits-brokers.md lists")
 
 
 @pytest.mark.parametrize(

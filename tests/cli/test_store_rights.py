@@ -1,5 +1,4 @@
-"""Whether the rights that docs/stores.md lists for a Redis store are all that is needed, and none too many; and that
-`oraculo doctor` sees what is missing."""
+"""The documented rights for a Redis store are needed and suffice; `oraculo doctor` sees what is missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from oraculo.testing.store_suite import StoreSuite
 from tests.cli.test_doctor import doctor
 from tests.servers.fleet import Fleet
 
-DOC = (Path(__file__).parents[2] / "docs" / "stores.md").read_text("utf-8")
+DOC = (Path(__file__).parents[2] / "docs" / "reference" / "limits-stores.md").read_text("utf-8")
 DOCUMENTED = next(line for line in DOC.splitlines() if line.startswith("ACL SETUSER")).split()
 RULES = [rule for rule in DOCUMENTED if rule[0] in "~+"]
 

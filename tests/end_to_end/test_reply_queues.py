@@ -23,7 +23,7 @@ from tests.end_to_end.stage import Stage, settings_for
 from tests.servers.fleet import Fleet
 from tests.waiting import until
 
-DOC = (Path(__file__).parents[2] / "docs" / "brokers.md").read_text("utf-8")
+DOC = (Path(__file__).parents[2] / "docs" / "reference" / "limits-brokers.md").read_text("utf-8")
 
 
 def documented_rights(user: str) -> list[str]:
@@ -33,13 +33,13 @@ def documented_rights(user: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def client_url(fleet: Fleet) -> str:
-    """Of a user with the rights that docs/brokers.md lists for such a client."""
+    """Of a user with the rights that docs/reference/limits-brokers.md lists for such a client."""
     return rabbit_user(fleet, *documented_rights("cliente"))
 
 
 @pytest.fixture
 def settings(fleet: Fleet) -> Settings:
-    """Of an engine whose user has the rights that docs/brokers.md lists for a prefix, and no more."""
+    """Of an engine whose user has the rights that docs/reference/limits-brokers.md lists for a prefix, and no more."""
     url = rabbit_user(fleet, *documented_rights("oraculo"))
     return settings_for(url, prefix=f"loja.t{uuid.uuid4().hex[:10]}.")
 

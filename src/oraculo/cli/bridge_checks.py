@@ -65,7 +65,7 @@ async def reach_bullmq(settings: "BullmqSettings", prefix: str) -> str:
             try:
                 await _try_rights(server, settings)
             except NoPermissionError as error:
-                told = f"{server.place} does not permit all that docs/bullmq.md asks for: {error}"
+                told = f"{server.place} does not permit all that docs/reference/limits-bridges.md asks for: {error}"
                 raise BrokerError(told) from error
             except ResponseError as error:
                 raise BrokerError(f"{server.place} takes no writes: {error}") from error

@@ -99,7 +99,7 @@ class Address:
     def _note_foreign_replies(self, error: PreconditionFailed) -> None:
         if not self._has_noted:
             self._has_noted = True
-            advice = "docs/celery.md says how to lift its delivery limit, if it has one"
+            advice = "docs/reference/limits-bridges.md says how to lift its delivery limit, if it has one"
             _log.warning(
                 "the queue of replies is used as it is", queue=self.replies.name, reason=str(error), mend=advice
             )
