@@ -2,5 +2,5 @@
 
 A URL in the environment (`ORACULO_TEST_RABBITMQ_URL`, `…_REDIS_URL`, `…_NATS_URL`, `…_POSTGRES_URL`, `…_MONGODB_URL`)
 replaces the one that would be started. A server that cannot be had fails the run, unless `ORACULO_TEST_SKIP` names it;
-only MongoDB, which has no package for every machine, is then left out, and the summary says so.
+the summary then says so.
 """

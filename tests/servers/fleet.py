@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.servers.mongo import Mongo, MongoMissing
+from tests.servers.mongo import Mongo, slowness
 from tests.servers.nats import Nats
 from tests.servers.postgres import Postgres
 from tests.servers.process import Server, ServerMissing
@@ -29,6 +29,7 @@ class Fleet:
         self._shared: dict[str, Server] = {}
         self._breakable: dict[str, Server] = {}
         self.skipped: dict[str, str] = {}  # and why
+        self._slowness = 0.0
 
     def url(self, name: str) -> str:
         """Of a server that tests share and leave in peace."""
@@ -40,6 +41,11 @@ class Fleet:
     def breakable(self, name: str) -> Server:
         """One that a test may kill or freeze; the next one finds it running again."""
         return self._running(self._breakable, name)
+
+    def mongo_slowness(self) -> float:
+        """Return the factor by which tests of MongoDB multiply their time limits: 1 for a native server."""
+        self._slowness = self._slowness or slowness(self.url("mongodb"))
+        return self._slowness
 
     def stop(self) -> None:
         for server in (*self._shared.values(), *self._breakable.values()):
@@ -56,9 +62,6 @@ class Fleet:
                 server.start()
             elif not servers[name].is_running:
                 servers[name].start()
-        except MongoMissing as missing:
-            self.skipped[name] = f"{missing}; put a mongod on the PATH, or set ORACULO_TEST_MONGODB_URL"
-            pytest.skip(str(missing))
         except ServerMissing as missing:
             pytest.fail(
                 f"{missing}\nTests need a real {name}; ORACULO_TEST_SKIP={name} goes without it.", pytrace=False

@@ -29,6 +29,11 @@ def with_database(url: str) -> str:
     return urlsplit(url)._replace(path=f"/test_{os.urandom(6).hex()}").geturl()
 
 
+def directly(url: str) -> str:
+    """Return the URL that keeps the driver on the given address: a member of a set names its own, past any proxy."""
+    return url.replace("replicaSet=oraculo", "directConnection=true")
+
+
 @asynccontextmanager
 async def database(url: str) -> AsyncIterator[Database]:
     """As another application sees it."""

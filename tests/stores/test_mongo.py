@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,11 +33,9 @@ from oraculo.testing.store_runs import (
     succeeded,
 )
 from oraculo.testing.store_suite import StoreSuite
-from tests.servers.fleet import Fleet
-from tests.servers.mongo import Mongo
 from tests.stores import mongo_stage as stage
 from tests.stores.killed_writer import survives_kills
-from tests.stores.mongo_stage import SIDES, counts, database, opened, wide_run, with_database
+from tests.stores.mongo_stage import SIDES, counts, database, opened, wide_run
 
 url = stage.url  # a fixture
 
@@ -70,20 +67,6 @@ class TestEverythingApart(TestConformance):
     @pytest.fixture(autouse=True)
     def _apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
         keep_everything_apart(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def replica_set(fleet: Fleet) -> Iterator[str]:
-    fleet.url("mongodb")  # skips when there is none to be had
-    with Mongo(replicated=True) as server:
-        yield server.url
-
-
-@pytest.mark.long
-class TestReplicaSet(TestConformance):
-    @pytest.fixture(autouse=True)
-    def _url(self, replica_set: str) -> None:
-        self.url = with_database(replica_set)
 
 
 # -- the document, as another application reads it ------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""What engines and workers do with a broker, done once: a right that is missing is found before a run needs it.
+"""A rehearsal of all that engines and workers do with a broker, so that a missing right is found before a run needs it.
 
-The engine's own queues are only made, where they are missing, and counted; all else is done on a queue that is removed
+No broker can be asked which rights an adapter lacks: each has rights of its own kind, and some refuse in silence. The
+engine's own queues are only made, where they are missing, and counted; all else is done on a queue that is removed
 again.
 """
 

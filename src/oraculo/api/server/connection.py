@@ -1,5 +1,7 @@
 """The bounds of one connection, whichever parser reads it: how long a header may take and a reply may stay unread, how
-many connections a client may have, and the refusals."""
+many connections a client may have, and the refusals.
+
+They stand in the server, because an ASGI app sees a request only once its headers are complete."""
 
 import asyncio
 from collections.abc import Hashable

@@ -175,6 +175,7 @@ class RabbitMQConsumer:
         async with self._burying:
             if self._fault is not None:
                 raise self._lost()
+            # What is given back counts as a delivery. Past its limit RabbitMQ moves it without our reason, or drops it.
             moves: dict[Token, _Move] = {}
             for delivery, reason in letters:  # not before their turn: they may have been settled, or lost, meanwhile
                 properties = self._held.get(delivery.token)

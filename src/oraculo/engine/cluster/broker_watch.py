@@ -21,7 +21,7 @@ from oraculo.ports.telemetry import BrokerChanged, CommandsTakenBack, Telemetry
 
 GRACE = 2.0  # seconds that a broker must have been away
 LONGEST_PAUSE = 30.0  # between two looks for what a lost broker took: notes of it may still be on their way
-LOOKS_AFTER_A_LOSS = 3
+LOOKS_AFTER_A_LOSS = 3  # some of what was sent before the loss is noted only later
 MOST_LEFT = 10_000  # runs
 _PAGE = 50
 
@@ -92,7 +92,9 @@ class LinkWatch:
         self._absences: dict[str, _Absence] = {}
         self._losses: dict[str, _Loss] = {}
         self._departures: int | None = None  # of peers, after which strangers were looked for
-        self._ahead = float("-inf")  # of the loop's time, the most that the clock ever was
+        # Of the loop's time, the most that the clock ever was: by a clock that was set back, commands sent before a
+        # loss would seem to be sent since.
+        self._ahead = float("-inf")
 
     async def run(self) -> None:
         while True:

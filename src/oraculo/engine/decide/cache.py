@@ -13,7 +13,9 @@ from oraculo.ports.store import Snapshot
 
 _BYTES_A_TASK = 1024
 _OWN_WEIGHT = 2  # of a run or a plan, whatever is in it: without tasks each takes about 2 kB
-IDLE = 30.0  # seconds after which a run that has ended, or may have, is no longer kept
+# Seconds after which a run that has ended, or may have, is no longer kept. Its late messages come one by one, and to
+# load a wide run for each of them would hold up all others.
+IDLE = 30.0
 
 
 class Plans:

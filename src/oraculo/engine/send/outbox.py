@@ -30,7 +30,9 @@ from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
 from oraculo.wire.naming import QueueNames
 from oraculo.wire.timestamps import to_iso
 
-PORTION = 500  # commands that are lined up in one go
+# Commands that are lined up in one go. To encode all 50,000 of a wide run at once would hold the event loop for half a
+# second.
+PORTION = 500
 _PAGE = 1000
 _NONE: Mapping[str, bytes] = MappingProxyType({})
 _ROOM_FOR_MANY = 0.8  # of a line; the rest is kept for small runs
