@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench simulate planted-bugs docs site lock clean
+.PHONY: help run test coverage check bench simulate planted-bugs docs site lock clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -21,6 +21,12 @@ run: $(VENV)/.run  ## start everything in one process: API, engine and sample wo
 
 test: check  ## check, then run the tests (LONG=1: those, too, that repeat a proof in another setting)
 	$(BIN)/python -m pytest --numprocesses=4 --dist=worksteal $(if $(LONG),-m "") $(ARGS)
+
+coverage: $(VENV)/.dev  ## measure what lines and branches the tests reach, in all their processes
+	$(BIN)/coverage erase
+	-$(BIN)/coverage run -m pytest --numprocesses=4 --dist=worksteal --timeout=360 $(if $(LONG),-m "") $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/python -m scripts.coverage_totals
 
 check: $(VENV)/.dev  ## ruff, mypy strict, the import layers, generated files, the site of the docs
 	$(BIN)/ruff check .

@@ -644,8 +644,9 @@ def test_a_command_loads_only_what_it_needs(tmp_path: Path, args: list[str], hea
         f"try:\n    app({args!r})\nexcept SystemExit:\n    pass\n"
         f"print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)\n"
     )
+    plain = environment(COVERAGE_PROCESS_CONFIG="")  # measuring loads modules of its own
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], cwd=tmp_path, env=plain, capture_output=True, text=True, check=True
     )
     assert done.stderr.splitlines()[-1] == "[]"
 
