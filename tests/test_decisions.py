@@ -40,5 +40,7 @@ def test_the_rooms_that_are_named_exist() -> None:
     texts = [ARCHITECTURE, *(page.read_text("utf-8") for page in PAGES)]
     named = {name for text in texts for name in re.findall(r"`(\w+(?:/\w+)+/?(?:\.py)?)`", text)}
     assert "core/aggregate.py" in named
-    missing = [name for name in named if not any((root / name).exists() for root in (ROOT / "src" / "oraculo", ROOT))]
-    assert not missing
+    roots = (ROOT / "src" / "oraculo", ROOT)
+    assert not [
+        name for name in named if not any((root / f"{name}{end}").exists() for root in roots for end in ("", ".py"))
+    ]
