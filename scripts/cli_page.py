@@ -22,7 +22,7 @@ _INTRODUCTION = """\
 `oraculo COMMAND --help` shows the same. `python -m oraculo` does what `oraculo` does.
 
 ```console
-$ oraculo submit --pipeline promotional-video-full --payload '{"produto": "tênis"}' --wait 30
+$ oraculo submit --pipeline viral-copy-only --payload '{}' --wait 30
 $ oraculo runs explain 3f9a
 $ oraculo dlq redrive executador_relatorio
 ```
