@@ -17,8 +17,8 @@ _INTRODUCTION = """\
 <!-- Made by scripts/generate_docs.py from src/oraculo/settings/sections.py: change that, then run `make docs`. -->
 
 ORÁCULO reads `oraculo.toml` in the working directory, and the environment over it. `ORACULO_CONFIG` names another file.
-`name` under `[section]` of the file is `ORACULO_SECTION_NAME` in the environment, where a list is text with commas. An
-empty variable counts as not set. A command reports all wrong values at once when it starts.
+`ORACULO_BROKER_URL` in the environment is `url` under `[broker]` in the file. A list in the environment is text with
+commas, and an empty variable counts as not set. A command reports all wrong values at once when it starts.
 
 ```toml
 [broker]
@@ -57,13 +57,13 @@ def settings_page() -> str:
 
 def _table(section: str, kind: type[msgspec.Struct]) -> Iterator[str]:
     comments = _comments(kind)
-    yield "| variable | in the file | default | takes | meaning |"
-    yield "|---|---|---|---|---|"
+    yield "| variable | default | meaning | takes |"
+    yield "|---|---|---|---|"
     for field in msgspec.structs.fields(kind):
         if not isinstance(field.type, type) and field.name != ROUTES:
             variables = " or ".join(f"`{name}`" for name, at in _VARIABLES.items() if at == Place(section, field.name))
             takes = get_args(field.type)[1].description
-            yield f"| {variables} | `{field.name}` | {_shown(field.default)} | {takes} | {comments[field.name]} |"
+            yield f"| {variables} | {_shown(field.default)} | {comments[field.name]} | {takes} |"
     yield ""
 
 
