@@ -19,7 +19,7 @@ from oraculo.brokers.liveness import VigilantBroker
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.core.loopback import is_loopback
 from oraculo.errors import Fault, InvalidSettings, how_to_add
-from oraculo.ports.bridge import Outlook, RunningBridge
+from oraculo.ports.bridge import Outlook, RunningBridge, RunStarter
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy, SystemClock, SystemEntropy
 from oraculo.ports.objects import Objects
@@ -229,9 +229,16 @@ def _folder_beside(store_url: str) -> Path | None:
 
 
 def make_bridges(
-    settings: Settings, broker: Broker, store: Store, clock: Clock, entropy: Entropy, telemetry: Telemetry
+    settings: Settings,
+    broker: Broker,
+    store: Store,
+    clock: Clock,
+    entropy: Entropy,
+    telemetry: Telemetry,
+    runs: RunStarter | None = None,
 ) -> list[RunningBridge]:
-    """Those to systems that the settings name. Raises InvalidSettings."""
+    """Return the bridges to the systems that the settings name; without `runs` they start none. Raises
+    InvalidSettings."""
     made: list[RunningBridge] = []
     prefix = settings.broker.prefix
     if settings.celery.broker_url:
@@ -245,7 +252,7 @@ def make_bridges(
             from oraculo.bridges.bullmq import BullmqBridge
         except ModuleNotFoundError as error:
             raise _not_installed("ORACULO_BULLMQ_URL", "bullmq", "bullmq", error) from error
-        made.append(BullmqBridge(settings.bullmq, broker, prefix, clock, entropy, telemetry, store))
+        made.append(BullmqBridge(settings.bullmq, broker, prefix, clock, entropy, telemetry, store, runs))
     return made
 
 
@@ -299,11 +306,13 @@ def build(settings: Settings, role: "Role | None" = None) -> System:
         telemetry=telemetry,
         name=f"{socket.gethostname()}:{os.getpid()}:{entropy.new_id()[-8:]}",
         role=role,
-        bridges=make_bridges(settings, broker, store, clock, entropy, telemetry) if role is Role.WHOLE else (),
         outlooks=make_outlooks(settings) if role is Role.FRONT else (),
         must_be_alone=not broker.capabilities.shared and not isinstance(store, SqliteStore),  # whose file has a lock
     )
-    return System(settings, engine, Operations(engine), broker, store, objects, metrics, clock, entropy)
+    operations = Operations(engine)
+    if role is Role.WHOLE:
+        engine.bridges = make_bridges(settings, broker, store, clock, entropy, telemetry, operations)
+    return System(settings, engine, operations, broker, store, objects, metrics, clock, entropy)
 
 
 def expect_keys(api: ApiSettings, host: str) -> None:

@@ -1,4 +1,4 @@
-"""What the users of the bridges may do at the other systems: as little as the pages say, and what they lack is told."""
+"""The rights that the pages list suffice for the bridges, and `doctor` names the right that a user lacks."""
 
 import asyncio
 import re
@@ -24,7 +24,7 @@ OF_CELERYS_WORKER = r"^(QUEUE|.*celery\.pidbox|amq\.default)$|^celeryev|^reply\.
 
 
 def bridge_rights(prefix: str, queue: str) -> list[str]:
-    """Those of the page, to configure, to write and to read."""
+    """Return the rights that the page lists: to configure, to write and to read."""
     (command,) = re.findall(r"^rabbitmqctl set_permissions -p vhost ponte (.*)$", PAGE, re.MULTILINE)
     named = (
         command.replace(r"loja\.", re.escape(prefix))
@@ -139,7 +139,7 @@ async def test_doctor_finds_what_a_bridge_to_bullmq_lacks(rules: str, told: str 
 async def test_an_entry_that_may_not_be_read_is_told_until_it_may(
     legacy: bool, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oraculo.bridges.bullmq.refusals._TOLD_FOR", 6.0)
+    monkeypatch.setattr("oraculo.bridges.bullmq.server.REFUSED_FOR", 6.0)
     settings = bull_settings("memory://", fleet.breakable("redis").url, entry="entrada", legacy=legacy)
     async with open_to_all(settings.bullmq.url) as redis:
         await _may(redis, "~oraculo:*")

@@ -78,7 +78,7 @@ async def _reason(oraculo: Harness, run_id: str) -> str:
 
 
 async def _refusals(oraculo: Harness, run_id: str) -> int:
-    """How often its history names the setting."""
+    """Return how often the run's history names the setting."""
     return str(await oraculo.operations.history(run_id)).count("is outside ORACULO_CELERY_TASKS_ALLOW")
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from bullmq import Queue
 
-from oraculo.bridges.bullmq import events
 from oraculo.ports.broker import Outgoing
 from oraculo.settings import Settings
 from oraculo.wire.message import Message, decode_message, encode_message
@@ -26,7 +25,7 @@ Make = Callable[..., Settings]
 
 @pytest.fixture
 def make(fleet: Fleet) -> Make:
-    """Settings on the shared servers."""
+    """Make settings for the shared servers."""
     expect_node(fleet)
     return lambda **bullmq: bull_settings(fleet.url("rabbitmq"), fleet.url("redis"), **bullmq)
 
@@ -37,7 +36,7 @@ def settings(make: Make) -> Settings:
 
 
 def only(to: str = TO, **payload: Any) -> dict[str, Any]:
-    """A run of one step, without a second attempt of ours to hide what BullMQ did."""
+    """Return a request for a run of one step."""
     return {"destinos": [{"id": "passo", "fila": to}], "payload": payload, "timeout": 60}
 
 
@@ -54,15 +53,6 @@ async def test_a_job_gets_the_payload_exactly_and_its_value_comes_back(settings:
     expected = {"recebido": payload, "nome": "passo"}
     assert aggregate["resultados"]["passo"] == {"status": "ok", "resultado": expected}
     assert [line["dados"] for line in journal(tmp_path)] == [payload]
-
-
-async def test_the_first_job_of_all_is_heard_at_once(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Though nothing was to be heard before, and the reader rests."""
-    monkeypatch.setattr(events, "BLOCK", 25.0)
-    async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
-        await oraculo.ended(await oraculo.submit(only(faz="eco")), wait=10)
 
 
 async def test_whatever_a_worker_returns_comes_back(settings: Settings, tmp_path: Path) -> None:
@@ -122,7 +112,7 @@ async def test_attempts_inside_bullmq_are_no_failures(settings: Settings, tmp_pa
 
 
 async def test_our_retry_policy_follows_bullmqs(settings: Settings, tmp_path: Path) -> None:
-    """Each attempt of ours is a job of its own; an UnrecoverableError says that another is of no use."""
+    """Each attempt of ours is a job of its own. After an UnrecoverableError there is no other attempt."""
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
         await _put(oraculo, retry=2, attempts=2)
         aggregate = await oraculo.run({"pipeline": "p", "payload": {"faz": "falha"}})
@@ -149,14 +139,14 @@ async def test_progress_comes_back(settings: Settings, tmp_path: Path) -> None:
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
         run_id = await oraculo.submit({"destinos": _each(payloads), "payload": {}, "timeout": 60})
 
-        async def told() -> list[object]:
+        async def progress() -> list[object]:
             return [(await oraculo.task(run_id, step))["progresso"] for step in payloads]
 
-        async def all_told() -> bool:
-            return None not in await told()
+        async def is_there() -> bool:
+            return None not in await progress()
 
-        await until(all_told, saying="progress of each")
-        assert await told() == [shown for _, shown in expected]
+        await until(is_there, saying="progress of each")
+        assert await progress() == [shown for _, shown in expected]
 
 
 async def test_a_job_that_is_removed_is_a_failure(settings: Settings) -> None:
@@ -171,7 +161,7 @@ async def test_a_job_that_is_removed_is_a_failure(settings: Settings) -> None:
 
 
 async def test_a_queue_that_is_obliterated_fails_its_jobs(settings: Settings) -> None:
-    """Which tells nobody: only the sweep finds out."""
+    """BullMQ has no event for that: only the sweep finds out."""
     async with BullStage(settings) as oraculo:
         run_id = await oraculo.submit(only(faz="eco"))
         await until(lambda: oraculo.job_ids(QUEUE), saying="the job")
@@ -182,7 +172,7 @@ async def test_a_queue_that_is_obliterated_fails_its_jobs(settings: Settings) ->
         await oraculo.bridge.start()  # it sweeps at once
         aggregate = await oraculo.ended(run_id, wait=10)
         assert aggregate["falhas"]["passo"]["motivo"].startswith("removed: the job is no longer in images-queue")
-        # And the queue works again, though the stream of its events began anew.
+        # The queue works again, though the stream of its events began anew.
         again = await oraculo.submit(only(faz="eco"))
         await until(lambda: oraculo.job_ids(QUEUE), saying="the job of the next run")
         [job_id] = await oraculo.job_ids(QUEUE)
@@ -193,7 +183,7 @@ async def test_a_queue_that_is_obliterated_fails_its_jobs(settings: Settings) ->
 
 
 async def test_results_of_workers_that_keep_no_jobs(settings: Settings, tmp_path: Path) -> None:
-    """With removeOnComplete nothing but the event is left; it is read, and found later too."""
+    """With removeOnComplete only the event is left. The bridge reads it, or finds it later."""
     worker = node_worker(settings, tmp_path, QUEUE, options={"removeOnComplete": {"count": 0}})
     async with BullStage(settings) as oraculo:
         async with working(worker):
@@ -243,7 +233,7 @@ async def test_a_repeated_command_adds_no_second_job_and_is_answered_again(
 
 
 async def _command(oraculo: BullStage) -> Message:
-    """The next one for the bridge, taken from it."""
+    """Take the next command for the bridge out of its queue."""
     consumer = await oraculo.broker.consume(oraculo.engine.names.physical("ponte-bullmq"), prefetch=1)
     [delivery] = await consumer.take(1)
     await consumer.ack([delivery])
@@ -272,7 +262,7 @@ async def test_a_repeated_command_for_a_job_in_work_changes_nothing(settings: Se
 
 
 async def test_a_job_that_nobody_began_is_taken_away_at_its_deadline(settings: Settings, tmp_path: Path) -> None:
-    """As a command of ours would be: a worker that comes back late does no stale work."""
+    """A worker that comes back late does no stale work."""
     async with BullStage(settings) as oraculo:
         run_id = await oraculo.submit({**only(faz="eco"), "timeout": 1})
         await until(lambda: oraculo.job_ids(QUEUE), saying="the job")
@@ -287,8 +277,8 @@ async def test_a_job_that_nobody_began_is_taken_away_at_its_deadline(settings: S
     assert len(journal(tmp_path)) == 1
 
 
-async def test_a_job_that_nobody_began_in_time_is_told_once(settings: Settings, tmp_path: Path) -> None:
-    """That the bridge took it away is no news of somebody else's."""
+async def test_a_job_that_nobody_began_in_time_is_answered_once(settings: Settings, tmp_path: Path) -> None:
+    """The event of its removal, by the bridge itself, is no second answer."""
     async with BullStage(settings) as oraculo:
         run_id = await oraculo.submit({**only(faz="eco"), "timeout": 1})
         await until(lambda: oraculo.job_ids(QUEUE), saying="the job")
@@ -305,15 +295,15 @@ async def test_a_job_that_nobody_began_in_time_is_told_once(settings: Settings, 
 
         await until(late_answers, saying="the answer that comes late")
         assert await late_answers() == 1
-        told = [entry.detail for entry in await oraculo.operations.history(run_id)]
-        assert not any("somebody took the job out" in (detail or "") for detail in told), told
+        history = [entry.detail for entry in await oraculo.operations.history(run_id)]
+        assert not any("somebody took the job out" in (detail or "") for detail in history), history
 
 
 async def test_ended_jobs_are_forgotten_in_time(make: Make, tmp_path: Path) -> None:
     settings = make(keep=0.001)
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
         await oraculo.run(only(faz="eco"))
-        # The run ends with the answer; that it was given is noted a moment later, and only from then on is it old.
+        # The run ends with the answer. The ledger notes the answer a moment later, and only then begins to forget it.
         ended = f"oraculo:{settings.broker.prefix}ponte-bullmq:ended"
         await until(lambda: oraculo.redis.zcard(ended), saying="the end of the job to be noted")
         await oraculo.bridge.stop()
@@ -378,7 +368,7 @@ async def test_commands_for_named_queues_of_ours_go_on_to_their_namesakes(make: 
         ({"tipo": "bullmq", "alvo": "a:b"}, "ponte: must name a BullMQ queue"),
     ],
 )
-async def test_a_command_that_cannot_go_on_is_quarantined(
+async def test_a_command_that_cannot_go_on_is_a_dead_letter(
     ponte: dict[str, str] | None, reason: str, settings: Settings
 ) -> None:
     command = {
@@ -393,8 +383,8 @@ async def test_a_command_that_cannot_go_on_is_quarantined(
     assert letters[0].reason.startswith(reason)
 
 
-async def test_an_answer_that_nobody_can_be_told_is_quarantined(make: Make, tmp_path: Path) -> None:
-    """The command names a queue for its answer that no broker makes."""
+async def test_an_answer_that_no_queue_takes_is_a_dead_letter(make: Make, tmp_path: Path) -> None:
+    """No broker makes the queue that the command names for its answer."""
     settings = make(queues=(QUEUE,))
     command = {
         "correlation_id": "x",

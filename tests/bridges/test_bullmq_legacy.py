@@ -56,11 +56,11 @@ async def test_progress(settings: Settings, tmp_path: Path) -> None:
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE, script=WORKER)):
         run_id = await oraculo.submit(only(faz="progride_e_pendura", progressos=[42]))
 
-        async def told() -> object:
+        async def progress() -> object:
             return (await oraculo.task(run_id, "passo"))["progresso"]
 
-        await until(told, within=20, saying="progress")
-        assert await told() == {"percentual": 42.0, "mensagem": None}
+        await until(progress, within=20, saying="progress")
+        assert await progress() == {"percentual": 42.0, "mensagem": None}
 
 
 @pytest.mark.long
@@ -84,7 +84,7 @@ def client(settings: Settings, folder: Path, data: object, options: dict[str, An
 
 
 async def test_a_job_of_bull_starts_a_pipeline(settings: Settings, tmp_path: Path) -> None:
-    """`addJob('orchestrator-queue', {jobId, pipelineName})`, as applications of Bull have it, with Bull itself."""
+    """The application adds it with Bull itself: `addJob('orchestrator-queue', {jobId, pipelineName})`."""
     app = client(settings, tmp_path, {"jobId": "6710", "pipelineName": "enhanced-images-only"})
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE, script=WORKER)):
         app.start()
@@ -111,7 +111,7 @@ async def test_a_bad_job_of_bull_fails_at_once(data: object, settings: Settings,
     "fields", [{"data": "{"}, {"data": "[]", "opts": "7", "timestamp": "cedo"}, {"data": "[" * 9999}]
 )
 async def test_a_job_that_was_not_written_by_bull_fails(fields: dict[str, str], settings: Settings) -> None:
-    """And is not taken again and again."""
+    """It is not taken again and again."""
     async with BullStage(settings) as oraculo:
         await oraculo.redis.hset(oraculo.key(ENTRY, "estranho"), mapping=fields)
         await oraculo.redis.lpush(oraculo.key(ENTRY, "wait"), "estranho")
@@ -137,7 +137,7 @@ async def test_a_job_of_bull_is_taken_over_without_a_second_run(settings: Settin
 
 
 async def test_a_job_of_bull_that_is_being_taken_at_a_stop_is_given_back(settings: Settings) -> None:
-    """And not nobody's until its lock runs out."""
+    """Nobody waits until its lock has run out."""
     settings = msgspec.structs.replace(settings, bullmq=msgspec.structs.replace(settings.bullmq, lock=120.0))
     asked, answered = asyncio.Event(), asyncio.Event()
     async with BullStage(settings) as oraculo:
@@ -162,7 +162,7 @@ async def test_a_job_of_bull_that_is_being_taken_at_a_stop_is_given_back(setting
 
 
 async def looked_again(oraculo: BullStage) -> None:
-    """By the entry, for jobs."""
+    """Wait until the entry has looked for jobs twice more."""
     worker: Any = oraculo.bridge._entry and oraculo.bridge._entry._worker
     take, looks = worker._take_script, list[object]()
 
@@ -177,7 +177,7 @@ async def looked_again(oraculo: BullStage) -> None:
 
 
 async def test_a_paused_queue_of_bull_is_left_alone_and_loses_nothing(settings: Settings) -> None:
-    """Bull puts the list of paused jobs in the place of the waiting ones when the queue is resumed."""
+    """When the queue is resumed, Bull puts the list of paused jobs in the place of the waiting ones."""
     data = {"data": '{"pipelineName": "enhanced-images-only"}'}
     async with BullStage(settings) as oraculo:
         await oraculo.redis.hset(oraculo.key(ENTRY, "1"), mapping=data)

@@ -1,40 +1,27 @@
 """The small parts of the bridge to BullMQ, without a server."""
 
-import asyncio
 import json
 import re
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
 from redis._parsers.base import BaseParser
-from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import ResponseError
 
-from oraculo.bridges.bullmq.events import _decoded
-from oraculo.bridges.bullmq.layout import BullmqLayout, is_hopeless
+from oraculo.bridges.bullmq.events import FIRST_COUNT, MOST_COUNT, READ_BYTES, ReadCount
+from oraculo.bridges.bullmq.job import decode_record, encode_record, job_id_of, record_of
 from oraculo.bridges.bullmq.ledger import Ledger
-from oraculo.bridges.bullmq.portions import FIRST, MOST, READ_BYTES, TOLD_BYTES, Portion, by_the_megabyte
-from oraculo.bridges.bullmq.records import decode_record, encode_record, job_id_of, record_of
-from oraculo.bridges.bullmq.reports import Reporter, read_progress
-from oraculo.bridges.bullmq.runs import Runs
+from oraculo.bridges.bullmq.results import Results, decode_progress, is_unrecoverable, read_progress
 from oraculo.bridges.bullmq.server import BullmqRedis, is_passing
 from oraculo.brokers.memory import MemoryBroker
 from oraculo.errors import InvalidSettings
 from oraculo.ports.broker import NotTaken, Outgoing
 from oraculo.ports.clock import SystemClock, SystemEntropy
-from oraculo.ports.telemetry import LoopFailed
-from oraculo.stores.sqlite import SqliteStore
-from oraculo.testing.store_runs import create, make_run
 from oraculo.wire.answers import AnswerWriter
 from oraculo.wire.message import Message, decode_message
 from oraculo.wire.naming import QueueNames
-from tests.engine.broker_stage import Told
-from tests.waiting import until
 
 
 def command(**given: object) -> Message:
@@ -63,7 +50,7 @@ def test_a_repeat_of_a_command_has_the_same_job_and_no_other_command_has() -> No
     assert len({first, *others}) == len(others) + 1
 
 
-def test_a_command_that_names_no_task_is_told_by_its_body() -> None:
+def test_the_body_identifies_a_command_that_names_no_task() -> None:
     plain = command(tarefa=None, tentativa=None)
     assert job_id_of("", plain, b"one") == job_id_of("", plain, b"one") != job_id_of("", plain, b"two")
 
@@ -117,8 +104,8 @@ def test_progress_may_be_anything(data: object, expected: tuple[float | None, st
         ('["Error: because of\\nUnrecoverableError"]', False),
     ],
 )
-def test_only_the_last_attempt_says_that_another_is_of_no_use(stacktrace: str | None, expected: bool) -> None:
-    assert is_hopeless(stacktrace) is expected
+def test_only_the_last_attempt_counts_as_unrecoverable(stacktrace: str | None, expected: bool) -> None:
+    assert is_unrecoverable(stacktrace) is expected
 
 
 @pytest.mark.parametrize(
@@ -155,38 +142,24 @@ def test_what_is_worth_another_try(error: Exception, expected: bool) -> None:
     ],
 )
 def test_what_redis_says_is_worth_another_try_in_a_pipeline_too(reply: str, expected: bool) -> None:
-    """redis-py takes the code off where it has a type, and in a pipeline puts the command before."""
+    """redis-py takes the code off the text where it has a type, and puts the command before it in a pipeline."""
     error = BaseParser.parse_error(reply)
     assert is_passing(error) is expected
     error.args = (f"Command # 1 (EXISTS bull:OOM LOADING :1) of pipeline caused error: {error.args}",)
     assert is_passing(error) is expected
 
 
-def test_parts_are_of_about_a_megabyte_and_made_one_by_one() -> None:
-    made: list[int] = []
-
-    def sizes() -> Iterator[int]:
-        for size in (10, TOLD_BYTES, 3 * TOLD_BYTES, 1, 2):
-            made.append(size)
-            yield size
-
-    parts = by_the_megabyte(sizes(), lambda size: size)
-    assert next(parts) == [10, TOLD_BYTES]
-    assert len(made) == 2
-    assert list(parts) == [[3 * TOLD_BYTES], [1, 2]]
-
-
-def test_a_portion_is_small_while_entries_are_large_and_grows_only_when_it_was_full() -> None:
-    portion = Portion()
-    portion.learn([{"v": "x"}] * (FIRST - 1))
-    assert portion.count == FIRST
+def test_a_read_asks_for_few_entries_while_they_are_large_and_for_more_only_when_it_was_full() -> None:
+    count = ReadCount()
+    count.learn([{"v": "x"}] * (FIRST_COUNT - 1))
+    assert count.value == FIRST_COUNT
     for _ in range(10):
-        portion.learn([{"v": "x"}] * portion.count)
-    assert portion.count == MOST
-    portion.learn([{"v": "x" * (READ_BYTES // 2)}] * 4)
-    assert portion.count == 2
-    portion.learn([{"v": "x" * READ_BYTES}] * 4, streams=2)
-    assert portion.count == 1
+        count.learn([{"v": "x"}] * count.value)
+    assert count.value == MOST_COUNT
+    count.learn([{"v": "x" * (READ_BYTES // 2)}] * 4)
+    assert count.value == 2
+    count.learn([{"v": "x" * READ_BYTES}] * 4, streams=2)
+    assert count.value == 1
 
 
 @pytest.mark.parametrize(
@@ -218,27 +191,32 @@ def test_trouble_shows_no_password() -> None:
     assert BullmqRedis("redis://user:segredo@example.org:7000/1").trouble == "not connected to example.org:7000 yet"
 
 
+def results_on(broker: MemoryBroker, clock: SystemClock) -> Results:
+    """The writer of answers, which notes nothing in Redis."""
+    names = QueueNames()
+    return Results(broker, cast("Ledger", None), AnswerWriter(clock, names), names.answers, SystemEntropy())
+
+
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "reason"),
     [
         ("[" * 5000 + "]" * 5000, "nested deeper than 128 levels"),
         ("[" * 129 + "]" * 129, "nested deeper than 128 levels"),
         (r'{"legenda": "x\ud83d"}', "half a surrogate pair"),
     ],
 )
-def test_a_value_that_nobody_could_read_ends_its_task_and_breaks_nothing_else(value: str, told: str) -> None:
-    clock, names, unused = SystemClock(), QueueNames(), cast("Ledger", None)
-    writer = AnswerWriter(clock, names)
-    reporter = Reporter(MemoryBroker(clock=clock), unused, writer, names.answers, SystemEntropy())
-    report = reporter.completed("j", record_of("fila", command()), value)
+def test_a_value_that_nobody_could_read_ends_its_task_and_breaks_nothing_else(value: str, reason: str) -> None:
+    clock = SystemClock()
+    results = results_on(MemoryBroker(clock=clock), clock)
+    report = results.completed("j", record_of("fila", command()), value)
     answer = json.loads(bytes(decode_message(report.body).payload))
     assert answer["status"] == "erro"
-    assert told in answer["erros"][0]
+    assert reason in answer["erros"][0]
     assert answer["repetir"] is False
-    reporter.progressed("j", record_of("fila", command()), _decoded(value))
+    results.progressed("j", record_of("fila", command()), decode_progress(value))
 
 
-async def test_of_answers_that_wait_for_a_full_queue_the_others_are_sent_once() -> None:
+async def test_while_one_answer_waits_for_a_full_queue_the_others_are_sent_once() -> None:
     class Full(MemoryBroker):
         refusals = 2
 
@@ -250,48 +228,11 @@ async def test_of_answers_that_wait_for_a_full_queue_the_others_are_sent_once() 
                 raise NotTaken("no room", vias)
             return [self.name] * len(messages)
 
-    clock, names = SystemClock(), QueueNames()
+    clock = SystemClock()
     broker = Full(clock=clock)
     await broker.start()
-    nothing_is_noted = cast("Ledger", None)
-    reporter = Reporter(broker, nothing_is_noted, AnswerWriter(clock, names), names.answers, SystemEntropy())
+    results = results_on(broker, clock)
     queues = ["um", "cheia", "dois", "cheia"]
     jobs = [(f"job{place}", record_of("fila", command(responder_em=queue))) for place, queue in enumerate(queues)]
-    await reporter.publish([reporter.completed(job_id, record, "1") for job_id, record in jobs])
+    await results.publish([results.completed(job_id, record, "1") for job_id, record in jobs])
     assert {state.queue: state.ready for state in await broker.queues()} == {"um": 1, "dois": 1, "cheia": 2}
-
-
-async def test_queues_that_are_named_once_do_not_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oraculo.bridges.bullmq.layout.MOST_QUEUES", 10)
-    layout = BullmqLayout(Redis(decode_responses=True), "bull", priority=True)  # which is never asked
-    often = layout._queue("images-queue")
-    for number in range(20):
-        once = layout._queue(f"once-{number}")
-        assert once.backend.scripts.commands is often.backend.scripts.commands  # which are most of what each takes
-        assert layout._queue("images-queue") is often
-    assert len(layout._queues) == 10
-
-
-async def test_a_run_that_a_newer_version_wrote_is_told_of_and_the_others_are_followed(tmp_path: Path) -> None:
-    clock, told, store = SystemClock(), Told(), SqliteStore(str(tmp_path / "oraculo.db"))
-    await store.start()
-    await create(store, *(make_run(name) for name in "abc"))
-    with closing(sqlite3.connect(tmp_path / "oraculo.db")) as connection, connection:
-        connection.execute("UPDATE runs SET status = 'novo' WHERE id = 'b'")
-    runs = Runs(
-        Redis(),  # which is never asked
-        MemoryBroker(clock=clock),
-        store,
-        names=QueueNames(),
-        keep=60,
-        clock=clock,
-        entropy=SystemEntropy(),
-        telemetry=told,
-    )
-    followed = [runs.follow(name) for name in "abc"]
-    watching = asyncio.create_task(runs.watch())
-    failure = await until(lambda: told.of(LoopFailed), saying="a look")
-    watching.cancel()
-    assert "'novo' for the status of a run" in str(failure)
-    assert [one.head is not None for one in followed] == [True, False, True]
-    await store.close()

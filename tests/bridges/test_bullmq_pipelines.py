@@ -1,5 +1,4 @@
-"""The seven video pipelines, unchanged, with all five workers as unmodified Node workers on BullMQ: the example's own
-files, started by its own application, on `oraculo serve`."""
+"""The seven built-in video pipelines run unchanged on BullMQ, with the example's own five workers and application."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -18,7 +18,7 @@ from tests.waiting import until
 QUEUE = "images-queue"
 ENTRY = "orchestrator-queue"
 LAST = "last-queue"  # nobody serves it until the end, so that no run is over before its trouble
-MAPPED = "text-queue"  # of ours, whose commands go on to BullMQ's of the same name
+MAPPED = "text-queue"  # a queue of ours, whose commands go on to BullMQ's queue of that name
 PART = "ponte bullmq"
 
 pytestmark = pytest.mark.timeout(240)
@@ -46,7 +46,7 @@ async def begun(folder: Path, count: int = 1) -> None:
 
 
 async def test_a_worker_that_is_killed_in_the_middle_of_a_job(fleet: Fleet, tmp_path: Path) -> None:
-    """BullMQ gives the job to another worker: the run hears of the stall, and gets the result."""
+    """BullMQ gives the job to another worker. The history shows the stall, and the run gets the result."""
     settings = bull_settings(fleet.url("rabbitmq"), fleet.url("redis"))
     worker = node_worker(settings, tmp_path, QUEUE)
     async with BullStage(settings) as oraculo, working(worker):
@@ -55,10 +55,10 @@ async def test_a_worker_that_is_killed_in_the_middle_of_a_job(fleet: Fleet, tmp_
         worker.kill()
         await worker.ready()
         aggregate = await oraculo.ended(run_id, wait=40)
-        told = [entry.detail for entry in await oraculo.operations.history(run_id)]
+        history = [entry.detail for entry in await oraculo.operations.history(run_id)]
     assert aggregate["resultados"]["passo"]["resultado"] == {"inicios": 2}
     assert aggregate["resumo"]["concluidas"] == 1
-    assert "the job stalled: its worker was lost, and BullMQ gives it to another" in told
+    assert "the job stalled: its worker was lost, and BullMQ gives it to another" in history
 
 
 async def test_a_job_that_kills_every_worker_fails(fleet: Fleet, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ class BullCluster(Cluster):
         return str(response.json()["correlation_id"])
 
     async def restart(self) -> None:
-        """kill -9, and up again."""
+        """Kill the engine with kill -9, and start it again."""
         self.engine.kill()
         self.engine.start()
         await self.answers()
@@ -176,7 +176,7 @@ async def test_a_server_that_is_killed_and_started_again(name: str, fleet: Fleet
             all_of(await cluster.ended(run_id), 201)
 
 
-async def test_a_redis_that_is_away_is_told_and_steps_wait_for_it(fleet: Fleet, tmp_path: Path) -> None:
+async def test_health_names_a_redis_that_is_away_and_steps_wait_for_it(fleet: Fleet, tmp_path: Path) -> None:
     server = fleet.breakable("redis")
     settings = bull_settings(fleet.url("rabbitmq"), server.url, queues=(MAPPED,))
     worker = node_worker(settings, tmp_path, QUEUE)
@@ -186,11 +186,11 @@ async def test_a_redis_that_is_away_is_told_and_steps_wait_for_it(fleet: Fleet, 
         run_id = await cluster.start_run(only(faz="eco"))
         mapped = await cluster.start_run({"destinos": [MAPPED], "timeout": 100})
         hasty = await cluster.start_run({**only(faz="eco"), "timeout": 2})
-        await until(cluster.trouble, within=20, saying="the bridge to tell of it")
+        await until(cluster.trouble, within=20, saying="the bridge to report it")
         assert f"cannot reach 127.0.0.1:{server.port}" in str(await cluster.trouble())
         for waiting in (run_id, mapped):
-            told = (await cluster.client.get(f"/orquestracoes/{waiting}/explicacao")).json()["explicacao"]
-            assert f"; {PART} cannot be used (cannot reach 127.0.0.1:{server.port}" in told
+            why = (await cluster.client.get(f"/orquestracoes/{waiting}/explicacao")).json()["explicacao"]
+            assert f"; {PART} cannot be used (cannot reach 127.0.0.1:{server.port}" in why
         assert (await cluster.ended(hasty))["falhas"]["passo"]["status"] == "timeout"
         assert (await cluster.summary(run_id))["status"] == "em_execucao"
         await asyncio.to_thread(server.start)
@@ -201,13 +201,13 @@ async def test_a_redis_that_is_away_is_told_and_steps_wait_for_it(fleet: Fleet, 
 
 
 async def test_steps_whose_run_ended_while_redis_was_away_are_not_begun(fleet: Fleet, tmp_path: Path) -> None:
-    """More than the bridge holds at once, behind a step that it holds until Redis is back."""
+    """They are more than the bridge holds at once, behind a step that it holds until Redis is back."""
     server = fleet.breakable("redis")
     settings = bull_settings(fleet.url("rabbitmq"), server.url)
     async with BullCluster(tmp_path, settings) as cluster:
         await until(lambda: _is_well(cluster), within=20, saying="the bridge to be well")
         await asyncio.to_thread(server.kill)
-        await until(cluster.trouble, within=20, saying="the bridge to tell of it")
+        await until(cluster.trouble, within=20, saying="the bridge to report it")
         kept = await cluster.start_run(only(faz="eco"))
         cancelled = await cluster.start_run(many(150))
         hasty = await cluster.start_run({**only(faz="eco"), "timeout": 2})
@@ -233,7 +233,7 @@ async def test_an_engine_starts_without_bullmqs_redis(fleet: Fleet, tmp_path: Pa
     await asyncio.to_thread(server.kill)
     async with BullCluster(tmp_path, settings) as cluster:
         run_id = await cluster.start_run(only(faz="eco"))
-        await until(cluster.trouble, within=20, saying="the bridge to tell of it")
+        await until(cluster.trouble, within=20, saying="the bridge to report it")
         await asyncio.to_thread(server.start)
         async with working(worker):
             assert (await cluster.ended(run_id))["status"] == "concluida"
@@ -243,7 +243,7 @@ async def test_an_engine_starts_without_bullmqs_redis(fleet: Fleet, tmp_path: Pa
 
 
 async def test_bridges_of_several_engines_share_the_work(fleet: Fleet, tmp_path: Path) -> None:
-    """One may be lost: the others tell what it had in its hands."""
+    """When one stops, the others answer for the jobs that it had in its hands."""
     settings = bull_settings(fleet.url("rabbitmq"), fleet.url("redis"))
     async with BullStage(settings) as oraculo, working(node_worker(settings, tmp_path, QUEUE)):
         others = [oraculo.new_bridge() for _ in range(2)]

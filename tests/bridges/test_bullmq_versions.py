@@ -1,4 +1,4 @@
-"""What BullMQ 5 for Node does otherwise than bullmq for Python, which speaks as BullMQ 6 does."""
+"""Differences between BullMQ 5 for Node and bullmq for Python, which speaks as BullMQ 6 does."""
 
 import json
 import uuid
@@ -23,7 +23,7 @@ Make = Callable[..., Settings]
 
 @pytest.fixture
 def make(fleet: Fleet) -> Make:
-    """Settings on the shared servers."""
+    """Make settings for the shared servers."""
     expect_node(fleet)
     return lambda **bullmq: bull_settings(fleet.url("rabbitmq"), fleet.url("redis"), entry=ENTRY, **bullmq)
 
@@ -64,7 +64,7 @@ async def test_a_job_for_a_paused_queue_is_done_when_it_is_resumed_and_so_are_th
             return bool(await oraculo.redis.llen(paused) == 2)
 
         await until(are_paused, saying="both jobs, in the list of paused ones")
-        await administer(settings, tmp_path, QUEUE, "pausa")  # again, as whoever does not know that it is
+        await administer(settings, tmp_path, QUEUE, "pausa")  # again, like an operator who did not see it
         await administer(settings, tmp_path, QUEUE, "retoma")
         aggregate = await oraculo.ended(run_id, wait=20)
         assert aggregate["status"] == "concluida", aggregate

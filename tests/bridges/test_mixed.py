@@ -1,5 +1,7 @@
-"""`examples/mixed`: one pipeline whose steps are a plain pika worker, a Celery task, a Node worker of BullMQ and a
-worker of the SDK, each as a process of its own, beside `oraculo serve`."""
+"""Runs `examples/mixed`: one pipeline over a plain pika worker, a Celery task, a Node worker and a worker of the SDK.
+
+Each of them is a process of its own beside `oraculo serve`.
+"""
 
 import subprocess
 import sys
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class Mixed(Cluster):
-    """The engine with both bridges, and the four workers."""
+    """Run the engine with both bridges, and the four workers."""
 
     def __init__(self, folder: Path, amqp: str, redis: str) -> None:
         self._amqp, self._redis, self._folder = amqp, redis, folder

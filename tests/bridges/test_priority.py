@@ -1,4 +1,4 @@
-"""The `prioridade` of a run goes on to Celery and BullMQ: their own workers take the higher first."""
+"""Celery and BullMQ get the `prioridade` of a run: their own workers take the higher first."""
 
 import uuid
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ HIGHEST_FIRST = [9, 5, 1, 0, 0]
 
 
 async def submit_each(oraculo: Harness, destination: str, **payload: Any) -> list[str]:
-    """A run for each priority, whose payload has that number as its text."""
+    """Submit a run for each priority, with that number as the text in its payload."""
     return [
         await oraculo.submit(
             {
@@ -50,7 +50,7 @@ def test_a_command_names_the_priority_of_its_run_unless_it_is_0() -> None:
 
 @pytest.mark.parametrize(("given", "read"), [(9, 9), (0, 0), (None, 0), (10, 0), (-1, 0), ("alta", 0), (True, 0)])
 def test_what_is_no_priority_is_none(given: object, read: int) -> None:
-    """A field of that name may be anybody's own."""
+    """A message may have a field of that name with another meaning."""
     message = Message(correlation_id="r", tipo_evento="e", payload=b"{}", timestamp="", prioridade=given)  # type: ignore[arg-type]
     assert priority_of(message) == read
 
@@ -59,7 +59,7 @@ def test_what_is_no_priority_is_none(given: object, read: int) -> None:
 
 
 async def order_of(broker: str, tmp_path: Path, queue: str, **settings: Any) -> list[int]:
-    """The order in which a worker of Celery takes the tasks that wait when it starts."""
+    """Return the order in which a worker of Celery takes the tasks that wait when it starts."""
     lines = tmp_path / "lines"
     environment = {"CELERY_MAX_PRIORITY": "9"} if broker.startswith("amqp") else {}
     worker = CeleryWorker(broker, tmp_path / "log", "-c", "1", queue=queue, **environment)
@@ -96,7 +96,7 @@ async def test_a_worker_of_celery_on_redis_takes_the_higher_first_where_the_sett
 
 
 async def test_on_redis_tasks_stay_where_every_worker_of_celery_reads(fleet: Fleet) -> None:
-    """Those with a priority are in lists of their own, which depend on the worker's options."""
+    """Tasks with a priority would go to lists of their own, which depend on the worker's options."""
     url, queue = fleet.url("redis"), f"loja-{uuid.uuid4().hex[:10]}"
     async with Bridged(url, queue) as stage, Redis.from_url(url) as redis:
         await stage.is_heard()
@@ -119,7 +119,7 @@ NODE = [
 
 
 async def jobs_in_order(fleet: Fleet, tmp_path: Path, script: str, to: str, **bullmq: Any) -> Sequence[int]:
-    """The order in which a Node worker takes the jobs that wait when it starts."""
+    """Return the order in which a Node worker takes the jobs that wait when it starts."""
     expect_node(fleet)
     settings = bull_settings(fleet.url("rabbitmq"), fleet.url("redis"), **bullmq)
     async with BullStage(settings) as oraculo:
@@ -155,12 +155,3 @@ async def test_without_priorities_jobs_wait_as_the_applications_own_do(fleet: Fl
 
         await until(all_wait, within=20, saying="all jobs to wait in the one list")
         assert not await oraculo.redis.exists(oraculo.key(QUEUE, "prioritized"), oraculo.key(QUEUE, "priority"))
-
-
-async def test_a_job_that_redis_refuses_leaves_nothing_among_those_with_a_priority(fleet: Fleet) -> None:
-    settings = bull_settings("memory://", fleet.url("redis"))
-    async with BullStage(settings) as oraculo, Redis.from_url(settings.bullmq.url) as redis:
-        await redis.set(oraculo.key(QUEUE, "events"), "no stream")
-        aggregate = await oraculo.run({"destinos": [f"bullmq://{QUEUE}"], "prioridade": 5, "timeout": 20})
-        assert "where BullMQ has a stream" in aggregate["falhas"][f"bullmq://{QUEUE}"]["motivo"]
-        assert await oraculo.job_ids(QUEUE) == []

@@ -1,4 +1,4 @@
-"""Why a step behind a bridge waits: BullMQ's Redis and Celery's broker are asked how it is there."""
+"""An explanation says why a step behind a bridge waits, as BullMQ's Redis and Celery's broker report it."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from oraculo.bootstrap import make_outlooks
 from oraculo.bridges import outlook
 from oraculo.bridges.bullmq import BullmqBridge
-from oraculo.bridges.bullmq.looking import look_at
+from oraculo.bridges.bullmq.queue_state import queue_state
 from oraculo.bridges.celery import CeleryBridge, looking
 from oraculo.bridges.celery.connections import Address
 from oraculo.pipeline.bridges import Beyond, Bridge, read_bridge
@@ -142,7 +142,7 @@ def test_an_api_goes_without_an_outlook_that_cannot_be() -> None:
 
 
 class Mute:
-    """Who says nothing, or nothing in time."""
+    """An outlook that never answers, or not in time."""
 
     name = "bullmq"
 
@@ -193,12 +193,12 @@ async def test_tasks_that_wait_in_a_redis_of_celery_are_counted_and_no_connectio
 
 
 async def test_a_redis_of_bullmq_that_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oraculo.bridges.bullmq.looking._PATIENCE", 0.05)
+    monkeypatch.setattr("oraculo.bridges.bullmq.queue_state.PATIENCE", 0.05)
     silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     client = Redis.from_url(f"redis://127.0.0.1:{port}/0")
     async with asyncio.timeout(5):
-        assert await look_at(client, "bull", "videos") is None
+        assert await queue_state(client, "bull", "videos") is None
     await client.aclose()
     silent.close()
 

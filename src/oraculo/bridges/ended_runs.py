@@ -1,4 +1,4 @@
-"""Runs that ended while the system that does their steps was away: nobody wants that work any more."""
+"""Finds the runs that ended while the system behind a bridge was away: nobody wants their steps any more."""
 
 import asyncio
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from oraculo.wire.timestamps import from_iso
 
 
 class EndedRuns:
-    """The store is asked only about commands that waited: they are from before the last attempt that failed."""
+    """Asks the store only about commands that waited: those written before the last attempt that failed."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -24,12 +24,15 @@ class EndedRuns:
         return self._failed_at is not None
 
     def note_failure(self) -> None:
-        """Commands could not be handed over just now: those that are there, and those behind them, wait."""
+        """Note that commands cannot be handed over now: they wait, and so do those behind them."""
         self._failed_at = self._clock.now()
 
     async def among(self, commands: Iterable[Message]) -> set[str]:
-        """The ended runs of those that waited. A run that the store does not know may be somebody else's, and goes
-        on; so do all while it does not answer, for no step may wait for both systems."""
+        """Return the ended runs among those of the commands that waited.
+
+        A run that the store does not know may be somebody else's, and goes on. All go on while the store does not
+        answer: no step may wait for both systems.
+        """
         if self._failed_at is None:
             return set()
         waited = {command.correlation_id for command in commands if self._has_waited(command, self._failed_at)}

@@ -1,16 +1,19 @@
-"""How it is beyond a bridge that other processes run, without waiting for it again and again."""
+"""Looks at the queues behind a bridge that other processes run, without waiting again and again for a silent one."""
 
 import asyncio
 
 from oraculo.pipeline.bridges import Beyond, Bridge
 from oraculo.ports.bridge import Outlook
 
-SILENT = 0.5  # seconds after which no answer was not an answer: nobody could be reached
-SPARED = 30.0  # seconds in which who was silent is not asked again
+SILENT = 0.5  # seconds without an answer, after which the other system counts as unreachable
+SPARED = 30.0  # seconds in which an unreachable system is not asked again
 
 
 class SparingOutlook:
-    """A bridge knows when its system is away. Who only looks now and then would wait for it each time."""
+    """An outlook that spares a silent system for a while.
+
+    A bridge knows when its system is away. A process without it would wait for the system at each look.
+    """
 
     def __init__(self, outlook: Outlook) -> None:
         self.name = outlook.name

@@ -1,4 +1,4 @@
-"""A bridge to workers of another system: it reads commands like a worker and answers like one, and may start runs."""
+"""A bridge to workers of another system: it reads commands like a worker, answers like one, and may start runs."""
 
 from typing import Protocol
 
@@ -6,38 +6,54 @@ from oraculo.pipeline.bridges import Beyond, Bridge
 
 
 class Outlook(Protocol):
-    """Sees how it is beyond a bridge: the bridge itself, or what stands for it where others run it."""
+    """Sees the queues of the system behind a bridge: the bridge itself, or what stands for it in other processes."""
 
     @property
     def name(self) -> str:
-        """For people: `celery`, `bullmq`."""
+        """The bridge's name for people: `celery`, `bullmq`."""
         ...
 
     async def beyond(self, destination: Bridge) -> Beyond | None:
-        """How the place is where commands for this destination go on; None: the other system does not tell, or not in
-        a moment: a person waits for it."""
+        """Return the state of the queue where commands for this destination go on.
+
+        None: the other system does not say, or not within a moment; a person waits for it.
+        """
         ...
 
     async def stop(self) -> None:
-        """Closes. Idempotent."""
+        """Close the connections. Idempotent."""
         ...
 
 
 class RunningBridge(Outlook, Protocol):
+    """A bridge as the engine runs it."""
+
     @property
     def trouble(self) -> str | None:
-        """Why it cannot do its work now; commands wait meanwhile, and their deadlines hold. None: it can."""
+        """Why steps wait now, within their deadlines; None: nothing is wrong."""
         ...
 
     @property
     def shortfall(self) -> str | None:
-        """What it cannot do besides, while steps go on. None: it can do all."""
+        """What the bridge cannot do while steps go on; None: it can do all."""
         ...
 
     async def start(self) -> None:
-        """Begins, and goes on trying while the other system is away. Returns at once."""
+        """Begin, and keep trying while the other system is away. Returns at once."""
         ...
 
     async def stop(self) -> None:
-        """Takes no more, finishes or gives back what it holds, and closes. Idempotent."""
+        """Take no more, finish or give back what is held, and close. Idempotent."""
+        ...
+
+
+class RunStarter(Protocol):
+    """The engine's operations that a bridge needs to start runs and to wait for them."""
+
+    async def submit(self, body: bytes, *, idempotency_key: str | None = None) -> object:
+        """Create a run, once for each key, and return when it is committed. Raises OraculoError."""
+        ...
+
+    async def wait(self, run_id: str, seconds: float) -> bytes | None:
+        """Return the aggregate when the run has ended or ends in time. Raises OraculoError."""
         ...

@@ -1,4 +1,4 @@
-"""Node programs as processes of their own, with the real npm packages."""
+"""Runs Node programs with the real npm packages, each as a process of its own."""
 
 import asyncio
 import atexit
@@ -28,7 +28,7 @@ def expect_node(fleet: Fleet) -> None:
 
 @functools.cache
 def installed(source: Path = HERE) -> Path:
-    """A copy of a folder of Node programs beside the packages that it needs; the folder itself stays as it is."""
+    """Copy a folder of Node programs, put the packages that it needs beside them, and return the copy."""
     folder = Path(tempfile.mkdtemp(prefix="oraculo-node-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for file in (*source.glob("*.mjs"), *source.glob("*.cjs"), source / "package.json"):
@@ -38,7 +38,7 @@ def installed(source: Path = HERE) -> Path:
 
 
 def _packages(wanted: Path) -> Path:
-    """Installed once for each content of the file, and kept for the next session."""
+    """Install the packages once for each content of the file, and keep them for the next session."""
     kept = Path(tempfile.gettempdir()) / f"oraculo-npm-{hashlib.sha256(wanted.read_bytes()).hexdigest()[:16]}"
     if not kept.exists():
         folder = Path(tempfile.mkdtemp(prefix="oraculo-npm-"))
@@ -50,7 +50,7 @@ def _packages(wanted: Path) -> Path:
 
 
 class NodeProcess:
-    """`node SCRIPT ARGUMENT…`, which writes into a file; may be started again after a kill."""
+    """A process `node SCRIPT ARGUMENT…` that writes into a file. It can start again after a kill."""
 
     def __init__(self, script: Path, *arguments: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
         self._command = [node.node(), str(script), *arguments]
@@ -63,7 +63,7 @@ class NodeProcess:
             self._process = subprocess.Popen(self._command, stdout=output, stderr=output, env=self._environment)
 
     async def ready(self, word: str = "ready") -> None:
-        """It says that it is."""
+        """Start it, and wait until it says that it is ready."""
         before = self.output().count(word)
         self.start()
         await until(lambda: self._says(word, before), within=30, saying=f"{self._command} to be ready")
@@ -77,19 +77,19 @@ class NodeProcess:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def lines(self) -> list[dict[str, Any]]:
-        """The whole lines of JSON that it has written."""
+        """Return the whole lines of JSON that it has written."""
         whole = self.output().rpartition("\n")[0].splitlines()
         return [json.loads(line) for line in whole if line.startswith("{")]
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill it with kill -9."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(30)
             self._process = None
 
     async def ended(self, within: float = 60) -> list[dict[str, Any]]:
-        """What it wrote until it ended by itself."""
+        """Wait until it ends by itself, and return what it wrote."""
         assert self._process is not None
         process = self._process
         try:

@@ -24,14 +24,14 @@ WORKER_OPTIONS = {"lockDuration": 2000, "stalledInterval": 1000, "maxStalledCoun
 
 
 def bull_settings(broker_url: str, redis_url: str, **bullmq: Any) -> Settings:
-    """Queues and keys of its own, so that tests may share the servers."""
+    """Return settings with queues and keys of their own, so that tests may share the servers."""
     own = {"prefix": f"b{uuid.uuid4().hex[:10]}", "queues_allow": ("*",), "entry": "", "lock": 2.0}
     given = {"url": redis_url, **own, **bullmq}
     return msgspec.structs.replace(settings_for(broker_url), bullmq=BullmqSettings(**given))
 
 
 class Aloud:
-    """A bridge's duty that fails is shown with the test that fails for it."""
+    """Telemetry that prints each failed duty of a bridge with the test that fails for it."""
 
     def __init__(self) -> None:
         self.failures: list[LoopFailed] = []
@@ -51,7 +51,8 @@ class BullStage(Stage):
 
     def new_bridge(self) -> BullmqBridge:
         prefix, settings = self.settings.broker.prefix, self.settings.bullmq
-        return BullmqBridge(settings, self.broker, prefix, SystemClock(), SystemEntropy(), self.aloud, self.store)
+        clock, entropy = SystemClock(), SystemEntropy()
+        return BullmqBridge(settings, self.broker, prefix, clock, entropy, self.aloud, self.store, self.operations)
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -67,7 +68,7 @@ class BullStage(Stage):
         return f"{self.settings.bullmq.prefix}:{queue}:{name}"
 
     async def job_ids(self, queue: str) -> list[str]:
-        """Of all jobs in the queue, whatever their state."""
+        """Return the ids of all jobs in the queue, whatever their state."""
         found: list[str] = []
         for state in ("wait", "active", "paused"):
             found += await self.redis.lrange(self.key(queue, state), 0, -1)
@@ -84,7 +85,7 @@ class BullStage(Stage):
 def node_worker(
     settings: Settings, folder: Path, *queues: str, options: dict[str, Any] | None = None, script: str = "worker.mjs"
 ) -> NodeProcess:
-    """An unmodified worker of those queues, not yet started. What it began is in `folder / "journal"`."""
+    """Return an unmodified worker of those queues, not yet started. Its journal is in the folder."""
     bullmq = settings.bullmq
     environment = {
         "OPTIONS": json.dumps({**WORKER_OPTIONS, **(options or {})}),
@@ -96,7 +97,7 @@ def node_worker(
 
 @contextlib.asynccontextmanager
 async def working(*workers: NodeProcess) -> AsyncIterator[Sequence[NodeProcess]]:
-    """They run, and end with the block."""
+    """Run workers until the block ends."""
     try:
         for worker in workers:
             await worker.ready()
@@ -107,7 +108,7 @@ async def working(*workers: NodeProcess) -> AsyncIterator[Sequence[NodeProcess]]
 
 
 def journal(folder: Path) -> list[dict[str, Any]]:
-    """Every start of a job by a worker."""
+    """Return every start of a job by a worker."""
     path = folder / "journal"
     return [json.loads(line) for line in path.read_text().split("\n") if line] if path.exists() else []
 
@@ -115,7 +116,7 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 def node_client(
     settings: Settings, folder: Path, queue: str, data: object, options: dict[str, Any] | None = None
 ) -> NodeProcess:
-    """An application that adds a job and waits for its end, not yet started. Bytes are data that are JSON already."""
+    """Return an application, not yet started, that adds a job and waits for its end. Data in bytes are JSON already."""
     text = data.decode() if isinstance(data, bytes) else json.dumps(data)
     arguments = (settings.bullmq.url, settings.bullmq.prefix, queue, text, json.dumps(options or {}))
     log = folder / f"client-{uuid.uuid4().hex[:6]}.log"

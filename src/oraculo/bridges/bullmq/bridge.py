@@ -1,24 +1,22 @@
-"""The bridge as one service: it owns the duties, keeps them going while Redis is away, and stops them in order."""
+"""The bridge as one service: it owns the parts, keeps them going while Redis is away, and stops them in order."""
 
 import asyncio
-import functools
 from collections.abc import Awaitable, Callable
 
 from oraculo.bridges.bullmq.bull_v4 import BullEvents, BullLayout
+from oraculo.bridges.bullmq.dispatcher import Dispatcher
 from oraculo.bridges.bullmq.entry import Entry
-from oraculo.bridges.bullmq.events import EventReader
-from oraculo.bridges.bullmq.handover import Handover
-from oraculo.bridges.bullmq.layout import BullmqLayout, Layout
+from oraculo.bridges.bullmq.events import EventReader, Events
+from oraculo.bridges.bullmq.layout import BullmqLayout
 from oraculo.bridges.bullmq.ledger import Ledger
-from oraculo.bridges.bullmq.looking import look_at
-from oraculo.bridges.bullmq.refusals import Refusals
-from oraculo.bridges.bullmq.reports import Reporter
-from oraculo.bridges.bullmq.runs import Runs
-from oraculo.bridges.bullmq.server import BullmqRedis
+from oraculo.bridges.bullmq.queue_state import queue_state
+from oraculo.bridges.bullmq.results import Results
+from oraculo.bridges.bullmq.server import BullmqRedis, Refusals
 from oraculo.bridges.bullmq.sweep import Sweep
 from oraculo.bridges.ended_runs import EndedRuns
-from oraculo.clients.subscription import Backoff, QueueIntake, Receive
+from oraculo.clients.subscription import Backoff, QueueIntake
 from oraculo.pipeline.bridges import BULLMQ, QUEUES, Beyond, Bridge
+from oraculo.ports.bridge import RunStarter
 from oraculo.ports.broker import Broker
 from oraculo.ports.clock import Clock, Entropy
 from oraculo.ports.store import Store
@@ -33,8 +31,10 @@ Duty = Callable[[], Awaitable[None]]
 
 
 class BullmqBridge:
-    """`store` is only read: it tells how far a run is that a job of BullMQ started, and which runs ended while Redis
-    was away. Raises InvalidSettings."""
+    """The bridge to BullMQ; without `runs` its jobs start none. Raises InvalidSettings.
+
+    It only reads the store: for the progress of runs, and for those that ended while Redis was away.
+    """
 
     name = BULLMQ
 
@@ -47,53 +47,41 @@ class BullmqBridge:
         entropy: Entropy,
         telemetry: Telemetry,
         store: Store,
+        runs: RunStarter | None,
     ) -> None:
         self._settings = settings
         self._broker = broker
         self._names = names = QueueNames(prefix)
         self._entropy = entropy
         self._telemetry = telemetry
-        self._server = BullmqRedis(settings.url, prefix)
-        client = self._server.client
-        make_layout, make_events = _dialect(settings, prefix, clock)
-        self._layout = make_layout(client, settings.prefix, priority=settings.priority)
-        ledger = Ledger(client, self._layout, settings.prefix, prefix, clock)
-        reporter = Reporter(broker, ledger, AnswerWriter(clock, names), names.answers, entropy)
-        self._sweep = Sweep(
-            client,
-            ledger,
-            self._layout,
-            reporter,
-            bull_prefix=settings.prefix,
-            keep=settings.keep,
-            clock=clock,
+        self._server = server = BullmqRedis(settings.url, prefix)
+        self._refusals = Refusals()
+        make_layout = BullLayout if settings.legacy else BullmqLayout
+        layout = make_layout(server.client, settings.prefix, priority=settings.priority)
+        ledger = Ledger(server.client, layout, prefix, clock)
+        results = Results(broker, ledger, AnswerWriter(clock, names), names.answers, entropy)
+        self._events: Events = (
+            BullEvents(server, ledger, layout, results)
+            if settings.legacy
+            else EventReader(server, ledger, layout, results, self._refusals, prefix, clock)
         )
-        self._events = make_events(self._server, ledger, reporter, settings.prefix)
-        self._handover = Handover(
-            self._server,
+        self._sweep = Sweep(server.client, ledger, layout, results, keep=settings.keep, clock=clock)
+        self._dispatcher = Dispatcher(
+            server,
             ledger,
+            self._events,
             self._sweep,
-            reporter,
+            results,
             EndedRuns(store, clock),
             names=names,
-            clock=clock,
-            entropy=entropy,
-            telemetry=telemetry,
-            heed=self._events.heed,
             allow=settings.allow,
-        )
-        self._runs = Runs(
-            client,
-            broker,
-            store,
-            names=names,
-            keep=settings.keep,
             clock=clock,
             entropy=entropy,
             telemetry=telemetry,
         )
+        self._store = store
+        self._runs = runs
         self._entry: Entry | None = None
-        self._refusals = Refusals()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -102,10 +90,10 @@ class BullmqBridge:
 
     @property
     def shortfall(self) -> str | None:
-        return self._refusals.told
+        return self._refusals.text
 
     async def beyond(self, destination: Bridge) -> Beyond | None:
-        return await look_at(self._server.client, self._settings.prefix, destination.target)
+        return await queue_state(self._server.client, self._settings.prefix, destination.target)
 
     async def start(self) -> None:
         if self._tasks:
@@ -122,18 +110,29 @@ class BullmqBridge:
             "sweep": self._sweep.run,
         }
         for queue in dict.fromkeys((QUEUES[BULLMQ], *self._settings.queues)):
-            duties[queue] = self._intake(self._names.physical(queue), self._handover.take)
-        if self._settings.entry:
+            duties[queue] = self._intake(queue)
+        if self._settings.entry and self._runs is not None:
             self._entry = Entry(
-                self._server, self._settings, self._runs, self._refusals, self._entropy, self._telemetry
+                self._server,
+                self._settings,
+                self._runs,
+                self._store,
+                self._refusals,
+                self._entropy,
+                self._telemetry,
             )
-            duties["entry"] = self._entry.run
-            duties["runs"] = self._runs.watch
-            duties["aggregates"] = self._intake(self._runs.replies, self._runs.take)
+            duties |= {"entry": self._entry.run, "progress": self._entry.watch_progress}
         return duties
 
-    def _intake(self, queue: str, receive: Receive) -> Duty:
-        intake = QueueIntake(self._broker, queue, PREFETCH, receive, self._entropy, self._tell_trouble)
+    def _intake(self, queue: str) -> Duty:
+        intake = QueueIntake(
+            self._broker,
+            self._names.physical(queue),
+            PREFETCH,
+            self._dispatcher.take,
+            self._entropy,
+            self._report_trouble,
+        )
 
         async def take_in() -> None:
             try:
@@ -143,11 +142,11 @@ class BullmqBridge:
 
         return take_in
 
-    def _tell_trouble(self, queue: str, what: str, error: Exception) -> None:
+    def _report_trouble(self, queue: str, what: str, error: Exception) -> None:
         self._telemetry.emit(LoopFailed(f"bridge {queue}", f"{what}: {describe(error)}"))
 
     async def _keep_going(self, name: str, duty: Duty) -> None:
-        """A duty that fails is told of and taken up again: none may stop in silence."""
+        """Report a duty that fails, and take it up again: none may stop in silence."""
         backoff = Backoff(self._entropy)
         while True:
             began = asyncio.get_running_loop().time()
@@ -166,21 +165,11 @@ class BullmqBridge:
             self._entry = None
         await _end(self._tasks)
         self._tasks = []
-        await self._layout.close()
         await self._server.close()
 
 
-def _dialect(
-    settings: BullmqSettings, prefix: str, clock: Clock
-) -> tuple[Callable[..., Layout], Callable[[BullmqRedis, Ledger, Reporter, str], EventReader | BullEvents]]:
-    """How jobs lie in Redis, and who hears of them: BullMQ's, or old Bull's."""
-    if settings.legacy:
-        return BullLayout, BullEvents
-    return BullmqLayout, functools.partial(EventReader, prefix=prefix, clock=clock)
-
-
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    """Asks again: redis-py loses a cancellation now and then, when it comes while a connection is being taken."""
+    """Cancel the tasks until they end: redis-py loses a cancellation now and then, while it takes a connection."""
     left = set(tasks)
     while left:
         for task in left:

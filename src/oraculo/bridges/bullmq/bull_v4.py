@@ -1,7 +1,7 @@
-"""Old Bull (3 and 4), best effort: the same bridge over its layout of keys, which has no stream of events.
+"""The layout and the events of the npm package `bull` 3 and 4, best effort.
 
-It tells what happens by publishing, which nobody hears who does not listen just then; the sweep, made more often here,
-finds the rest. A job of which nothing is left when it ends (`removeOnComplete: true`) is known only by what was heard.
+Bull publishes its events to whoever listens just then, and keeps none. The sweep, made more often here, finds the
+rest. A job of which nothing is left when it ends (`removeOnComplete: true`) is known only by the event.
 """
 
 import asyncio
@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from oraculo.bridges.bullmq.layout import rank_of
+from oraculo.bridges.bullmq.job import NewJob, Record
+from oraculo.bridges.bullmq.layout import Layout, rank_of
 from oraculo.bridges.bullmq.ledger import Ledger
-from oraculo.bridges.bullmq.records import NewJob
-from oraculo.bridges.bullmq.reports import Report, Reporter
+from oraculo.bridges.bullmq.results import JobReport, Results
 from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client
 from oraculo.pipeline.bridge_rules import BULL_DEFAULT_JOB
 from oraculo.wire.json_guard import UNREADABLE
@@ -39,15 +39,11 @@ end
 redis.call('PUBLISH', KEYS[2] .. 'ing@' .. ARGV[6], ARGV[1])
 return 1
 """
-_WITHDRAW = """
-local found = redis.call('LREM', KEYS[2], 0, ARGV[1]) + redis.call('LREM', KEYS[3], 0, ARGV[1])
-  + redis.call('ZREM', KEYS[4], ARGV[1])
-redis.call('ZREM', KEYS[5], ARGV[1])
-if found > 0 then redis.call('DEL', KEYS[1], KEYS[1] .. ':logs') end
-return found
-"""
+# A job that a worker holds is in the list `active` alone, and stays.
 _REMOVE = """
-local found = redis.call('ZREM', KEYS[2], ARGV[1]) + redis.call('ZREM', KEYS[3], ARGV[1])
+local found = redis.call('LREM', KEYS[2], 0, ARGV[1]) + redis.call('LREM', KEYS[3], 0, ARGV[1])
+for place = 4, 6 do found = found + redis.call('ZREM', KEYS[place], ARGV[1]) end
+redis.call('ZREM', KEYS[7], ARGV[1])
 if found > 0 then redis.call('DEL', KEYS[1], KEYS[1] .. ':logs') end
 return found
 """
@@ -61,11 +57,10 @@ class BullLayout:
         self._prefix = prefix
         self._has_priority = priority
         self._add = client.register_script(_ADD)
-        self._withdraw = client.register_script(_WITHDRAW)
         self._remove = client.register_script(_REMOVE)
 
-    def job_key(self, queue: str, job_id: str) -> str:
-        return f"{self._prefix}:{queue}:{job_id}"
+    def key(self, queue: str, name: str) -> str:
+        return f"{self._prefix}:{queue}:{name}"
 
     async def add(self, pipe: Any, job: NewJob) -> None:
         now = int(time.time() * 1000)
@@ -77,72 +72,65 @@ class BullLayout:
         arguments = [job.id, name, job.data, msgspec.json.encode(options), now, TOKEN, rank]
         await self._add(keys=keys, args=arguments, client=pipe)
 
-    async def withdraw(self, queue: str, job_id: str) -> bool:
-        keys = self._keys(queue, job_id, "wait", "paused", "delayed", "priority")
-        return bool(await self._withdraw(keys=keys, args=[job_id]))
-
-    async def remove(self, queue: str, job_id: str) -> None:
-        await self._remove(keys=self._keys(queue, job_id, "completed", "failed"), args=[job_id])
-
-    async def close(self) -> None:
-        pass
+    async def remove(self, queue: str, job_id: str) -> bool:
+        keys = self._keys(queue, job_id, "wait", "paused", "delayed", "completed", "failed", "priority")
+        return bool(await self._remove(keys=keys, args=[job_id]))
 
     def _keys(self, queue: str, *names: str) -> list[str]:
-        return [self.job_key(queue, name) for name in names]
+        return [self.key(queue, name) for name in names]
 
 
 class BullEvents:
-    """Listens while it lives. Each bridge hears everything, so an answer may be given once by each: harmless."""
+    """Listens to Bull's channels. Each bridge hears everything, so several may give one answer, which does no harm."""
 
-    def __init__(self, server: BullmqRedis, ledger: Ledger, reporter: Reporter, bull_prefix: str) -> None:
+    def __init__(self, server: BullmqRedis, ledger: Ledger, layout: Layout, results: Results) -> None:
         self._server = server
         self._ledger = ledger
-        self._reporter = reporter
-        self._bull_prefix = bull_prefix
+        self._layout = layout
+        self._results = results
         self._listener: Any = None
-        self._heard: set[str] = set()
+        self._places: dict[str, tuple[str, str]] = {}  # the queue and the kind of event, by the channel
 
     async def run(self) -> None:
-        """Until Redis fails."""
         client = self._server.connection(timeout=BLOCKING_TIMEOUT)
         self._listener = client.pubsub(ignore_subscribe_messages=True)
         try:
             while True:
-                await self.heed(await self._ledger.queues())
-                if self._heard:
+                await self.listen_to(await self._ledger.queues())
+                if self._places:
                     await self._listen()
                 else:
                     await asyncio.sleep(LISTEN)
         finally:
-            self._heard.clear()
+            self._places.clear()
             self._listener = None
             await close_client(client)
 
-    async def heed(self, queues: set[str]) -> None:
-        if self._listener is not None and (new := queues - self._heard):
-            channels = [f"{self._bull_prefix}:{queue}:{kind}" for queue in new for kind in _CHANNELS]
-            await self._listener.subscribe(*channels)
-            self._heard |= new
+    async def listen_to(self, queues: set[str]) -> None:
+        if self._listener is None:
+            return
+        channels = {self._layout.key(queue, kind): (queue, kind) for queue in queues for kind in _CHANNELS}
+        if new := channels.keys() - self._places.keys():
+            await self._listener.subscribe(*new)
+            self._places |= channels
 
     async def _listen(self) -> None:
         message = await self._listener.get_message(timeout=LISTEN)
-        if message is not None:
-            await self._tell(message["channel"], message["data"])
-
-    async def _tell(self, channel: str, text: str) -> None:
+        if message is None:
+            return
         try:
-            told = msgspec.json.decode(text, type=dict[str, Any])
+            event = msgspec.json.decode(message["data"], type=dict[str, Any])
         except UNREADABLE:
             return
-        queue, _, kind = channel.removeprefix(f"{self._bull_prefix}:").rpartition(":")
-        job_id = str(told.get("jobId"))
+        queue, kind = self._places[message["channel"]]
+        job_id = str(event.get("jobId"))
         record = (await self._ledger.records([job_id])).get(job_id)
         if record is not None and record.queue == queue:
-            await self._reporter.send([self._report(kind, job_id, record, told)])
+            await self._results.send([self._report(kind, job_id, record, event)])
 
-    def _report(self, kind: str, job_id: str, record: Any, told: dict[str, Any]) -> Report:
+    def _report(self, kind: str, job_id: str, record: Record, event: dict[str, Any]) -> JobReport:
         if kind == "progress":
-            return self._reporter.progressed(job_id, record, told.get("progress"))
+            return self._results.progressed(job_id, record, event.get("progress"))
         if kind == "completed":
-            return self._reporter.completed(job_id, record, told.get("val"))
-        return self._reporter.failed(job_id, record, str(told.get("val") or ""))
+            return self._results.completed(job_id, record, event.get("val"))
+        return self._results.failed(job_id, record, str(event.get("val") or ""))

@@ -1,24 +1,27 @@
 """A worker of old Bull, as far as the entry needs one: it takes jobs, renews their locks, and ends them.
 
-It and its jobs have the few methods that the entry uses. Best effort: no rate limits, no priorities; a job that is
-tried again is tried at once, whatever its backoff.
+It and its jobs have the few methods of BullMQ's that the entry uses. Best effort: it knows no rate limits and no
+priorities, and tries a job again at once, whatever its backoff.
 """
 
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from bullmq.custom_errors import DelayedError, UnrecoverableError
 from redis.exceptions import RedisError
 
+from oraculo.bridges.bullmq.bullmq_worker import Process, Report
+from oraculo.bridges.bullmq.server import BullmqRedis
+from oraculo.settings import BullmqSettings
+
 POLL = 0.2
 
 # Jobs whose delay is over come first to the waiting ones. Taking and locking are one step: a job in `active` without a
-# lock is one whose worker was lost, and is given to the next. While the queue is paused `wait` is left alone: what is
-# in it would be lost when Bull puts the list of paused ones in its place.
+# lock is one whose worker was lost, and the next worker gets it. The script leaves the `wait` of a paused queue alone:
+# Bull loses what is in it when it puts the list of paused jobs in its place.
 _TAKE = """
 local base, now = KEYS[1], tonumber(ARGV[1])
 if redis.call('EXISTS', base .. 'meta-paused') == 1 then return false end
@@ -66,7 +69,7 @@ return 0
 
 
 class BullJob:
-    """What the entry asks of a job."""
+    """A job of old Bull, with the methods of BullMQ's that the entry calls."""
 
     def __init__(self, worker: "BullWorker", job_id: str, fields: dict[str, str]) -> None:
         self._worker = worker
@@ -82,8 +85,8 @@ class BullJob:
 
     async def updateProgress(self, percent: int) -> None:  # noqa: N802 - as BullMQ's job has it
         await self._worker.client.hset(f"{self._worker.base}{self.id}", "progress", percent)
-        told = msgspec.json.encode({"jobId": self.id, "progress": percent})
-        await self._worker.client.publish(f"{self._worker.base}progress", told)
+        event = msgspec.json.encode({"jobId": self.id, "progress": percent})
+        await self._worker.client.publish(f"{self._worker.base}progress", event)
 
     async def moveToDelayed(self, _moment: int, _token: str) -> None:  # noqa: N802 - as above
         await self._worker.end(self, "wait", counts=False)
@@ -91,22 +94,15 @@ class BullJob:
 
 class BullWorker:
     def __init__(
-        self,
-        client: Any,
-        base: str,
-        process: Callable[[Any, str], Awaitable[Any]],
-        *,
-        concurrency: int,
-        lock: float,
-        tell: Callable[[Exception], None],
+        self, _server: BullmqRedis, client: Any, settings: BullmqSettings, process: Process, report: Report
     ) -> None:
         self.client = client
-        self.base = base
+        self.base = f"{settings.prefix}:{settings.entry}:"
         self.jobs: set[asyncio.Task[None]] = set()
         self._process = process
-        self._concurrency = concurrency
-        self._lock = max(1000, int(lock * 1000))
-        self._tell = tell
+        self._report = report
+        self._concurrency = settings.concurrency
+        self._lock = max(1000, int(settings.lock * 1000))
         self._token = uuid.uuid4().hex
         self._is_stopping = False
         self._is_taking = False
@@ -115,7 +111,7 @@ class BullWorker:
         self._end_script = client.register_script(_END)
 
     async def run(self) -> None:
-        """Until Redis fails, or every job is given back; what is in work goes on meanwhile."""
+        """Take jobs until Redis fails, or every job is given back. What is in work goes on meanwhile."""
         while not self._is_stopping:
             if len(self.jobs) >= self._concurrency or not await self._take():
                 await asyncio.sleep(POLL)
@@ -123,7 +119,7 @@ class BullWorker:
             await asyncio.wait(self.jobs)
 
     async def give_back_all(self) -> None:
-        """Takes no more, and returns when those who had a job have let go of it, be it one that was being taken."""
+        """Take no more, and return when those who had a job have let go of it, also one that was being taken."""
         self._is_stopping = True
         while self._is_taking or self.jobs:  # noqa: ASYNC110 - for a moment, once in its life
             await asyncio.sleep(0.01)
@@ -150,7 +146,7 @@ class BullWorker:
             job = BullJob(self, job_id, fields)
             await self._finish(job)
         except (RedisError, OSError) as error:
-            self._tell(error)  # its lock runs out, and it is taken again
+            self._report(error)  # its lock runs out, and it is taken again
         finally:
             renewal.cancel()
 
@@ -161,7 +157,7 @@ class BullWorker:
             return
         except UnrecoverableError as error:
             await self._fail(job, str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job failed of it
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job failed for it
             if job.attemptsMade + 1 < _number(job.options.get("attempts")):
                 await self.end(job, "wait")
             else:
@@ -185,11 +181,11 @@ class BullWorker:
             try:
                 await self._renew_script(keys=[f"{self.base}{job_id}:lock"], args=[self._token, self._lock])
             except (RedisError, OSError) as error:
-                self._tell(error)
+                self._report(error)
 
 
 def _decoded(text: str) -> object:
-    """A text that is no JSON as it stands: the entry says then what is wrong with it, and the job fails of that."""
+    """Return what a text holds, or the text where it is no JSON: the entry then says what is wrong."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

@@ -1,37 +1,52 @@
-"""Reads what BullMQ tells of its jobs: one stream a queue, `<prefix>:<queue>:events`.
+"""Reads the events of BullMQ's queues: one stream for each, `<prefix>:<queue>:events`.
 
-All bridges read through one consumer group, so each event comes to one of them and none is missed while no bridge runs.
-Nothing is acked: what a bridge had read and not told when it died is found by the sweep, from the state of the jobs.
+All bridges read through one consumer group, so each event comes to one of them, and none is missed while no bridge
+runs. Nothing is acked: when a bridge dies with events in its hands, the sweep finds their jobs.
 """
 
 import asyncio
-import contextlib
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import structlog
 from redis.exceptions import ResponseError
 
-from oraculo.bridges.bullmq.layout import Look
+from oraculo.bridges.bullmq.job import Record
+from oraculo.bridges.bullmq.layout import Layout
 from oraculo.bridges.bullmq.ledger import Ledger
-from oraculo.bridges.bullmq.portions import Portion
-from oraculo.bridges.bullmq.records import Record
-from oraculo.bridges.bullmq.reports import Report, Reporter
-from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, close_client, is_passing
+from oraculo.bridges.bullmq.results import JobReport, Results, decode_progress
+from oraculo.bridges.bullmq.server import BLOCKING_TIMEOUT, BullmqRedis, Refusals, close_client, is_passing
 from oraculo.ports.clock import Clock
-from oraculo.wire.json_guard import is_too_deep
 
-BLOCK = 1.0  # seconds that one reading waits; after each the queues are looked up again
-CONSUMER = "oraculo"
+BLOCK = 0.2  # seconds that one read waits; then the queues are looked up again, and a new one is read too
+READ_BYTES = 4 * 1024 * 1024
+FIRST_COUNT, MOST_COUNT = 10, 500
+MOST_SEARCHED = 50_000  # entries of a stream
 STALLED = "the job stalled: its worker was lost, and BullMQ gives it to another"
 ENDINGS = ("completed", "failed")
 
+_STREAM_LOST = ("NOGROUP", "no longer exist", "WRONGTYPE", "UNBLOCKED")
+_KINDS = frozenset({*ENDINGS, "removed", "progress", "stalled"})
+
 _log = structlog.get_logger("oraculo.bullmq")
-_STREAM_LOST = ("NOGROUP", "no longer exist", "WRONGTYPE")
-_TOLD = frozenset({"completed", "failed", "removed", "progress", "stalled"})
+
+
+class Events(Protocol):
+    """What happens to jobs, as Bull or BullMQ publishes it."""
+
+    async def run(self) -> None:
+        """Read events and report them, until Redis fails."""
+        ...
+
+    async def listen_to(self, queues: set[str]) -> None:
+        """Listen to queues to which jobs are about to be added."""
+        ...
 
 
 class Event(msgspec.Struct):
+    """One entry of a queue's stream."""
+
     kind: str
     queue: str
     job_id: str
@@ -42,9 +57,26 @@ class Event(msgspec.Struct):
         return self.kind not in ("progress", "stalled")
 
     @property
-    def is_news(self) -> bool:
-        """A job that was removed after its end was told already, when it ended."""
-        return self.kind != "removed" or self.fields.get("prev") not in ENDINGS
+    def was_known(self) -> bool:
+        """Return whether the job was removed after its end, which an event of its own has reported."""
+        return self.kind == "removed" and self.fields.get("prev") in ENDINGS
+
+
+class ReadCount:
+    """How many entries one read asks for: as many as make some 4 MB, by the size of the last ones.
+
+    It grows slowly, and only while there are as many as were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.value = FIRST_COUNT
+
+    def learn(self, entries: Sequence[Mapping[str, str]], streams: int = 1) -> None:
+        if entries:
+            size = sum(len(value) for fields in entries for value in fields.values())
+            fitting = READ_BYTES * len(entries) // (streams * max(1, size))
+            most = 2 * self.value if len(entries) >= self.value else self.value
+            self.value = max(1, min(MOST_COUNT, most, fitting))
 
 
 class EventReader:
@@ -52,165 +84,130 @@ class EventReader:
         self,
         server: BullmqRedis,
         ledger: Ledger,
-        reporter: Reporter,
-        bull_prefix: str,
-        *,
+        layout: Layout,
+        results: Results,
+        refusals: Refusals,
         prefix: str,
         clock: Clock,
     ) -> None:
         self._server = server
         self._ledger = ledger
-        self._reporter = reporter
-        self._bull_prefix = bull_prefix
+        self._layout = layout
+        self._results = results
+        self._refusals = refusals
         self._clock = clock
         self._group = f"oraculo-{prefix}" if prefix else "oraculo"
         self._grouped: set[str] = set()
-        self._unreadable: set[str] = set()
-        self._portion = Portion()
-        self._client: Any = None
-        self._connection_id: int | None = None
-        self._woken = asyncio.Event()
+        self._count = ReadCount()
 
     async def run(self) -> None:
-        """Until Redis fails."""
-        self._client = self._server.connection(timeout=BLOCKING_TIMEOUT)
+        client = self._server.connection(timeout=BLOCKING_TIMEOUT)
         try:
             while True:
-                queues = await self._ledger.queues()
-                if queues:
-                    await self._read(queues)
+                await self._make_groups(await self._ledger.queues())
+                if self._grouped:
+                    await self._read(client)
                 else:
-                    await self._rest()
+                    await asyncio.sleep(BLOCK)
         finally:
             self._grouped.clear()
-            await close_client(self._client)
+            await close_client(client)
 
-    async def heed(self, queues: set[str]) -> None:
-        """Jobs were added to these: if one was never read, the reading that waits now must not be waited for."""
-        if self._client is None or queues <= self._grouped:
-            return
-        self._woken.set()
-        if self._connection_id is None:
-            return
-        try:
-            await self._server.client.client_unblock(self._connection_id)
-        except ResponseError as error:  # some providers do not permit it: then it takes a second
-            _log.debug("the reading of events was not woken", reason=str(error))
-
-    async def _rest(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BLOCK):
-                await self._woken.wait()
-        self._woken.clear()
-
-    async def _read(self, queues: set[str]) -> None:
-        async with self._client.client() as one:  # one connection, whose number is known
-            self._connection_id = await one.client_id()
-            try:
-                while queues:
-                    await self._make_groups(queues)
-                    await self._take(one, queues & self._grouped)
-                    queues = await self._ledger.queues()
-            finally:
-                self._connection_id = None
-
-    async def _take(self, one: Any, queues: set[str]) -> None:
-        if not queues:
-            await asyncio.sleep(BLOCK)
-            return
-        streams = {self._stream(queue): ">" for queue in queues}
-        try:
-            found = await one.xreadgroup(
-                self._group, CONSUMER, streams, count=self._portion.count, block=int(BLOCK * 1000), noack=True
-            )
-        except ResponseError as error:
-            if str(error).startswith("UNBLOCKED"):
-                return
-            if not any(sign in str(error) for sign in _STREAM_LOST):
-                raise
-            self._grouped.clear()  # a queue was obliterated, with its stream; or that is something else now
-            return
-        read = found.items() if isinstance(found, dict) else found or ()
-        entries = {stream: _fields(entries) for stream, entries in read}
-        self._portion.learn([fields for each in entries.values() for fields in each], len(entries))
-        events = [event for stream, each in entries.items() for event in self._events(stream, each)]
-        if events:
-            await self._tell(events)
+    async def listen_to(self, queues: set[str]) -> None:
+        """Do nothing: a stream keeps its events for whoever reads it later."""
 
     async def _make_groups(self, queues: set[str]) -> None:
-        """From the beginning: what happened before the group was there is for it too."""
+        """Make the consumer groups that are missing, from the beginning of each stream. A stream that cannot be read
+        must not hold up the others."""
         self._grouped &= queues
-        self._unreadable &= queues
         for queue in queues - self._grouped:
+            stream = self._layout.key(queue, "events")
             try:
-                await self._server.client.xgroup_create(self._stream(queue), self._group, id="0", mkstream=True)
+                await self._server.client.xgroup_create(stream, self._group, id="0", mkstream=True)
             except ResponseError as error:
                 if is_passing(error):
                     raise
                 if not str(error).startswith("BUSYGROUP"):
-                    self._leave_out(queue, error)
+                    self._refusals.note(f"the reading of {stream}", error)
                     continue
             self._grouped.add(queue)
-            self._unreadable.discard(queue)
 
-    def _leave_out(self, queue: str, error: ResponseError) -> None:
-        """Its events cannot be read, which must not hold up those of the others."""
-        if queue not in self._unreadable:
-            _log.warning("the events of a queue cannot be read", stream=self._stream(queue), reason=str(error))
-        self._unreadable.add(queue)
-
-    def _stream(self, queue: str) -> str:
-        return f"{self._bull_prefix}:{queue}:events"
-
-    def _events(self, stream: str, entries: list[dict[str, str]]) -> list[Event]:
-        queue = stream.removeprefix(f"{self._bull_prefix}:").removesuffix(":events")
-        return [
+    async def _read(self, client: Any) -> None:
+        queues = {self._layout.key(queue, "events"): queue for queue in self._grouped}
+        streams = dict.fromkeys(queues, ">")
+        try:
+            read = await client.xreadgroup(
+                self._group, "oraculo", streams, count=self._count.value, block=int(BLOCK * 1000), noack=True
+            )
+        except ResponseError as error:
+            if not any(sign in str(error) for sign in _STREAM_LOST):
+                raise
+            self._grouped.clear()  # a queue was obliterated, with its stream
+            return
+        entries = {queues[stream]: list(_fields_of(entries)) for stream, entries in _pairs(read)}
+        self._count.learn([fields for each in entries.values() for fields in each], len(entries))
+        events = [
             Event(fields["event"], queue, fields["jobId"], fields)
-            for fields in entries
-            if fields.get("event") in _TOLD and "jobId" in fields
+            for queue, each in entries.items()
+            for fields in each
+            if fields.get("event") in _KINDS and "jobId" in fields
         ]
+        if events:
+            await self._results.send_all(self._reports(events))
 
-    # -- telling ----------------------------------------------------------------------------------------------
-
-    async def _tell(self, events: list[Event]) -> None:
-        """Each report is written when its turn to be sent has come, for together they may be large."""
+    async def _reports(self, events: Sequence[Event]) -> AsyncIterator[JobReport]:
+        """Write one report at a time, progress first. Only the last progress of a job is worth reporting."""
         records = await self._ledger.records(list({event.job_id for event in events}))
-        ours = [event for event in events if (record := records.get(event.job_id)) and record.queue == event.queue]
-        failed = {event.job_id: records[event.job_id] for event in ours if event.kind == "failed"}
-        looks = await self._ledger.look(failed)
-        # Of a job's progress only the last is worth telling.
-        news = [event for event in ours if event.is_news and not self._is_withdrawal(event, records[event.job_id])]
-        last = {(event.is_end, event.job_id): event for event in news}
-        told = sorted(last.values(), key=lambda event: event.is_end)
-        await self._reporter.send(self._report(event, records[event.job_id], looks) for event in told)
+        last: dict[tuple[bool, str], Event] = {}
+        for event in events:
+            record = records.get(event.job_id)
+            if record is not None and record.queue == event.queue and not self._is_old_news(event, record):
+                last[event.is_end, event.job_id] = event
+        for event in sorted(last.values(), key=lambda event: event.is_end):
+            yield await self._report(event, records[event.job_id])
 
-    def _is_withdrawal(self, event: Event, record: Record) -> bool:
-        """The sweep takes out what nobody began in time, and tells of it. It finds what others took out, too."""
-        return event.kind == "removed" and record.is_late(self._clock.now())
+    def _is_old_news(self, event: Event, record: Record) -> bool:
+        """Return whether the end was reported before, or the sweep removed a late job and reports that itself."""
+        return event.was_known or (event.kind == "removed" and record.is_late(self._clock.now()))
 
-    def _report(self, event: Event, record: Record, looks: dict[str, Look]) -> Report:
-        if event.kind == "completed":
-            return self._reporter.completed(event.job_id, record, event.fields.get("returnvalue"))
+    async def _report(self, event: Event, record: Record) -> JobReport:
         if event.kind == "progress":
-            return self._reporter.progressed(event.job_id, record, _decoded(event.fields.get("data")))
+            return self._results.progressed(event.job_id, record, decode_progress(event.fields.get("data")))
         if event.kind == "stalled":
-            return self._reporter.progressed(event.job_id, record, STALLED)
-        if event.kind == "failed":
-            hopeless = looks[event.job_id].is_hopeless
-            return self._reporter.failed(event.job_id, record, event.fields.get("failedReason"), retry=not hopeless)
-        reason = f"removed: somebody took the job out of {event.queue} before it ended"
-        return self._reporter.failed(event.job_id, record, reason, retry=False)
+            return self._results.progressed(event.job_id, record, STALLED)
+        if event.kind == "removed":
+            reason = f"removed: somebody took the job out of {event.queue} before it ended"
+            return self._results.failed(event.job_id, record, reason, retry=False)
+        return await self._results.of_event(event.job_id, record, event.fields)
 
 
-def _fields(read: Any) -> list[dict[str, str]]:
+async def newest_endings(client: Any, stream: str) -> AsyncIterator[Mapping[str, str]]:
+    """Give out the events of a stream that end a job, from the newest on."""
+    latest, searched, count = "+", 0, ReadCount()
+    while searched < MOST_SEARCHED:
+        asked = count.value
+        try:
+            page = await client.xrevrange(stream, max=latest, count=asked)
+        except ResponseError as error:
+            if is_passing(error):
+                raise
+            _log.warning("the events of a queue cannot be searched", stream=stream, reason=str(error))
+            return
+        for _, fields in page:
+            if fields.get("event") in ENDINGS and "jobId" in fields:
+                yield fields
+        if len(page) < asked:
+            return
+        count.learn([fields for _, fields in page])
+        searched += len(page)
+        latest = f"({page[-1][0]}"
+
+
+def _pairs(read: Any) -> Iterable[tuple[str, Any]]:
+    return read.items() if isinstance(read, dict) else read or ()
+
+
+def _fields_of(entries: Any) -> Iterable[dict[str, str]]:
     # redis-py wraps the entries of a stream in one more list when it speaks the newer protocol.
-    entries = read[0] if read and isinstance(read[0], list) else read
-    return [fields for _, fields in entries if fields]
-
-
-def _decoded(text: str | None) -> object:
-    """As it was written, where nobody could read it, or write it again."""
-    try:
-        return text if is_too_deep((text or "").encode()) else msgspec.json.decode(text or "null")
-    except msgspec.DecodeError:
-        return text
+    inner = entries[0] if entries and isinstance(entries[0], list) else entries
+    return (fields for _, fields in inner if fields)

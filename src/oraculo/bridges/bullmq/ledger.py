@@ -1,119 +1,179 @@
 """The bridge's memory, in the same Redis as the jobs: which of them are ours, and which still owe an answer.
 
-A job and the record of it are written in one transaction, so each record that is open has a job, or had one. Whatever
-happens to a bridge, the next one finds here what is still to be told.
+A job and its record are written in one transaction, so each open record has a job, or had one. Whatever happens to a
+bridge, the next one finds here what is still to be answered. The keys, behind `oraculo:<prefix>ponte-bullmq:`, hold:
 
-`jobs`: every record by the job's id. `open`: ids that owe an answer, by when they were added. `ended`: ids that were
-answered, by when; kept for a while, so that a repeated command is answered again. `answers`: what was answered, for
-those whose job is gone from BullMQ by then. `used`: BullMQ's queues whose events are read, by when a job of theirs was
-last added or seen open.
+- `jobs`: every record, by the job's id
+- `open`: the jobs that owe an answer, by the time when they were added
+- `ended`: the jobs that were answered, by the time of the answer; a repeated command is answered again
+- `answers`: the answers of jobs that BullMQ did not keep
+- `used`: the BullMQ queues whose events are read, by the time when a job there was last added or seen open
+- `turn`: the sweep that one of the bridges does now
 """
 
-from collections.abc import AsyncIterator, Collection, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from enum import Enum, auto
+from typing import Any, NamedTuple
 
 import structlog
 from redis.exceptions import ResponseError
 
-from oraculo.bridges.bullmq.layout import Layout, Look, ask_size, ask_state, misfits, read_sizes, read_state
-from oraculo.bridges.bullmq.records import NewJob, Record, decode_record, encode_record
+from oraculo.bridges.bullmq.job import NewJob, Record, decode_record, encode_record
+from oraculo.bridges.bullmq.layout import Layout
 from oraculo.bridges.bullmq.server import is_passing
 from oraculo.ports.clock import Clock
 
 PAGE = 500
-_ADDING = 5  # commands that add a job and its record
+_ADDING = 4  # commands that add a job and its record
 
 _log = structlog.get_logger("oraculo.bullmq")
 
 
-class Known:
-    """What there is of a job that a command is about to add."""
+class JobState(Enum):
+    """What BullMQ says of a job."""
 
-    __slots__ = ("answer", "job_exists", "owes_answer")
+    MISSING = auto()
+    OPEN = auto()  # waiting or active
+    COMPLETED = auto()
+    FAILED = auto()
+    UNREADABLE = auto()  # Redis refuses to look at it
 
-    def __init__(self, is_recorded: bool, job_exists: bool, owes_answer: bool, answer: str | None) -> None:
-        self.job_exists = is_recorded and job_exists
-        self.owes_answer = is_recorded and owes_answer
-        self.answer = answer
 
-    @property
-    def is_repeat(self) -> bool:
-        return self.job_exists or self.owes_answer or self.answer is not None
+class Known(NamedTuple):
+    """What the ledger has of a job that a command is about to add."""
+
+    is_repeat: bool
+    answer: str | None  # the one that was given, where BullMQ has not kept the job
 
 
 class Ledger:
-    def __init__(self, client: Any, layout: Layout, bull_prefix: str, prefix: str, clock: Clock) -> None:
+    def __init__(self, client: Any, layout: Layout, prefix: str, clock: Clock) -> None:
         self._client = client
         self._layout = layout
-        self._bull_prefix = bull_prefix
         self._clock = clock
-        # Not under BullMQ's prefix: tools that list its queues would take this for one.
+        # Not under BullMQ's prefix: tools that list BullMQ's queues would take this for one.
         base = f"oraculo:{prefix}ponte-bullmq"
         self._jobs, self._open, self._ended = f"{base}:jobs", f"{base}:open", f"{base}:ended"
         self._answers, self._used, self._turn = f"{base}:answers", f"{base}:used", f"{base}:turn"
 
-    # -- commands ---------------------------------------------------------------------------------------------
+    # -- jobs that owe an answer ------------------------------------------------------------------------------
 
     async def known(self, jobs: Sequence[NewJob]) -> list[Known]:
         pipe = self._client.pipeline(transaction=True)
         for job in jobs:
             pipe.hexists(self._jobs, job.id)
-            pipe.exists(self._layout.job_key(job.record.queue, job.id))
+            pipe.exists(self._layout.key(job.record.queue, job.id))
             pipe.zscore(self._open, job.id)
             pipe.hget(self._answers, job.id)
         replies = await pipe.execute()
         return [
-            Known(bool(recorded), bool(exists), score is not None, answer)
-            for recorded, exists, score, answer in zip(*(replies[n::4] for n in range(4)), strict=True)
+            Known(answer is not None or bool(recorded and (exists or added_at is not None)), answer)
+            for recorded, exists, added_at, answer in zip(*(replies[n::4] for n in range(4)), strict=True)
         ]
 
-    async def add(self, jobs: Sequence[NewJob]) -> dict[str, ResponseError]:
-        """Each job with its record, or neither. Returns those that Redis said no to: a transaction goes on past an
-        error, and takes nothing back."""
-        if not jobs:
-            return {}
+    async def add(self, jobs: Sequence[NewJob]) -> None:
+        """Add each job with its record. Raises what redis-py raises; then those are there that Redis did not refuse."""
         now = self._clock.now()
         pipe = self._client.pipeline(transaction=True)
         for job in jobs:
             pipe.hset(self._jobs, job.id, encode_record(job.record))
             pipe.zadd(self._open, {job.id: now})
             pipe.zrem(self._ended, job.id)
-            # A job with a priority does not touch the list, and no worker gets past one of another kind.
-            pipe.llen(self._layout.job_key(job.record.queue, "wait"))
             await self._layout.add(pipe, job)
         pipe.zadd(self._used, dict.fromkeys((job.record.queue for job in jobs), now))
-        *replies, noted = await pipe.execute(raise_on_error=False)
-        refused = {
-            jobs[place // _ADDING].id: reply for place, reply in enumerate(replies) if isinstance(reply, ResponseError)
-        }
-        if refused:
-            await self._take_back([job for job in jobs if job.id in refused])
-        for error in refused.values():
-            if is_passing(error):
-                raise error
-        if isinstance(noted, ResponseError):
-            raise noted
-        return refused
+        replies = await pipe.execute(raise_on_error=False)
+        errors = {place // _ADDING: one for place, one in enumerate(replies) if isinstance(one, ResponseError)}
+        if errors:
+            await self._take_back([job for place, job in enumerate(jobs) if place in errors])
+            raise next(iter(errors.values()))
 
     async def _take_back(self, jobs: Sequence[NewJob]) -> None:
-        """What there is of them: a script takes nothing back either."""
+        """Remove what a transaction left of refused jobs: it goes on past an error."""
         pipe = self._client.pipeline(transaction=True)
         for job in jobs:
             pipe.hdel(self._jobs, job.id)
             pipe.zrem(self._open, job.id)
-            for waiting in ("wait", "paused"):
-                pipe.lrem(self._layout.job_key(job.record.queue, waiting), 0, job.id)
-            for ranked in ("prioritized", "priority"):  # BullMQ's, and old Bull's
-                pipe.zrem(self._layout.job_key(job.record.queue, ranked), job.id)
-            pipe.delete(self._layout.job_key(job.record.queue, job.id))
-        await pipe.execute(raise_on_error=False)
+            pipe.delete(self._layout.key(job.record.queue, job.id))
+        await pipe.execute()
 
-    async def reason(self, queue: str, error: Exception) -> str:
-        """Why Redis said no, in words; with the key that is at fault, if one is."""
-        named = await misfits(self._client, self._bull_prefix, queue) if "WRONGTYPE" in str(error) else ""
-        return named or f"{type(error).__name__}: {error}"
+    async def records(self, job_ids: Sequence[str]) -> dict[str, Record]:
+        """Return the records of those jobs that are ours."""
+        if not job_ids:
+            return {}
+        texts = await self._client.hmget(self._jobs, list(job_ids))
+        return {job_id: decode_record(text) for job_id, text in zip(job_ids, texts, strict=True) if text is not None}
 
-    # -- what happened to them --------------------------------------------------------------------------------
+    async def open_jobs(self) -> AsyncIterator[dict[str, Record]]:
+        """Give out all jobs that owe an answer, page by page; one may come twice."""
+        cursor = 0
+        while True:
+            cursor, page = await self._client.zscan(self._open, cursor, count=PAGE)
+            if page:
+                yield await self.records([job_id for job_id, _ in page])
+            if not cursor:
+                return
+
+    # -- what BullMQ says of them -----------------------------------------------------------------------------
+
+    async def states(self, records: Mapping[str, Record]) -> dict[str, JobState]:
+        pipe = self._client.pipeline(transaction=False)  # one queue that may not be read must not hide the others
+        for job_id, record in records.items():
+            pipe.exists(self._layout.key(record.queue, job_id))
+            pipe.zscore(self._layout.key(record.queue, "completed"), job_id)
+            pipe.zscore(self._layout.key(record.queue, "failed"), job_id)
+        replies = await pipe.execute(raise_on_error=False) if records else []
+        return {job_id: _state_of(replies[3 * n : 3 * n + 3]) for n, job_id in enumerate(records)}
+
+    async def fields(self, job_id: str, record: Record, *names: str) -> list[str | None]:
+        """Return some fields of a job, as BullMQ wrote them."""
+        found: list[str | None] = await self._client.hmget(self._layout.key(record.queue, job_id), names)
+        return found
+
+    # -- jobs that were answered ------------------------------------------------------------------------------
+
+    async def close(self, answers: Sequence[tuple[str, Record, bytes]]) -> None:
+        """Note answers that were published. Those whose job is gone are kept here, in the same transaction: a repeated
+        command would else look like a new one."""
+        pipe = self._client.pipeline(transaction=False)
+        for job_id, record, _ in answers:
+            pipe.exists(self._layout.key(record.queue, job_id))
+        exist = await pipe.execute(raise_on_error=False)
+        now = self._clock.now()
+        pipe = self._client.pipeline(transaction=True)
+        for (job_id, _, body), exists in zip(answers, exist, strict=True):
+            pipe.zrem(self._open, job_id)
+            pipe.zadd(self._ended, {job_id: now})
+            if exists != 1:
+                pipe.hset(self._answers, job_id, body)
+        await pipe.execute()
+
+    async def forget(self, ended_before: float) -> int:
+        """Remove jobs that were answered before then, here and from BullMQ. Return how many there were."""
+        job_ids = await self._client.zrangebyscore(self._ended, "-inf", ended_before, start=0, num=PAGE)
+        if not job_ids:
+            return 0
+        records = await self.records(job_ids)
+        for job_id, state in (await self.states(records)).items():
+            if state in (JobState.COMPLETED, JobState.FAILED):
+                await self.remove(job_id, records[job_id])
+        pipe = self._client.pipeline(transaction=True)
+        pipe.hdel(self._jobs, *job_ids)
+        pipe.hdel(self._answers, *job_ids)
+        pipe.zrem(self._ended, *job_ids)
+        await pipe.execute()
+        return len(job_ids)
+
+    async def remove(self, job_id: str, record: Record) -> bool:
+        """Remove a job from BullMQ unless a worker holds it. Return whether it was removed."""
+        try:
+            return await self._layout.remove(record.queue, job_id)
+        except ResponseError as error:
+            if is_passing(error):
+                raise
+            _log.warning("a job cannot be removed from bullmq", job=job_id, queue=record.queue, reason=str(error))
+            return False
+
+    # -- queues, and turns ------------------------------------------------------------------------------------
 
     async def queues(self) -> set[str]:
         return set(await self._client.zrange(self._used, 0, -1))
@@ -123,81 +183,20 @@ class Ledger:
             await self._client.zadd(self._used, dict.fromkeys(queues, self._clock.now()))
 
     async def forget_queues(self, unused_since: float) -> None:
-        """Callers name them: they would become ever more. One that is used at this moment has a newer time."""
+        """Forget queues without open jobs: callers name queues, so there would be ever more of them."""
         await self._client.zremrangebyscore(self._used, "-inf", f"({unused_since}")
 
-    async def records(self, job_ids: Sequence[str]) -> dict[str, Record]:
-        """Of those that are ours."""
-        if not job_ids:
-            return {}
-        texts = await self._client.hmget(self._jobs, list(job_ids))
-        return {job_id: decode_record(text) for job_id, text in zip(job_ids, texts, strict=True) if text is not None}
-
-    async def look(self, records: dict[str, Record]) -> dict[str, Look]:
-        if not records:
-            return {}
-        pipe = self._client.pipeline(transaction=True)
-        for job_id, record in records.items():
-            ask_state(pipe, self._layout, self._bull_prefix, record.queue, job_id)
-        replies = await pipe.execute(raise_on_error=False)
-        return {job_id: read_state(replies[3 * n : 3 * n + 3]) for n, job_id in enumerate(records)}
-
-    async def sizes(self, records: dict[str, Record]) -> dict[str, int]:
-        """About how many bytes `look` would read of each."""
-        pipe = self._client.pipeline(transaction=False)
-        for job_id, record in records.items():
-            ask_size(pipe, self._layout, record.queue, job_id)
-        return dict(zip(records, read_sizes(await pipe.execute(raise_on_error=False)), strict=True))
-
-    async def open_jobs(self) -> AsyncIterator[dict[str, Record]]:
-        """All that owe an answer, page by page; one may come twice."""
-        cursor = 0
-        while True:
-            cursor, page = await self._client.zscan(self._open, cursor, count=PAGE)
-            if page:
-                yield await self.records([job_id for job_id, _ in page])
-            if not cursor:
-                return
-
-    async def answered(self, reports: Sequence[tuple[str, Record, bytes]]) -> None:
-        """They were told, durably. The answer is kept here where BullMQ no longer has the job: with the note that
-        nothing is owed, for between the two a repeated command would look like a new one."""
-        gone = await self._gone(reports)
-        now = self._clock.now()
-        pipe = self._client.pipeline(transaction=True)
-        for job_id, _, body in reports:
-            pipe.zrem(self._open, job_id)
-            pipe.zadd(self._ended, {job_id: now})
-            if job_id in gone:
-                pipe.hset(self._answers, job_id, body)
-        await pipe.execute()
-
-    async def _gone(self, reports: Sequence[tuple[str, Record, bytes]]) -> set[str]:
-        pipe = self._client.pipeline(transaction=False)
-        for job_id, record, _ in reports:
-            pipe.exists(self._layout.job_key(record.queue, job_id))
-        exists = await pipe.execute()
-        return {job_id for (job_id, _, _), is_there in zip(reports, exists, strict=True) if not is_there}
-
-    async def forget(self, ended_before: float) -> int:
-        """Takes jobs that were answered before then out of BullMQ, and out of this memory. Returns how many."""
-        job_ids = await self._client.zrangebyscore(self._ended, "-inf", ended_before, start=0, num=PAGE)
-        if not job_ids:
-            return 0
-        for job_id, record in (await self.records(job_ids)).items():
-            try:
-                await self._layout.remove(record.queue, job_id)
-            except ResponseError as error:
-                if is_passing(error):
-                    raise
-                _log.warning("an ended job stays in bullmq", job=job_id, queue=record.queue, reason=str(error))
-        pipe = self._client.pipeline(transaction=True)
-        pipe.hdel(self._jobs, *job_ids)
-        pipe.hdel(self._answers, *job_ids)
-        pipe.zrem(self._ended, *job_ids)
-        await pipe.execute()
-        return len(job_ids)
-
     async def takes_turn(self, seconds: float) -> bool:
-        """Of all bridges that ask within so many seconds, one gets it."""
+        """Return True to one of all bridges that ask within so many seconds."""
         return bool(await self._client.set(self._turn, "1", px=max(1, int(seconds * 1000)), nx=True))
+
+
+def _state_of(replies: Sequence[Any]) -> JobState:
+    exists, completed, failed = replies
+    if any(isinstance(reply, ResponseError) for reply in replies):
+        return JobState.UNREADABLE
+    if not exists:
+        return JobState.MISSING
+    if completed is not None:
+        return JobState.COMPLETED
+    return JobState.OPEN if failed is None else JobState.FAILED

@@ -1,4 +1,4 @@
-"""The Redis that BullMQ uses: how it is reached, and what is wrong when it is not."""
+"""The Redis that BullMQ uses: how the bridge connects to it, and what is wrong when it cannot be used."""
 
 import asyncio
 import re
@@ -21,32 +21,37 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as LostConnection
 
+from oraculo.clients.subscription import LONGEST_PAUSE
 from oraculo.errors import Fault, InvalidSettings
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT = 3.0
 COMMAND_TIMEOUT = 10.0
-BLOCKING_TIMEOUT = 30.0  # of a connection whose calls wait for something; longer than any of them waits
-MOST_CONNECTIONS = 16  # of one client; BullMQ's worker would open one for each job that it may take
+BLOCKING_TIMEOUT = 30.0  # for connections whose calls wait for something; longer than any of them waits
+MOST_CONNECTIONS = 16  # for one client; BullMQ's worker would open one for each job that it may take
 WATCH_PAUSE = 1.0
+REFUSED_FOR = LONGEST_PAUSE + 10.0  # seconds since a part was last refused: longer than it waits before it tries again
 SETTING = "ORACULO_BULLMQ_URL"
 
-# What cannot be done now and is worth another try; a wrong password too, for it may be mended on the server. Where
-# redis-py has a type for an error it takes the code off the text; inside a script or a transaction the code is there.
+# Errors worth another try; a wrong password too, because somebody may correct it on the server. Where redis-py has a
+# type for an error it takes the code off the text. Inside a script or a transaction the code stays in the text.
 _PASSING_TYPES = (ClusterDownError, NoScriptError, OutOfMemoryError, ReadOnlyError, TryAgainError)
 _PASSING = re.compile(
     r"\b(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOREPLICAS|OOM|READONLY|TRYAGAIN|UNBLOCKED|WRONGPASS) "
     r"|invalid (username|password)"
 )
 _DATABASE = re.compile(r"/?\d*")
-_IN_PIPELINE = "of pipeline caused error: "  # what redis-py puts before is the command, with names that are not ours
+_IN_PIPELINE = "of pipeline caused error: "  # redis-py puts the command before it, which holds names of users
 
 _log = structlog.get_logger("oraculo.bullmq")
 
 
 class BullmqRedis:
-    """Opened by use, and again after each loss. `client` is for calls that return at once."""
+    """The connection to BullMQ's Redis. Use opens it, and opens it again after a loss.
+
+    `client` is for calls that return at once. `trouble` says why nothing can be written now.
+    """
 
     def __init__(self, url: str, prefix: str = "") -> None:
         self._url = url
@@ -56,7 +61,7 @@ class BullmqRedis:
         self.client: Any = self.connection(timeout=COMMAND_TIMEOUT)
 
     def connection(self, *, timeout: float, tries: int = 0) -> Any:
-        """A client of its own. `tries`: how often a call is made again when the connection is lost meanwhile."""
+        """Return another client. `tries`: how often a call is repeated when the connection is lost meanwhile."""
         retry = Retry(ExponentialBackoff(cap=1, base=0.05) if tries else NoBackoff(), tries)
         pool = BlockingConnectionPool.from_url(
             self._url,
@@ -71,18 +76,18 @@ class BullmqRedis:
         return Redis.from_pool(pool)
 
     async def watch(self) -> None:
-        """For ever: whether it can be used."""
+        """Keep `trouble` up to date, for ever."""
         while True:
-            await self.ask()
+            await self.takes_writes()
             await asyncio.sleep(WATCH_PAUSE)
 
-    async def ask(self) -> bool:
-        """Whether it takes writes of ours: one that is full, or a replica, answers and is of no use."""
+    async def takes_writes(self) -> bool:
+        """Return whether our keys can be written: a full Redis or a replica answers, and is of no use."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await self.try_to_write()
         except (RedisError, OSError, TimeoutError) as error:
-            self._failed(error)
+            self._note_trouble(error)
             return False
         if self.trouble is not None:
             _log.info("bullmq can be used", server=self.place)
@@ -90,13 +95,13 @@ class BullmqRedis:
         return True
 
     async def try_to_write(self) -> None:
-        """What leaves nothing behind, by a command that is needed anyway. Raises what redis-py does."""
+        """Write nothing, with a command that needs the right to write. Raises what redis-py raises."""
         await self.client.zadd(self._probe, {"x": 0}, xx=True)
 
-    def _failed(self, error: BaseException) -> None:
+    def _note_trouble(self, error: BaseException) -> None:
         answers = isinstance(error, ResponseError)
         what = f"{self.place} refuses to write {self._probe}" if answers else f"cannot reach {self.place}"
-        trouble = f"{what}: {_told(error)}"
+        trouble = f"{what}: {_text_of(error)}"
         if self.trouble != trouble:
             _log.warning("bullmq cannot be used; steps for it wait", reason=trouble)
         self.trouble = trouble
@@ -105,8 +110,28 @@ class BullmqRedis:
         await close_client(self.client)
 
 
+class Refusals:
+    """The parts of the bridge to which Redis refuses what they need, for want of a right, while others work.
+
+    A part cannot always say when it was let in, so each refusal is reported for a while.
+    """
+
+    def __init__(self) -> None:
+        self._noted: dict[str, tuple[float, str]] = {}
+
+    def note(self, part: str, error: BaseException) -> None:
+        if isinstance(error, ResponseError) and not is_passing(error):
+            self._noted[part] = (asyncio.get_running_loop().time(), str(error))
+
+    @property
+    def text(self) -> str | None:
+        since = asyncio.get_running_loop().time() - REFUSED_FOR
+        self._noted = {part: noted for part, noted in self._noted.items() if noted[0] > since}
+        return "; ".join(f"Redis refuses what {part} needs: {why}" for part, (_, why) in self._noted.items()) or None
+
+
 def is_passing(error: BaseException) -> bool:
-    """Whether it is worth another try: the server is away, or cannot do it now. Else it says no."""
+    """Return whether an error is worth another try: the server is away, or cannot do it now."""
     if isinstance(error, ResponseError) and not isinstance(error, LostConnection):
         cause = str(error).rpartition(_IN_PIPELINE)[2]
         return isinstance(error, _PASSING_TYPES) or _PASSING.search(cause) is not None
@@ -118,11 +143,11 @@ async def close_client(client: Any) -> None:
         async with asyncio.timeout(CONNECT_TIMEOUT):
             await client.aclose()
     except (RedisError, OSError, TimeoutError) as error:
-        _log.debug("a connection did not close", reason=_told(error))
+        _log.debug("a connection did not close", reason=_text_of(error))
 
 
 async def within(seconds: float, awaitable: Awaitable[T]) -> T | None:
-    """Its result, or None when it takes longer: then it is cancelled."""
+    """Return its result, or cancel it and return None when it takes longer."""
     try:
         return await asyncio.wait_for(awaitable, seconds)
     except TimeoutError:
@@ -130,7 +155,7 @@ async def within(seconds: float, awaitable: Awaitable[T]) -> T | None:
 
 
 def _place_of(url: str) -> str:
-    """`host:port`, without the password. Raises InvalidSettings."""
+    """Return `host:port`, without the password. Raises InvalidSettings."""
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise InvalidSettings(Fault(SETTING, "must begin with redis://, rediss:// or unix://"))
     try:
@@ -149,5 +174,5 @@ def _place_of(url: str) -> str:
     return place
 
 
-def _told(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

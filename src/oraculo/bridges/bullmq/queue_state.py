@@ -1,4 +1,4 @@
-"""How a queue of BullMQ is, for whoever asks why a run waits: the same keys in BullMQ and old Bull."""
+"""Counts the jobs that wait in a queue of BullMQ, for whoever asks why a run waits. Old Bull has the same keys."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from oraculo.bridges.bullmq.server import BullmqRedis, within
 from oraculo.pipeline.bridges import BULLMQ, Beyond, Bridge
 from oraculo.settings import BullmqSettings
 
-_PATIENCE = 1.0  # seconds
-_MARKER = "0:"  # what BullMQ 4 puts at the end of `wait` to wake a worker is no job
+PATIENCE = 1.0  # seconds
+_MARKER = "0:"  # BullMQ 4 puts one at the end of `wait`, to wake a worker; it is no job
 
 
 class BullmqOutlook:
-    """For a process that does not run the bridge. Connected by the first look."""
+    """The queues of BullMQ as a process sees them that does not run the bridge. It connects at the first look."""
 
     name = BULLMQ
 
@@ -22,14 +22,14 @@ class BullmqOutlook:
         self._server = BullmqRedis(settings.url)
 
     async def beyond(self, destination: Bridge) -> Beyond | None:
-        return await look_at(self._server.client, self._prefix, destination.target)
+        return await queue_state(self._server.client, self._prefix, destination.target)
 
     async def stop(self) -> None:
         await self._server.close()
 
 
-async def look_at(client: Any, prefix: str, queue: str) -> Beyond | None:
-    """None: it cannot be told now."""
+async def queue_state(client: Any, prefix: str, queue: str) -> Beyond | None:
+    """Return how many jobs wait and are in work, and whether the queue is paused; None when Redis does not say."""
 
     def key(name: str) -> str:
         return f"{prefix}:{queue}:{name}"
@@ -38,7 +38,7 @@ async def look_at(client: Any, prefix: str, queue: str) -> Beyond | None:
     pipe.llen(key("wait")).llen(key("paused")).zcard(key("prioritized")).llen(key("active"))
     pipe.lindex(key("wait"), -1).hexists(key("meta"), "paused").exists(key("meta-paused"))
     try:
-        replies = await within(_PATIENCE, pipe.execute())
+        replies = await within(PATIENCE, pipe.execute())
     except (RedisError, OSError):
         return None
     if replies is None:

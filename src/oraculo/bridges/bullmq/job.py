@@ -1,4 +1,4 @@
-"""What the bridge remembers of a job, and how a job is named."""
+"""A command as a job of BullMQ: its id, its data, and the record that the bridge keeps of it."""
 
 import hashlib
 import re
@@ -9,13 +9,13 @@ from oraculo.wire import naming
 from oraculo.wire.message import Message
 from oraculo.wire.timestamps import from_iso
 
-_READABLE = 80  # characters of a job's id that are for people
+_READABLE = 80  # characters of a job's id that people can read
 _UNREADABLE = re.compile(r"[^A-Za-z0-9_.-]+")
 _NO_PAYLOAD = msgspec.Raw(b"{}")
 
 
 class Record(msgspec.Struct, gc=False, rename={"queue": "fila", "command": "comando"}):
-    """A job that the bridge added: BullMQ's queue, and the command that it answers, without its payload."""
+    """What an answer needs to know of a job: BullMQ's queue, and the command without its payload."""
 
     queue: str
     command: Message
@@ -23,7 +23,7 @@ class Record(msgspec.Struct, gc=False, rename={"queue": "fila", "command": "coma
 
     @property
     def kind(self) -> str:
-        """A destination of the same kind, for whoever writes the answer."""
+        """A queue name of the same kind, which decides the form of the answer."""
         return naming.kind_of(self.command.tipo_evento)
 
     def is_late(self, now: float) -> bool:
@@ -32,14 +32,14 @@ class Record(msgspec.Struct, gc=False, rename={"queue": "fila", "command": "coma
 
 
 class NewJob(msgspec.Struct):
-    """A job to be added. `data` is the step's payload, as it came, `priority` that of its run, from 0 to 9."""
+    """A job that is to be added."""
 
     id: str
     name: str
     attempts: int
-    data: str
+    data: str  # the step's payload, as it came
     record: Record
-    priority: int = 0
+    priority: int = 0  # the run's, from 0 to 9
 
 
 _encoder = msgspec.json.Encoder()
@@ -59,9 +59,10 @@ def record_of(queue: str, command: Message, via: str | None = None) -> Record:
 
 
 def job_id_of(prefix: str, command: Message, body: bytes) -> str:
-    """The same for each repeat of a command, and for no other. BullMQ takes neither ':' nor a mere number.
+    """Return the id of the command's job: the same for each repeat of the command, and for no other command.
 
-    A plain publisher's command has no task or attempt: then it is told by all that is in it.
+    A plain publisher's command names no task or attempt: its whole body identifies it. BullMQ refuses ids that hold a
+    ':' or are a mere number.
     """
     if command.tarefa is None or command.tentativa is None:
         readable, identity = command.correlation_id, body
