@@ -61,7 +61,7 @@ lock: $(VENV)/.dev  ## choose the versions of all dependencies anew
 	  --group ../pyproject.toml:node -o node.txt
 
 clean:  ## remove what was installed and made here
-	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .schemathesis
+	rm -rf $(VENV) site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .schemathesis
 
 # -- installing ------------------------------------------------------------------------------------------------
 

@@ -1,21 +1,42 @@
-"""Makes links that leave docs/ work on the site, too.
+"""Hooks of MkDocs: links that leave docs/ work on the site too, and the site is built in seconds.
 
 A page of the docs may link to a file or folder of the repository, as `../../examples/worker_app.py`. On a forge such a
-link simply works. For the site, this hook of MkDocs copies the target to `source/` and points the link there. Markdown
+link simply works. For the site, `on_files` copies the target to `source/` and points the link there. Markdown
 outside docs/ becomes a page, its own links are mended in the same way, and a folder without a README becomes a list.
 """
 
 import posixpath
 import re
+import shutil
 from pathlib import Path
 
+import jinja2
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
+_CACHE = ROOT / ".cache" / "site"
+_SDK = ["__init__.py", "worker", "testing/__init__.py", "testing/harness.py", "core/answer_writer.py"]
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)#\s]+)")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Show mkdocstrings only what the page of the SDK describes: reading all of the package takes seconds."""
+    sources = _CACHE / "src"
+    shutil.rmtree(sources, ignore_errors=True)
+    for name in _SDK:
+        link = sources / "oraculo" / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(ROOT / "src" / "oraculo" / name)
+    config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [str(sources)]
+
+
+def on_env(env: jinja2.Environment, config: MkDocsConfig, files: Files) -> None:
+    """Keep compiled templates: each language is built apart, and would compile all of them anew."""
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    env.bytecode_cache = jinja2.FileSystemBytecodeCache(str(_CACHE))
 
 
 @event_priority(-200)  # after the plugin for languages, which refuses pages from outside docs/
