@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 _CACHE = ROOT / ".cache" / "site"
-_SDK = ["__init__.py", "worker", "testing/__init__.py", "testing/harness.py", "core/answer_writer.py"]
+_SDK = ["__init__.py", "worker", "testing/__init__.py", "testing/harness.py", "wire/__init__.py", "wire/answers.py"]
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)#\s]+)")
 
 

@@ -1,7 +1,8 @@
-"""What is written by hand is so, as far as a program can tell: the README is the same in both languages, links lead
-somewhere, and the lists of errors and of MongoDB's documents are whole."""
+"""Pages written by hand are true, as far as a program can tell: both languages say the same, the front pages are short,
+links lead somewhere, and the lists of errors and of MongoDB's documents are whole. The site checks all other links."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,62 +19,90 @@ from oraculo.stores.mongo.writes import EMBEDDED_TASKS, Birth
 from oraculo.testing.store_runs import creation, make_run
 
 ROOT = Path(__file__).parents[1]
-ENGLISH, PORTUGUESE = ((ROOT / name).read_text("utf-8") for name in ("README.md", "README.pt-BR.md"))
-TRANSLATED = {"json", "python"}  # blocks with words for people in them
+TRANSLATED = ["README.md", "docs/index.md", "docs/tutorial.md"]
+LIMITS = {"README.md": 650, "README.pt-BR.md": 700, "ARCHITECTURE.md": 2_000}  # words, code included
+in_both_languages = pytest.mark.parametrize("page", TRANSLATED)
 
 
-def without_blocks(text: str) -> str:
-    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+def read(page: str) -> str:
+    return (ROOT / page).read_text("utf-8")
+
+
+def both(page: str) -> tuple[str, str]:
+    return read(page), read(page.replace(".md", ".pt-BR.md"))
 
 
 def headings(text: str) -> list[str]:
-    return re.findall(r"^#+(?= )", without_blocks(text), re.MULTILINE)
+    return re.findall(r"^#+(?= )", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
 
 
 def blocks(text: str) -> list[tuple[str, list[str]]]:
-    """The language of each, and its lines without comments."""
-    found = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [(kind, [] if kind in TRANSLATED else _code(body)) for kind, body in found]
-
-
-def _code(body: str) -> list[str]:
-    return [re.sub(r"\s+#.*", "", line) for line in body.splitlines()]
+    """Return the head of each block of code, and its lines without comments, which are translated."""
+    found = re.findall(r"^```(\w[^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(head, [re.sub(r"\s+# .*", "", line) for line in body.splitlines()]) for head, body in found]
 
 
 def links(text: str) -> list[str]:
-    return [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("README")]
+    found = re.findall(r"\]\(([^)]+)\)", text)
+    return [link.replace(".pt-BR.", ".") for link in found if not link.startswith("README")]
 
 
-def test_they_have_the_same_headings() -> None:
-    assert headings(PORTUGUESE) == headings(ENGLISH)
+def commands(text: str) -> list[str]:
+    return sorted(re.findall(r"`((?:oraculo|make|uvicorn) [a-z][a-z -]*)", text))
 
 
-def test_they_show_the_same_commands() -> None:
-    assert blocks(PORTUGUESE) == blocks(ENGLISH)
-    commands = re.compile(r"`((?:oraculo|make|uvicorn) [a-z][a-z -]*)")
-    assert sorted(commands.findall(PORTUGUESE)) == sorted(commands.findall(ENGLISH))
+def settings(text: str) -> list[str]:
+    return sorted(re.findall(r"ORACULO_\w+", text))
 
 
-def test_they_name_the_same_settings() -> None:
-    setting = re.compile(r"ORACULO_\w+")
-    assert sorted(setting.findall(PORTUGUESE)) == sorted(setting.findall(ENGLISH))
+def rows(text: str) -> int:
+    return len(re.findall(r"^\|", text, re.MULTILINE))
+
+
+# -- the same in both languages ---------------------------------------------------------------------------------
+
+
+@in_both_languages
+@pytest.mark.parametrize("part", [headings, blocks, links, commands, settings, rows])
+def test_both_languages_have_the_same(page: str, part: Callable[[str], object]) -> None:
+    english, portuguese = both(page)
+    assert part(portuguese) == part(english)
+
+
+@pytest.mark.parametrize("page", [page.replace(".md", ".pt-BR.md") for page in TRANSLATED])
+def test_a_portuguese_page_leads_to_portuguese_pages(page: str) -> None:
+    translated = {(ROOT / each).resolve() for each in TRANSLATED}
+    for link in re.findall(r"\]\(([^)]+\.md)\)", read(page)):
+        assert link == "README.md" or ((ROOT / page).parent / link).resolve() not in translated, link
+
+
+# -- short enough to be read ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page", "most"), LIMITS.items())
+def test_a_page_at_the_front_is_short(page: str, most: int) -> None:
+    assert len(read(page).split()) <= most
+
+
+def test_the_changelog_has_a_line_for_each_thing_a_user_can_do() -> None:
+    lines = read("CHANGELOG.md").splitlines()
+    assert len(lines) <= 40
+    assert all(line == "" or line.startswith(("#", "- ")) for line in lines)
+    assert max(map(len, lines)) <= 150
+
+
+# -- true -------------------------------------------------------------------------------------------------------
 
 
 def test_the_threat_model_names_settings_and_roles_that_there_are() -> None:
-    text = (ROOT / "SECURITY.md").read_text("utf-8")
+    text = read("SECURITY.md")
     assert set(re.findall(r"ORACULO_\w+", text)) <= _VARIABLES.keys()
     assert re.findall(r"^  \| `(\w+)` \|", text, re.MULTILINE) == list(KeyRole)
 
 
-def test_they_have_as_many_rows_of_tables_and_the_same_links() -> None:
-    row = re.compile(r"^\|", re.MULTILINE)
-    assert len(row.findall(PORTUGUESE)) == len(row.findall(ENGLISH))
-    assert links(PORTUGUESE) == links(ENGLISH)
-
-
-@pytest.mark.parametrize("page", ["README.md", "README.pt-BR.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "README.pt-BR.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_what_is_linked_to_is_there(page: str) -> None:
-    for link in re.findall(r"\]\((?!http)([^)#]+)", (ROOT / page).read_text("utf-8")):
+    for link in re.findall(r"\]\((?!http)([^)#]+)", read(page)):
         assert (ROOT / link).exists(), link
 
 

@@ -1,9 +1,4 @@
-"""The whole product in one process, for tests: engine, memory broker, a store and the workers under test.
-
-async with Harness(app) as oraculo:
-    aggregate = await oraculo.run({"destinos": ["escavador_youtube"], "payload": {}})
-    assert aggregate["status"] == "concluida"
-"""
+"""`Harness`: the whole product in one process, for tests of workers."""
 
 from types import TracebackType
 from typing import Any, Self
@@ -25,7 +20,15 @@ from oraculo.worker import App, Worker
 
 
 class Harness:
-    """Give it your worker apps; anything else may be replaced by name."""
+    """An engine, a broker in memory, a store and your workers in one process, with nothing to start.
+
+        async with Harness(app) as oraculo:
+            aggregate = await oraculo.run({"destinos": ["escavador_youtube"], "payload": {}})
+            assert aggregate["status"] == "concluida"
+
+    Every part may be replaced by name, such as `settings=` for shorter pauses or `clock=` for a clock of your own.
+    `broker`, `store`, `engine`, `operations` and `workers` are attributes, for tests that look inside.
+    """
 
     def __init__(
         self,
@@ -92,31 +95,40 @@ class Harness:
         await self.stop()
 
     async def stop(self) -> None:
+        """Stop the workers, then the engine. Leaving the `async with` block does this."""
         for worker in self.workers:
             await worker.stop()
         await self.engine.stop()
 
     async def submit(self, request: dict[str, Any], *, idempotency_key: str | None = None) -> str:
-        """Starts a run and returns its id."""
+        """Start a run and return its id, without waiting."""
         submitted = await self.operations.submit(msgspec.json.encode(request), idempotency_key=idempotency_key)
         return submitted.run_id
 
     async def run(self, request: dict[str, Any], *, wait: float = 30.0) -> dict[str, Any]:
-        """Starts a run and returns its aggregate. Raises TimeoutError, with the reason, when it has not ended."""
+        """Start a run, wait for its end and return its aggregate.
+
+        Raises:
+            TimeoutError: if the run has not ended in `wait` seconds. The message says what it waits for.
+        """
         submitted = await self.operations.submit(msgspec.json.encode(request), wait=wait)
         if submitted.aggregate is None:
             raise TimeoutError(await self.operations.explain(submitted.run_id))
         return _decoded(submitted.aggregate)
 
     async def ended(self, run_id: str, *, wait: float = 30.0) -> dict[str, Any]:
-        """The aggregate of a run that was started before."""
+        """Wait for the end of a run that was started before, and return its aggregate.
+
+        Raises:
+            TimeoutError: if the run has not ended in `wait` seconds. The message says what it waits for.
+        """
         aggregate = await self.operations.wait(run_id, wait)
         if aggregate is None:
             raise TimeoutError(await self.operations.explain(run_id))
         return _decoded(aggregate)
 
     async def publish(self, queue: str, message: dict[str, Any] | bytes) -> None:
-        """Puts a message on a queue, as a program without the SDK would."""
+        """Put a message on a queue, as a program without the SDK does."""
         body = message if isinstance(message, bytes) else msgspec.json.encode(message)
         await self.broker.publish([Outgoing(self.engine.names.physical(queue), body)])
 

@@ -20,9 +20,11 @@ _any_json = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Answer:
-    """Returned by a handler: this payload is sent as it is, without the `{"status": "ok", …}` around it.
+    """A payload that is sent as it is, without `{"status": "ok", …}` around it.
 
-    A mapping that reads as a result payload, such as `{"status": "erro", "erros": […]}`, needs no Answer around it."""
+    Return one from a handler. A mapping that is a result payload already, such as
+    `{"status": "erro", "erros": ["no such channel"]}`, needs no Answer around it.
+    """
 
     __slots__ = ("payload",)
 

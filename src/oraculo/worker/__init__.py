@@ -1,4 +1,4 @@
-"""The worker SDK: functions that answer commands, and a client that asks for runs.
+"""The worker SDK: handlers that answer commands, and a client that starts runs.
 
     from oraculo.worker import App
 
@@ -8,7 +8,7 @@
     async def collect(payload: dict[str, Any]) -> list[str]:
         return ["…"]
 
-It loads without the server: no FastAPI, no store, no engine.
+The SDK loads without the server: no FastAPI, no store, no engine.
 """
 
 from oraculo.worker.answers import Answer, DoNotRetry

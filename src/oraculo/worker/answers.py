@@ -1,4 +1,4 @@
-"""What a handler says. How it is written is in `core.answer_writer`, which the bridges use too."""
+"""The outcome of a handler: its answer, or the failure that an exception stands for."""
 
 import traceback
 from collections.abc import Mapping
@@ -25,17 +25,24 @@ _MACHINERY = ("oraculo.worker.", "asyncio.", "concurrent.")  # modules whose fra
 
 
 class DoNotRetry(Exception):
-    """Raised by a handler: it failed, and would fail again. The orchestrator makes no further attempt."""
+    """The exception for a failure that another attempt would not cure, such as a missing parameter.
+
+    A handler raises it with the reason. The task fails at once, whatever its retry policy says.
+    """
 
 
 class Failure(NamedTuple):
+    """A failed attempt: its reason, and whether another attempt makes sense."""
+
     reason: str
     retry: bool
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What a handler's exception says to its run. Of a group, as a TaskGroup raises it, its members speak: the group's
-    own text tells only how many there are."""
+    """Return the failure that a handler's exception stands for.
+
+    An exception group, as a TaskGroup raises it, is described by its members: its own text only counts them.
+    """
     members = _members(error)
     final = next((each for each in members if isinstance(each, DoNotRetry)), None)
     more = f" (and {len(members) - 1} more)" if len(members) > 1 else ""
@@ -43,7 +50,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def traceback_of(error: BaseException) -> str | None:
-    """Return the traceback of what a handler raised, from the handler on; None: it cannot be written."""
+    """Return the traceback from the handler on, or None when the exception cannot be formatted."""
     frames = error.__traceback__
     while frames is not None and str(frames.tb_frame.f_globals.get("__name__")).startswith(_MACHINERY):
         frames = frames.tb_next
@@ -54,15 +61,12 @@ def traceback_of(error: BaseException) -> str | None:
 
 
 def as_answer(value: object) -> object:
-    """Return a handler's value as the Answer that it reads as: a mapping with a `status`, as plain workers write it.
-
-    Any other value is returned as it is.
-    """
+    """Return a mapping with a `status` as an Answer, for it is a result payload already; any other value as it is."""
     return Answer(dict(value)) if isinstance(value, Mapping) and is_result_payload(value) else value
 
 
 def answered_failure(value: object, body: bytes) -> str | None:
-    """Return the reason of a failure that a handler returned, not raised. `body`: the answer made of its value."""
+    """Return the reason of a failure that a handler returned instead of raising, or None. `body` is its answer."""
     return failure_reason(bytes(decode_message(body).payload)) if isinstance(value, Answer) else None
 
 

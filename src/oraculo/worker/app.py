@@ -1,4 +1,4 @@
-"""`App`: which function answers which queue."""
+"""`App`: the handlers of a worker, by queue."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -12,15 +12,28 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class App:
-    """The handlers of one worker process, by queue. A `Worker` runs it; by itself it does nothing.
+    """A set of handlers, each of which serves one queue.
 
-    Each decorator returns the function as it was, so that it stays callable and typed. A handler takes
-    `(payload)` or `(payload, ctx)`, is `async` or plain (plain ones run in threads), and what it returns becomes the
-    answer. Parameters with defaults are left alone, but for one named `ctx` or annotated as a `Context`. `concurrency`
-    bounds how many commands of that queue are worked on at once.
+    A decorator connects a function to a queue and returns the function unchanged, so that you can still call it.
+    `oraculo worker MODULE:APP` serves an app over a broker; `oraculo dev --app MODULE:APP` does so in one process.
 
-    A handler that is not done a second after its command's deadline is given up: the run is told `deadline passed`, an
-    async handler is cancelled, and a plain one, which cannot be, runs on beside the next without being counted.
+    A handler takes `(payload)` or `(payload, ctx)`. An `async` handler runs on the event loop, a plain one in a thread.
+    Other parameters need defaults, and keep them; only `ctx: Context | None = None` is filled, too.
+
+    **Payload.** Annotate it as `dict[str, Any]`, a `msgspec.Struct`, a dataclass or a `TypedDict`. A payload that
+    does not fit the type fails the task at once, with a reason that names the field.
+
+    **Answer.** The returned value is sent as `{"status": "ok", "dados": value}` by a collector, and with `resultado`
+    in the place of `dados` by any other handler. To send another payload, return an
+    `Answer`.
+
+    **Failure.** An exception fails the attempt, and the engine plans the next one. Raise
+    `DoNotRetry` if another attempt would fail, too.
+
+    **Deadline.** One second after its command's deadline, a handler is given up and its task fails. An `async`
+    handler is cancelled. A thread cannot be cancelled, so a plain handler runs on, but no longer counts.
+
+    **Repeats.** A command that arrives again is answered from memory, not handled again.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,21 +42,27 @@ class App:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
+        """The handlers, by the name of their queue."""
         return MappingProxyType(self._handlers)
 
     def escavador(self, name: str, *, concurrency: int | None = None) -> Callable[[Function], Function]:
-        """A collector: `youtube` and `escavador_youtube` both mean the queue `escavador_youtube`."""
+        """Serve a collector's queue: `youtube` and `escavador_youtube` both mean `escavador_youtube`.
+
+        `concurrency` limits how many commands of this queue are in work at once. All queues of a worker also share
+        `ORACULO_WORKER_CONCURRENCY`.
+        """
         return self.queue(naming.with_kind(naming.COLLECTOR_PREFIX, name), concurrency=concurrency)
 
     def executador(self, name: str, *, concurrency: int | None = None) -> Callable[[Function], Function]:
-        """A processor: `relatorio` and `executador_relatorio` both mean the queue `executador_relatorio`."""
+        """Serve a processor's queue: `relatorio` and `executador_relatorio` both mean `executador_relatorio`."""
         return self.queue(naming.with_kind(naming.PROCESSOR_PREFIX, name), concurrency=concurrency)
 
     def queue(self, name: str, *, concurrency: int | None = None) -> Callable[[Function], Function]:
-        """Any queue, by its own name, as `images-queue`.
+        """Serve a queue of any name, such as `images-queue`.
 
-        Raises InvalidInput for a name that no destination can have; the decoration itself raises InvalidInput for a
-        function that cannot be a handler, and Conflict when the queue has a handler already.
+        Raises:
+            InvalidInput: if no queue can have this name, or the function cannot be a handler.
+            Conflict: if the queue has a handler already.
         """
         if fault := naming.queue_fault(name):
             raise InvalidInput.at("queue", fault)
@@ -65,5 +84,5 @@ class App:
 
 
 def _is_count(value: object) -> bool:
-    """No annotation keeps a worker's author from `concurrency=cores / 2`, which no broker takes as a prefetch."""
+    # No annotation keeps a worker's author from `concurrency=cores / 2`, which no broker takes as a prefetch.
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

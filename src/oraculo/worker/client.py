@@ -1,4 +1,4 @@
-"""`Client`: asks for runs over the broker, and awaits what came of them."""
+"""`Client`: starts runs over the broker, and awaits their aggregates."""
 
 import asyncio
 import sys
@@ -23,18 +23,23 @@ from oraculo.worker.large_results import completed
 from oraculo.worker.logs import TroubleLog
 
 _PREFETCH = 500
-_NO_LIMITS = Limits(payload_bytes=sys.maxsize, request_bytes=sys.maxsize)  # the server's are its own to say
+_NO_LIMITS = Limits(payload_bytes=sys.maxsize, request_bytes=sys.maxsize)  # the server checks its own limits
 
 _log = structlog.get_logger("oraculo.client")
 
 
 class Client:
-    """Many `run` calls may be under way at once: they share one reply queue and one consumer.
+    """A client that starts runs over the broker, without HTTP.
 
-    The broker belongs to whoever made it; the client starts it (which is idempotent) and does not close it. The
-    private reply queue stays on the broker when the client is gone: a process that starts often should pass a
-    `reply_queue` of its own, which no other process reads. `objects`, when it is the orchestrator's own object store,
-    gives back the large results that an aggregate does not bring along.
+    Many calls of `run` may wait at once: they share one reply queue and one consumer. Use the client as an `async`
+    context manager, or call `close`. The client starts the broker that it is given, and does not close it.
+
+    Args:
+        broker: The broker that the engine reads.
+        prefix: The engine's `ORACULO_PREFIX`.
+        reply_queue: A queue that only this process reads. Without it, each client makes a queue that stays on the
+            broker. Name one if your process starts often.
+        objects: The engine's object store. With it, `run` also returns large results that the aggregate only names.
     """
 
     def __init__(
@@ -67,10 +72,12 @@ class Client:
         await self.close()
 
     async def submit(self, request: Mapping[str, Any], *, correlation_id: str | None = None) -> str:
-        """Asks for a run and returns its id. `request` is the body of `POST /orquestracoes`.
+        """Start a run and return its id, without waiting. `request` is the body of `POST /orquestracoes`.
 
-        Raises InvalidRequest when it could only be refused, and BrokerUnavailable when it was perhaps not sent: ask
-        again with the same `correlation_id`, and there will be one run.
+        Raises:
+            InvalidRequest: if the request breaks the schema.
+            BrokerUnavailable: if the request was perhaps not sent. Call again with the same `correlation_id`: there
+                will be one run.
         """
         run_id = self._id_of(request, correlation_id)
         await self._send(run_id, request)
@@ -79,10 +86,16 @@ class Client:
     async def run(
         self, request: Mapping[str, Any], *, timeout: float, correlation_id: str | None = None
     ) -> dict[str, Any]:
-        """Asks for a run and returns its aggregate, whatever its status. Raises TimeoutError, naming the run's id,
-        when no answer came in `timeout` seconds. If the run has not ended, it goes on without us. A request that the
-        server refused is not answered, nor is one that repeats a run which had ended. Raises OraculoError when the
-        aggregate came and Python cannot read it."""
+        """Start a run, wait for its end and return its aggregate, whatever its status.
+
+        Raises:
+            TimeoutError: if no aggregate came in `timeout` seconds. Either the run goes on, or the engine refused the
+                request, or the run had ended before this call. The message names the run.
+            InvalidRequest: if the request breaks the schema, or sets `responder_em`.
+            BrokerUnavailable: if the request was perhaps not sent.
+            Conflict: if this client waits for the same run already.
+            OraculoError: if Python cannot read the aggregate, or the client was closed meanwhile.
+        """
         if request.get("responder_em") is not None:
             raise InvalidRequest(Fault("responder_em", "is set by run(); use submit() to have another queue answered"))
         run_id = self._id_of(request, correlation_id)
@@ -102,7 +115,7 @@ class Client:
             del self._awaited[run_id]
 
     async def close(self) -> None:
-        """Stops listening. Calls of `run` that still wait raise OraculoError. Idempotent."""
+        """Stop listening. Calls of `run` that still wait raise OraculoError. You may close a client twice."""
         if self._listener is not None:
             listener, self._listener = self._listener, None
             listener.cancel()
@@ -128,7 +141,7 @@ class Client:
 
     async def _send(self, run_id: str, request: Mapping[str, Any]) -> None:
         payload = msgspec.json.encode({**request, "correlation_id": run_id})
-        read_request(payload, _NO_LIMITS)  # a fault is told here and now, not by a run that never comes
+        read_request(payload, _NO_LIMITS)  # a fault is raised here and now, not by a run that never comes
         message = Message(
             correlation_id=run_id,
             tipo_evento=naming.START_RUN,
@@ -138,7 +151,7 @@ class Client:
         await self._broker.publish([Outgoing(self._names.requests, encode_message(message))])
 
     async def _listen(self) -> None:
-        """The first caller opens the reply queue, the others wait for it."""
+        """Open the reply queue once; further callers wait for the first."""
         async with self._subscribing:
             if self._listener is None:
                 await self._intake.subscribe()
@@ -156,7 +169,7 @@ class Client:
         await subscription.ack(good)
 
     def _resolve(self, message: Message) -> None:
-        """Amendments, repeats and runs that nobody waits for any more are passed over."""
+        """Hand an aggregate to the call that waits for it; pass over amendments and runs that nobody awaits."""
         answer = self._awaited.get(message.correlation_id)
         if message.tipo_evento == naming.RUN_ENDED and answer is not None and not answer.done():
             try:

@@ -1,4 +1,4 @@
-"""`Context`: what a handler may know of its command, and how it tells of its progress."""
+"""`Context`: what a handler knows about its command, and how it reports progress."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,7 +16,18 @@ def _nobody_listens() -> None:
 
 
 class Context:
-    """Handed to a handler that takes `(payload, ctx)`. Make one yourself to call a handler in a test."""
+    """The command behind a call of a handler, and the way to report progress.
+
+    A handler that takes `(payload, ctx)` gets one. To call a handler in a test, make one yourself:
+    `Context(correlation_id="test", queue="escavador_blog")`.
+
+    Attributes:
+        correlation_id: The id of the run.
+        queue: The queue that the command came from.
+        tarefa: The id of the task within the run.
+        tentativa: The number of this attempt, from 1.
+        traceparent: The W3C trace context that came with the command.
+    """
 
     def __init__(
         self,
@@ -43,11 +54,11 @@ class Context:
 
     @cached_property
     def deadline(self) -> datetime | None:
-        """When the answer is late, and the handler soon given up; None when nobody set a time."""
+        """The time after which the answer is late, or None."""
         return None if self._deadline is None else datetime.fromtimestamp(self._deadline, UTC)
 
     def remaining(self) -> float | None:
-        """Seconds until the deadline, never below 0; None when there is no deadline."""
+        """Return the seconds until the deadline, never below 0, or None when there is no deadline."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock.now())
 
     @cached_property
@@ -59,13 +70,14 @@ class Context:
         )
 
     def progress(self, percent: float, message: str = "") -> None:
-        """Tells how far the work is (0 to 100), and that it is alive: the broker's lease is renewed too.
+        """Report how far the work is, from 0 to 100.
 
-        A plain call from async and threaded handlers alike: it only notes the newest state and returns, so it may be
-        called as often as one likes. The state is published soon after, several times a second at most, in between
-        newer states replace older ones; the last is published before the answer. There is nothing to await, and a
-        broker that cannot be reached is not the handler's trouble: such progress is dropped. Raises TypeError for a
-        message that is no text.
+        Call it as often as you like, from `async` and plain handlers alike; there is nothing to await. The newest
+        state is published a few times a second, and once more before the answer. While the broker is away, progress
+        is dropped. Progress also shows that the handler is alive: it renews the lease of the command.
+
+        Raises:
+            TypeError: if the message is not a string.
         """
         if not isinstance(message, str):
             raise TypeError(f"the message of progress() must be a str, as 'half done'; got {type(message).__name__}")
@@ -76,10 +88,11 @@ class Context:
 
     @property
     def has_news(self) -> bool:
-        """Is there progress that was not published yet?"""
+        """True while some progress is not published yet."""
         return self._has_news
 
     def take_news(self) -> tuple[float, str]:
+        """Return the newest progress, and count it as published."""
         # The flag goes down before the state is read: a thread that writes in between announces itself again.
         self._has_news = False
         return self._latest
