@@ -1,4 +1,4 @@
-"""A worker app of ours, whose handlers the tests run in Celery workers."""
+"""The `oraculo.worker.App` whose handlers the tests run in Celery workers."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ def fail(payload: dict[str, Any]) -> None:
 
 @app.executador("espera")
 def wait(payload: dict[str, Any]) -> str:
-    """Notes its process, and goes on once the file is there."""
+    """Write the process id to a file, and return once another file exists."""
     with Path(payload["mark"]).open("a") as marks:
         marks.write(f"{os.getpid()}\n")
     while not Path(payload["path"]).exists():

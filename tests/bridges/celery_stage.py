@@ -24,20 +24,20 @@ from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 CELERY = [sys.executable, "-m", "celery"]
-# In any folder `celery` is that of this Python, and what is imported is what is tested.
+# In any folder, `celery` is the one of this Python, and imports find this checkout.
 ANYWHERE = {
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
 }
 
 
-def told(document: Path, beginning: str) -> str:
-    """The command of a document that begins so."""
+def command_in(document: Path, beginning: str) -> str:
+    """Return the first line of a document that begins so."""
     return next(line for line in document.read_text("utf-8").splitlines() if line.startswith(beginning))
 
 
 class CeleryWorker:
-    """`celery -A tests.bridges.celery_tasks worker`, on a queue of its own."""
+    """A process of `celery -A tests.bridges.celery_tasks worker`, on a queue of its own."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class CeleryWorker:
         command: str | None = None,
         **environment: str,
     ) -> None:
-        """`command`: that, and nothing more."""
+        """`command` replaces the whole command line."""
         self.broker = broker
         self.queue = queue or f"loja-{uuid.uuid4().hex[:10]}"
         self._log = log
@@ -80,9 +80,9 @@ class CeleryWorker:
         assert self._process.poll() is None, f"it ended:\n{self.tail()}"
 
     def kill(self) -> None:
-        """kill -9 of all its processes at once, as when the machine dies."""
+        """Kill all its processes at once with SIGKILL, as a dying machine does."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):  # it ended by itself
+            with contextlib.suppress(ProcessLookupError):  # the process has ended
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(30)
             self._process = None
@@ -101,7 +101,7 @@ class CeleryWorker:
 
 
 class Bridged(Harness):
-    """An engine in this process, on `memory://` unless told otherwise, with a bridge to a worker's broker."""
+    """An engine in this process, by default on `memory://`, with a bridge to a worker's broker."""
 
     def __init__(
         self,
@@ -129,16 +129,16 @@ class Bridged(Harness):
         self.engine.bridges = [self.bridge]
 
     async def task(self, url: str, payload: dict[str, Any] | None = None, *, wait: float = 30, **more: Any) -> Any:
-        """Runs one Celery task as the only destination, and returns the aggregate."""
+        """Run one Celery task as the only destination, and return the aggregate."""
         destination = {"id": "t", "fila": url, "payload": payload or {}}
         return await self.run({"destinos": [destination], "timeout": wait, **more}, wait=wait + 5)
 
-    async def is_heard(self) -> None:
+    async def is_connected(self) -> None:
         await until(lambda: self.bridge.trouble is None, saying="the bridge to reach Celery's broker")
 
 
 def replies_of(stage: Bridged) -> Callable[[], int]:
-    """How many reports wait on Celery's broker."""
+    """Return a function that counts the replies that wait on Celery's broker."""
     name = f"{stage.settings.broker.prefix}oraculo-respostas"
 
     def count() -> int:
@@ -146,15 +146,18 @@ def replies_of(stage: Bridged) -> Callable[[], int]:
             channel: Any = connection.default_channel
             try:
                 return int(channel.queue_declare(name, passive=True).message_count)
-            except connection.channel_errors:  # Redis has no empty queues
+            except connection.channel_errors:  # Redis keeps no empty queue
                 return 0
 
     return count
 
 
 async def are_kept(server: Server, *queues: str) -> None:
-    """RabbitMQ writes the names of its quorum queues a moment after it made them. A queue whose name was not there
-    when the server was killed never works again."""
+    """Wait until a server can be killed without losing these queues.
+
+    RabbitMQ writes the name of a quorum queue a moment after it made the queue. A queue whose name is not written when
+    the server is killed never works again.
+    """
     if not isinstance(server, RabbitMQ):
         return
 

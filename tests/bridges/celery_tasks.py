@@ -1,4 +1,4 @@
-"""A Celery app as its users wrote it, before they heard of us: it imports nothing of ours."""
+"""A Celery app as its users have it: it imports nothing of ORÁCULO."""
 
 import os
 import time
@@ -14,7 +14,7 @@ app.conf.update(
     task_default_queue=os.environ["CELERY_QUEUE"],
     task_default_queue_type=os.environ.get("CELERY_QUEUE_TYPE", "classic"),
     broker_connection_retry_on_startup=True,
-    # kombu looks for what a dead worker held every 100 s, unless it is told otherwise.
+    # By default kombu looks only every 100 s for what a dead worker held.
     broker_transport_options={
         "visibility_timeout": float(os.environ.get("CELERY_VISIBILITY", "3600")),
         "unacked_restore_interval": 1,
@@ -79,7 +79,7 @@ def return_much(size: int) -> str:
 
 @app.task(name="loja.sem_resultado", ignore_result=True)
 def ignore_result() -> str:
-    return "told all the same"
+    return "answered all the same"
 
 
 @app.task(name="loja.insistir", bind=True, max_retries=3)
@@ -122,7 +122,7 @@ def wait_and_ack_late(path: str, mark: str = "") -> str:
 
 
 def _wait_for(path: str, mark: str) -> str:
-    """Notes that it has begun, and goes on once the file is there."""
+    """Write the process id to `mark`, and return once `path` exists."""
     if mark:
         with Path(mark).open("a") as marks:
             marks.write(f"{os.getpid()}\n")

@@ -47,7 +47,7 @@ async def test_celery_needs_what_the_page_lists(fleet: Fleet, tmp_path: Path) ->
     try:
         await worker.is_ready()
         async with Bridged(ours, queue, prefix=prefix) as oraculo:
-            await oraculo.is_heard()
+            await oraculo.is_connected()
             assert (await oraculo.task("celery://loja.somar", {"a": 1, "b": 2}))["status"] == "concluida"
             await until(lambda: oraculo.bridge.shortfall is None, saying="the events")
     finally:
@@ -101,7 +101,7 @@ async def test_events_that_may_not_be_read_are_told_and_steps_go_on(fleet: Fleet
     rights = [right.replace("|^celeryev", "") for right in bridge_rights(prefix, queue)]
     async with Bridged(rabbit_user(fleet, *rights), queue, prefix=prefix) as oraculo:
         told = await until(lambda: oraculo.bridge.shortfall, saying="the shortfall")
-        await oraculo.is_heard()
+        await oraculo.is_connected()
         assert "'celeryev'" in told
         assert "ORACULO_CELERY_EVENTS" in told
         health = await oraculo.engine.health()

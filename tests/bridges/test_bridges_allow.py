@@ -57,7 +57,7 @@ async def test_what_was_allowed_once_is_refused_when_it_is_repeated_or_redriven(
         assert (await oraculo.ended(run_id))["falhas"]["t"]["status"] == "timeout"
         assert await redis.llen(queue) == 1
         narrow = msgspec.structs.replace(oraculo.settings.celery, tasks_allow=("loja.*",))
-        monkeypatch.setattr(oraculo.bridge._handover, "_settings", narrow)
+        monkeypatch.setattr(oraculo.bridge._dispatcher, "_settings", narrow)
 
         await oraculo.operations.repeat(run_id)
         assert "'outra.x' is outside ORACULO_CELERY_TASKS_ALLOW" in await _reason(oraculo, run_id)

@@ -1,4 +1,4 @@
-"""Celery tasks as steps: a real `celery worker` on RabbitMQ and on Redis, with an app that knows nothing of us."""
+"""Celery tasks as steps: a real `celery worker` on RabbitMQ and on Redis, with an app that knows nothing of ORÁCULO."""
 
 import re
 import sys
@@ -36,7 +36,7 @@ async def worker(
 @pytest.fixture
 async def oraculo(worker: CeleryWorker) -> AsyncIterator[Bridged]:
     async with Bridged(worker.broker, worker.queue) as stage:
-        await stage.is_heard()
+        await stage.is_connected()
         await until(lambda: "enabled by remote" in worker.log(), within=30, saying="the worker to send events")
         yield stage
 
@@ -59,11 +59,11 @@ async def test_the_payloads_fields_are_the_keyword_arguments(oraculo: Bridged) -
 
 
 async def test_the_whole_payload_can_be_the_argument(oraculo: Bridged) -> None:
-    told = result_of(await oraculo.task("celery://loja.eco?send=payload", {"texto": "coração"}))
-    assert told == {"args": [{"texto": "coração"}], "kwargs": {}}
+    result = result_of(await oraculo.task("celery://loja.eco?send=payload", {"texto": "coração"}))
+    assert result == {"args": [{"texto": "coração"}], "kwargs": {}}
 
 
-async def test_an_exception_is_told_with_its_text(oraculo: Bridged) -> None:
+async def test_the_reason_of_a_failure_is_the_exception_and_its_text(oraculo: Bridged) -> None:
     assert failure_of(await oraculo.task("celery://loja.falhar")) == "ValueError: não há estoque"
 
 
@@ -90,7 +90,7 @@ async def test_a_large_value(oraculo: Bridged) -> None:
 
 
 async def test_a_task_whose_result_celery_ignores_answers_all_the_same(oraculo: Bridged) -> None:
-    assert result_of(await oraculo.task("celery://loja.sem_resultado")) == "told all the same"
+    assert result_of(await oraculo.task("celery://loja.sem_resultado")) == "answered all the same"
 
 
 async def test_celerys_own_retries_are_no_failures(oraculo: Bridged) -> None:
@@ -130,7 +130,7 @@ async def test_a_time_limit(oraculo: Bridged) -> None:
     assert "TimeLimitExceeded" in failure_of(await oraculo.task("celery://loja.limite"))
 
 
-async def test_wrong_arguments_are_told(oraculo: Bridged) -> None:
+async def test_wrong_arguments_are_the_reason_of_a_failure(oraculo: Bridged) -> None:
     assert "missing 1 required positional argument: 'a'" in failure_of(await oraculo.task("celery://loja.somar"))
 
 
@@ -162,10 +162,25 @@ async def test_a_revoked_task_ends_with_the_reason(oraculo: Bridged, worker: Cel
     assert failure_of(await oraculo.ended(run)) == "TaskRevokedError: someone terminated it (signal 15)"
 
 
-@pytest.mark.parametrize("url", ["nenhum://localhost", "no url", "amqp://localhost//;amqp://localhost:porta//"])
-def test_an_address_that_cannot_be_one_is_refused_in_words(url: str) -> None:
-    with pytest.raises(InvalidSettings, match="ORACULO_CELERY_BROKER_URL: is no broker that kombu knows"):
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nenhum://localhost",
+        "no url",
+        "memory://",
+        "sqs://",
+        "redis://localhost;Sentinel://localhost:26379",
+        "amqp://localhost//;redis://localhost",
+    ],
+)
+def test_a_broker_that_is_no_rabbitmq_and_no_redis_is_refused(url: str) -> None:
+    with pytest.raises(InvalidSettings, match="ORACULO_CELERY_BROKER_URL: must lead to RabbitMQ or Redis"):
         Bridged(url, "celery")
+
+
+def test_a_url_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(InvalidSettings, match="ORACULO_CELERY_BROKER_URL: cannot be read"):
+        Bridged("amqp://localhost//;amqp://localhost:porta//", "celery")
 
 
 @pytest.mark.parametrize("module", ["packaging", "redis"])
@@ -180,28 +195,6 @@ def test_a_package_that_kombu_lacks_for_redis_is_named_with_its_extra(
         Bridged("redis://localhost", "celery")
     with pytest.raises(InvalidSettings, match=rf"ORACULO_BROKER_URL: .*\({module}\): {advice}"):
         make_celery_app(Settings(broker=BrokerSettings(url="redis://localhost")))
-
-
-@pytest.mark.parametrize("url", ["sentinel://localhost:26379/0", "redis://localhost;Sentinel://localhost:26379"])
-def test_a_sentinel_is_refused_in_words(url: str) -> None:
-    with pytest.raises(InvalidSettings, match=r"ORACULO_CELERY_BROKER_URL: cannot lead to Sentinel.*redis://"):
-        Bridged(url, "celery")
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("memory://", "leads to a memory of this process, where no Celery worker reads"),
-        (
-            "redis://localhost/loja",
-            "has a path that is not the number of a Redis database, as redis://localhost:6379/0",
-        ),
-        ("redis://localhost/0;rediss://localhost/0/1", "has a path that is not the number of a Redis database"),
-    ],
-)
-def test_a_place_where_no_worker_can_be_is_refused_in_words(url: str, says: str) -> None:
-    with pytest.raises(InvalidSettings, match=f"ORACULO_CELERY_BROKER_URL: {says}"):
-        Bridged(url, "celery")
 
 
 @pytest.mark.parametrize("url", ["redis://localhost", "redis://localhost//3", "redis+socket:///run/redis.sock"])

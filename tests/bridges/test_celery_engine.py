@@ -1,4 +1,4 @@
-"""Celery as the engine of our handlers: plain JSON commands on quorum queues, worked on in a real Celery worker."""
+"""Our handlers in real Celery workers, which read plain JSON commands from quorum queues."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ import pytest
 import pytest_asyncio
 from celery import Celery
 
+from oraculo.bridges.celery.failback import first_of
 from oraculo.celery_app import load_apps, make_celery_app
-from oraculo.celery_app.own_broker import first_of
 from oraculo.errors import InvalidSettings, NotFound
 from oraculo.settings import BrokerSettings, CelerySettings, Settings
 from oraculo.wire.naming import QueueNames
 from tests.bridges.celery_handlers import app as handlers
-from tests.bridges.celery_stage import ANYWHERE, ROOT, are_kept, told
+from tests.bridges.celery_stage import ANYWHERE, ROOT, are_kept, command_in
 from tests.cli.processes import run as run_cli
 from tests.cli.test_rehearsal import rabbit_user
 from tests.end_to_end.stage import Stage, settings_for
@@ -38,7 +38,7 @@ PAGE = ROOT / "docs" / "reference" / "limits-bridges.md"
 
 
 class Engine:
-    """`oraculo worker … --engine celery` as a process."""
+    """A process of `oraculo worker … --engine celery`."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Engine:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def settings(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Settings]:
-    """Of one worker that the tests of this file share."""
+    """Return the settings of one worker, which the tests of this file share."""
     found = settings_for(fleet.url("rabbitmq"))
     engine = Engine(found, tmp_path_factory.mktemp("engine") / "worker.log", "-c", "3", "-E")
     try:
@@ -119,7 +119,7 @@ async def test_async_and_plain_handlers_answer(oraculo: Stage) -> None:
     assert aggregate["resultados"]["executador_relatorio"]["resultado"]["arquivo"] == "relatorio.pdf"
 
 
-async def test_progress_is_told(oraculo: Stage) -> None:
+async def test_progress_reaches_the_run(oraculo: Stage) -> None:
     run = await oraculo.submit({"destinos": ["escavador_youtube"], "payload": {}})
     await oraculo.ended(run)
     history = await oraculo.operations.history(run)
@@ -169,7 +169,7 @@ async def test_what_is_no_command_rests_in_the_dead_letters_with_the_reason(orac
 
 
 async def test_a_handler_that_outlives_its_deadline_is_ended(oraculo: Stage, tmp_path: Path) -> None:
-    """Both kinds: the process is free again for the next command."""
+    """The process is free again for the next command, whether the handler is async or plain."""
     payload = {"path": str(tmp_path / "never"), "mark": str(tmp_path / "mark")}
     destinations = [{"fila": "executador_espera"}, {"fila": "executador_espera_async"}]
     for _ in range(3):
@@ -192,7 +192,7 @@ async def test_the_workers_own_limit_holds_where_the_deadline_is_later(fleet: Fl
     assert "TimeLimitExceeded" in aggregate["falhas"]["executador_espera"]["motivo"]
 
 
-async def test_a_revoked_task_is_told(oraculo: Stage, settings: Settings, tmp_path: Path) -> None:
+async def test_a_revoked_task_fails_with_the_reason(oraculo: Stage, settings: Settings, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     payload = {"path": str(tmp_path / "never"), "mark": str(mark)}
     run = await oraculo.submit({"destinos": ["executador_espera"], "payload": payload, "timeout": 30})
@@ -214,7 +214,7 @@ async def test_a_pool_process_that_is_killed_gives_its_command_back(oraculo: Sta
     mark, path = tmp_path / "mark", tmp_path / "path"
     payload = {"path": str(path), "mark": str(mark)}
     run = await oraculo.submit({"destinos": ["executador_espera"], "payload": payload, "timeout": 60})
-    await until(lambda: mark.exists() and mark.read_text(), saying="the handler to begin")  # it is made, then written
+    await until(lambda: mark.exists() and mark.read_text(), saying="the handler to begin")  # made, then written
     os.kill(int(mark.read_text()), signal.SIGKILL)
     await until(lambda: len(mark.read_text().split()) == 2, within=30, saying="the command to come again")
     path.touch()
@@ -222,7 +222,7 @@ async def test_a_pool_process_that_is_killed_gives_its_command_back(oraculo: Sta
 
 
 async def test_a_worker_that_is_killed_gives_its_commands_back(fleet: Fleet, tmp_path: Path) -> None:
-    """And `celery -A oraculo.celery_app worker` is the same worker; autoscale is Celery's own."""
+    """The workers are `celery -A oraculo.celery_app worker`, with Celery's autoscale."""
     settings = settings_for(fleet.url("rabbitmq"))
     mark, path = tmp_path / "mark", tmp_path / "path"
     command = [sys.executable, "-m", "celery", "-A", "oraculo.celery_app", "worker"]
@@ -277,17 +277,14 @@ async def test_a_stop_lets_what_is_in_work_end(fleet: Fleet, tmp_path: Path) -> 
         engine.kill()
 
 
-async def test_a_queue_that_says_nothing_keeps_no_other_from_being_read_nor_the_worker_from_its_stop(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+async def test_a_queue_that_says_nothing_keeps_no_other_from_being_read(fleet: Fleet, tmp_path: Path) -> None:
     server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
     settings = settings_for(server.url)
     names = QueueNames(settings.broker.prefix)
-    silent = names.physical("escavador_youtube")
     async with Stage(settings) as oraculo:
         await oraculo.broker.declare([names.physical(queue) for queue in handlers.handlers])
         with contextlib.ExitStack() as at_the_end:
-            async with suspended(server, silent):
+            async with suspended(server, names.physical("escavador_youtube")):
                 engine = Engine(settings, tmp_path / "worker.log", "-c", "1")
                 at_the_end.callback(engine.kill)
                 await engine.is_ready()
@@ -295,12 +292,10 @@ async def test_a_queue_that_says_nothing_keeps_no_other_from_being_read_nor_the_
                 assert other["status"] == "concluida"
             later = await oraculo.run({"destinos": ["escavador_youtube"], "payload": {}})
             assert later["status"] == "concluida", "it is read once it speaks"
-            async with suspended(server, silent):
-                assert await asyncio.to_thread(engine.stop) == 0
 
 
 async def test_a_queue_that_may_not_be_read_ends_the_worker_and_is_named(fleet: Fleet, tmp_path: Path) -> None:
-    """Nobody waits for RabbitMQ's word on a queue; a refusal is heard all the same."""
+    """The worker does not wait for RabbitMQ's word on a queue, and yet notices a refusal."""
     prefix = f"t{uuid.uuid4().hex[:10]}."
     settings = settings_for(rabbit_user(fleet, ".*", ".*", f"^(?!{prefix}executador_relatorio$).*"), prefix=prefix)
     engine = Engine(settings, tmp_path / "worker.log", "-c", "1")
@@ -328,7 +323,7 @@ async def test_the_command_of_the_page_runs_where_the_module_is(fleet: Fleet, tm
     engine = Engine(
         settings,
         tmp_path / "worker.log",
-        command=["sh", "-c", told(PAGE, "ORACULO_CELERY_APPS=")],
+        command=["sh", "-c", command_in(PAGE, "ORACULO_CELERY_APPS=")],
         cwd=tmp_path,
         **ANYWHERE,
         CELERY_WORKER_LOGLEVEL="INFO",
@@ -342,7 +337,7 @@ async def test_the_command_of_the_page_runs_where_the_module_is(fleet: Fleet, tm
 
 
 async def test_a_worker_that_fails_ends_with_celerys_exit_status(fleet: Fleet, tmp_path: Path) -> None:
-    """So that whoever watches over it starts it again."""
+    """A supervisor then starts it again."""
     settings, name = settings_for(fleet.url("rabbitmq")), f"{tmp_path.name}@aqui"
     with kombu.Connection(settings.broker.url) as connection:
         kombu.Queue(f"{name}.celery.pidbox", exclusive=True, channel=connection.channel()).declare()
@@ -356,9 +351,9 @@ async def test_a_worker_that_fails_ends_with_celerys_exit_status(fleet: Fleet, t
 
 
 async def test_the_rights_of_the_page_suffice(fleet: Fleet, tmp_path: Path) -> None:
-    """For commands, for runs that Celery's clients start, for remote control and for events."""
+    """They cover commands, runs that Celery's clients start, remote control and events."""
     prefix = f"t{uuid.uuid4().hex[:10]}."
-    rights = shlex.split(told(PAGE, "rabbitmqctl set_permissions -p vhost oraculo"))[-3:]
+    rights = shlex.split(command_in(PAGE, "rabbitmqctl set_permissions -p vhost oraculo"))[-3:]
     url = rabbit_user(fleet, *(right.replace(r"^loja\.", f"^{re.escape(prefix)}") for right in rights))
     settings, name, run = settings_for(url, prefix=prefix), f"{prefix}worker@aqui", f"run-{prefix}"
     engine = Engine(settings, tmp_path / "worker.log", "-c", "1", "-E", "-n", name)
@@ -411,7 +406,7 @@ async def test_a_worker_beside_another_app_of_celerys_reads_our_broker(fleet: Fl
     ("ours", "celerys"),
     [
         ("amqp://a,redis://b", "amqp://a:5672/%2F"),
-        # In full: what one leaves out kombu would take from the one before it.
+        # kombu takes what a URL leaves out from the URL before it.
         ("amqp://u:p%40@a:5673/prod,redis://b,amqps://c/", "amqp://u:p%40@a:5673/prod;amqps://c:5671/%2F"),
         ("amqps://[::1]/x?ssl_ca_certs=/ca.pem", "amqps://[::1]:5671/x?ssl_ca_certs=/ca.pem"),
         ("amqp://u:p@a:5673,b/prod", "amqp://u:p@a:5673/prod;amqp://u:p@b:5672/prod"),
@@ -437,7 +432,7 @@ def test_the_first_broker_of_a_list_is_looked_for_only_from_another() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_connection_to_the_first_broker_is_known_by_any_name(host: str, fleet: Fleet) -> None:
-    """Opened, it has another name than the URL. Taken for another's, it would be cut every few seconds."""
+    """An open connection has another host name than its URL. It must not be cut every few seconds."""
     with kombu.Connection(f"{fleet.url('rabbitmq').replace('127.0.0.1', host)};amqp://b.example//") as connection:
         connection.connect()
         assert first_of(connection) is None
@@ -464,7 +459,7 @@ async def test_a_worker_goes_to_the_next_broker_and_back_to_the_first(fleet: Fle
 
 
 def _is_sent(url: str, queue: str) -> bool:
-    """A plain command, to that broker and no other; False while the queue is not there."""
+    """Send a plain command to that broker alone. False: the queue does not exist yet."""
     command = {
         "correlation_id": "r",
         "tipo_evento": "iniciar_execucao",
@@ -510,16 +505,16 @@ def test_what_celery_does_not_understand_is_one_line(options: list[str], words: 
     assert line.endswith("(see `celery worker --help`)")
 
 
-@pytest.mark.parametrize("options", [["-D"], ["--detach"], ["-BD", "--concurrency", "2"]])
+@pytest.mark.parametrize("options", [["-D"], ["--concurrency", "2", "--detach"]])
 def test_a_worker_that_celery_could_not_detach_is_refused_and_not_silently_gone(
     options: list[str], tmp_path: Path
 ) -> None:
     line = _refusal(options, tmp_path)
-    assert line.startswith("oraculo: --engine celery: does not detach; leave out -D/--detach")
+    assert line.startswith("oraculo: --engine celery: does not detach")
 
 
 def _refusal(options: list[str], folder: Path) -> str:
-    """The one line that `oraculo worker --engine celery` ends with."""
+    """Return the one line with which `oraculo worker --engine celery` ends."""
     (folder / "meus.py").write_text("from tests.bridges.celery_handlers import app")
     env = {"ORACULO_BROKER_URL": "amqp://somewhere", **ANYWHERE}
     done = run_cli("worker", "meus:app", "--engine", "celery", *options, cwd=folder, env=env)

@@ -1,4 +1,4 @@
-"""The example of docs/celery.md, as a reader would run it: the app, the pipeline, and a client that starts it."""
+"""The example of the Celery page, as a reader would run it: the app, the pipeline, and a client that starts it."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bridges.celery_stage import ROOT, CeleryWorker, told
+from tests.bridges.celery_stage import ROOT, CeleryWorker, command_in
 from tests.end_to_end.cluster import Cluster
 from tests.end_to_end.stage import settings_for
 from tests.servers.fleet import Fleet
@@ -18,14 +18,14 @@ PAGE = ROOT / "docs" / "celery.md"
 
 
 async def test_the_example(fleet: Fleet, tmp_path: Path) -> None:
-    """With the workers as the documents start them, both on this machine and on one broker."""
+    """The workers start as the documents say, on one machine and one broker."""
     url = fleet.url("rabbitmq")
     settings = settings_for(url)
     queue = f"loja-{tmp_path.name}"
     loja = CeleryWorker(
         url,
         tmp_path / "loja.log",
-        command=told(PAGE, "celery -A loja worker"),
+        command=command_in(PAGE, "celery -A loja worker"),
         cwd=EXAMPLE,
         CELERY_BROKER_URL=url,
         LOJA_QUEUE=queue,
@@ -33,7 +33,7 @@ async def test_the_example(fleet: Fleet, tmp_path: Path) -> None:
     core = CeleryWorker(
         url,
         tmp_path / "core.log",
-        command=told(EXAMPLE / "start_a_run.py", "celery -A oraculo.celery_app worker"),
+        command=command_in(EXAMPLE / "start_a_run.py", "celery -A oraculo.celery_app worker"),
         cwd=EXAMPLE,
         ORACULO_BROKER_URL=url,
         ORACULO_PREFIX=settings.broker.prefix,

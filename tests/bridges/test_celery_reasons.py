@@ -1,4 +1,4 @@
-"""Why a Celery task failed: no pickle is read for it, the events of the workers say it."""
+"""Reasons of failed Celery tasks: the workers' events bring them, and no pickle is read."""
 
 import asyncio
 import pickle
@@ -10,10 +10,9 @@ from typing import Any
 import kombu
 import pytest
 
-from oraculo.bridges.celery import reasons
-from oraculo.bridges.celery.reasons import FailureReasons
-from oraculo.bridges.celery.reports import NO_REASON, PICKLED
-from oraculo.bridges.celery.tasks import FAILED, RETURNED
+from oraculo.bridges.celery.failure_reasons import FailureReasons
+from oraculo.bridges.celery.replies import NO_REASON, PICKLED, Reason
+from oraculo.bridges.celery.tasks import FAILED
 from tests.bridges.celery_stage import Bridged, CeleryWorker, replies_of
 from tests.servers.fleet import Fleet
 from tests.waiting import until
@@ -24,56 +23,28 @@ pytestmark = pytest.mark.timeout(90)
 BOMB = b"Nr\xff\xff\xff\x07."
 
 
-# -- a report and its event ------------------------------------------------------------------------------------------
+# -- a reply and its event -------------------------------------------------------------------------------------------
+
+WRONG = Reason("ValueError", "x")
 
 
-async def test_the_event_may_come_before_the_report() -> None:
-    found = FailureReasons()
-    found.note("a", "ValueError", "x")
-    assert await found.of("a") == ("ValueError", "x")
+async def test_the_event_may_come_before_the_reply() -> None:
+    reasons = FailureReasons()
+    await reasons.note("a", WRONG)
+    assert await reasons.of("a") == WRONG
 
 
-async def test_the_event_may_come_after_the_report() -> None:
-    found = FailureReasons()
-    waiting = asyncio.create_task(found.of("a"))
+async def test_the_event_may_come_after_the_reply() -> None:
+    reasons = FailureReasons()
+    waiting = asyncio.create_task(reasons.of("a"))
     await asyncio.sleep(0)
-    found.note("b", "KeyError", "y")
-    found.note("a", "ValueError", "x")
-    assert await waiting == ("ValueError", "x")
+    await reasons.note("b", Reason("KeyError", "y"))
+    await reasons.note("a", WRONG)
+    assert await waiting == WRONG
 
 
 async def test_without_events_nothing_waits() -> None:
-    assert await asyncio.wait_for(FailureReasons(patience=0).of("a"), 1) is None
-
-
-async def test_workers_that_send_no_events_hold_up_one_failure_and_not_each() -> None:
-    found = FailureReasons(patience=0.05)
-    assert await found.of("a") is None
-    found._patience = 3600.0
-    assert await asyncio.wait_for(found.of("b"), 1) is None
-    found.note("c", "ValueError", "x")  # they do now
-    waiting = asyncio.create_task(found.of("d"))
-    await asyncio.sleep(0)
-    found.note("d", "ValueError", "x")
-    assert await waiting == ("ValueError", "x")
-
-
-async def test_of_ever_new_failures_not_all_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reasons, "_MOST_KEPT", 3)
-    found = FailureReasons(patience=0)
-    for task_id in "abcd":
-        found.note(task_id, "ValueError", "x")
-    assert await found.of("a") is None
-    assert await found.of("d") == ("ValueError", "x")
-
-
-async def test_a_report_that_is_given_up_leaves_nothing_behind() -> None:
-    found = FailureReasons()
-    waiting = asyncio.create_task(found.of("a"))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert not found._awaited
+    assert await asyncio.wait_for(FailureReasons(timeout=0).of("a"), 1) is None
 
 
 # -- a worker whose app writes pickle --------------------------------------------------------------------------------
@@ -87,13 +58,13 @@ async def test_an_app_that_writes_pickle_needs_no_change(fleet: Fleet, tmp_path:
     try:
         await worker.is_ready()
         async with Bridged(worker.broker, worker.queue) as stage:
-            await stage.is_heard()
+            await stage.is_connected()
             found = await stage.task("celery://loja.somar", {"a": 2})
             assert found["resultados"]["t"]["resultado"] == {"soma": 2}
             found = await stage.task("celery://loja.falhar")
             assert found["falhas"]["t"]["motivo"] == "ValueError: não há estoque"
         async with Bridged(worker.broker, worker.queue, events=False) as stage:
-            await stage.is_heard()
+            await stage.is_connected()
             found = await stage.task("celery://loja.falhar")
             assert found["falhas"]["t"]["motivo"] == NO_REASON
     finally:
@@ -106,7 +77,7 @@ async def test_an_app_that_writes_pickle_needs_no_change(fleet: Fleet, tmp_path:
 @pytest.fixture
 async def stage(fleet: Fleet) -> AsyncIterator[Bridged]:
     async with Bridged(fleet.url("rabbitmq"), f"loja-{uuid.uuid4().hex[:10]}", events=False) as made:
-        await made.is_heard()
+        await made.is_connected()
         yield made
 
 
@@ -123,33 +94,8 @@ def reply(stage: Bridged, body: bytes, **headers: Any) -> None:
         )
 
 
-async def task_id(stage: Bridged) -> str:
-    """The id of the task that is on Celery's queue."""
-    queue = stage.settings.celery.queue
-    with kombu.Connection(stage.settings.celery.broker_url) as connection:
-
-        def found() -> Any:
-            try:
-                with connection.channel() as channel:  # type: ignore[attr-defined, unused-ignore]
-                    return kombu.Queue(queue, channel=channel).get(no_ack=True)
-            except connection.channel_errors:
-                return None  # the queue is not there yet
-
-        message = await until(found, saying="the task")
-    return str(message.headers["id"])
-
-
-@pytest.mark.parametrize("task", [FAILED, RETURNED])
-async def test_a_task_that_answered_with_pickle_says_so(stage: Bridged, task: str) -> None:
-    run = await stage.submit({"destinos": [{"id": "t", "fila": "celery://loja.somar"}], "timeout": 30})
-    reply(stage, BOMB, task=task, parent_id=await task_id(stage))
-    found = await stage.ended(run)
-    assert found["falhas"]["t"]["motivo"] == PICKLED
-    await until(lambda: replies_of(stage)() == 0, saying="the report to be acked")
-
-
 @pytest.mark.parametrize("body", [BOMB, pickle.dumps([["x"], {}, {}])])
-async def test_a_pickle_that_no_task_sent_rests_in_the_dead_letters(stage: Bridged, body: bytes) -> None:
+async def test_a_pickle_is_dead_lettered_unread(stage: Bridged, body: bytes) -> None:
     reply(stage, body, task=FAILED, parent_id="unknown")
 
     async def letters() -> Any:
@@ -158,4 +104,4 @@ async def test_a_pickle_that_no_task_sent_rests_in_the_dead_letters(stage: Bridg
     [letter] = await until(letters, saying="the dead letter")
     assert PICKLED in letter.reason
     assert letter.body == body
-    await until(lambda: replies_of(stage)() == 0, saying="the report to be acked")
+    await until(lambda: replies_of(stage)() == 0, saying="the reply to be acked")

@@ -1,4 +1,4 @@
-"""Whatever is killed, on either side of the bridge, a step that is a Celery task ends: well, or with a reason."""
+"""A step that is a Celery task ends, with a result or a reason, whatever is killed on either side of the bridge."""
 
 import asyncio
 import subprocess
@@ -10,7 +10,7 @@ from typing import Any
 import kombu
 import pytest
 
-from oraculo.bridges.celery import connections, events
+from oraculo.bridges.celery import connections
 from oraculo.pipeline.bridges import CELERY, QUEUES
 from tests.bridges.celery_stage import ROOT, Bridged, CeleryWorker, are_kept, replies_of
 from tests.end_to_end.cluster import Cluster
@@ -25,7 +25,7 @@ BROKERS = ("rabbitmq", pytest.param("redis", marks=pytest.mark.long))
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts Celery workers, which end with the test."""
+    """Return a function that starts Celery workers, which end with the test."""
     started: list[CeleryWorker] = []
 
     def begin(broker: str, queue: str | None = None, **environment: str) -> CeleryWorker:
@@ -57,8 +57,10 @@ async def submit(cluster: Cluster, task: str, payload: dict[str, Any], *, timeou
 
 
 async def is_noted(cluster: Cluster, run: str) -> None:
-    """The engine knows that its command was sent, and the bridge has acked it. Killed before that, they send it once
-    more, as they must."""
+    """Wait until the engine has noted its command as sent, and the bridge has acked it.
+
+    If they are killed before that, they rightly send the command once more.
+    """
 
     async def noted() -> bool:
         found = (await cluster.client.get(f"/orquestracoes/{run}")).json()
@@ -71,7 +73,7 @@ async def is_noted(cluster: Cluster, run: str) -> None:
 
 
 class Gate:
-    """A task that has begun, and waits to be let go on."""
+    """A task that writes down when it begins, and waits until `open` is called."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.mark = folder / "go", folder / "begun"
@@ -84,7 +86,7 @@ class Gate:
         return len(self.mark.read_text().split()) if self.mark.exists() else 0
 
     async def has_begun(self, times: int = 1) -> None:
-        # At least: with a short visibility timeout Redis gives a task that still waits to the worker once more.
+        # More often than asked, because Redis delivers a waiting task again after a short visibility timeout.
         await until(lambda: self.begun() >= times, within=60, saying=f"the task to have begun {times} times")
 
     def open(self) -> None:
@@ -165,8 +167,8 @@ async def test_celerys_broker_is_killed_and_started_again(
         late = await submit(cluster, "loja.somar", {"a": 2, "b": 3}, timeout=1)
         trouble = await _bridge_is(cluster, "Celery's broker at ")
         assert "guest:guest" not in trouble
-        told = (await cluster.client.get(f"/orquestracoes/{run}/explicacao")).json()["explicacao"]
-        assert "; ponte celery cannot be used (Celery's broker at " in told
+        explanation = (await cluster.client.get(f"/orquestracoes/{run}/explicacao")).json()["explicacao"]
+        assert "; ponte celery cannot be used (Celery's broker at " in explanation
         assert (await cluster.ended(late))["falhas"]["t"]["status"] == "timeout"
         assert (await cluster.summary(run))["status"] == "em_execucao"
         await asyncio.to_thread(server.start)
@@ -200,24 +202,24 @@ async def test_tasks_whose_run_ended_while_celerys_broker_was_away_are_not_begun
 
 
 async def is_left(cluster: Cluster) -> None:
-    """No command waits for the bridge."""
+    """Wait until no command waits for the bridge."""
 
     async def nothing_waits() -> bool:
         queues = {queue["fila"]: queue for queue in (await cluster.client.get("/filas")).json()["filas"]}
         bridge = queues[QUEUES[CELERY]]
         return (bridge["mensagens"], bridge["em_processamento"]) == (0, 0)
 
-    await until(nothing_waits, within=30, saying="the commands of the ended run to be let go")
+    await until(nothing_waits, within=30, saying="the commands of the ended run to be dropped")
 
 
 async def _bridge_is(cluster: Cluster, trouble: str | None) -> str:
-    async def told() -> str | None:
+    async def reported() -> str | None:
         problem = (await cluster.health())["partes"]["ponte celery"]["problema"]
         if trouble is None:
             return "well" if problem is None else None
         return str(problem) if trouble in str(problem) else None
 
-    found = await until(told, within=40, saying=f"the bridge to tell {trouble}")
+    found = await until(reported, within=40, saying=f"the bridge to report {trouble}")
     assert found is not None
     return found
 
@@ -244,15 +246,15 @@ async def test_our_broker_is_killed_and_started_again(
 HOLDER = """
 import sys
 import kombu
-from oraculo.bridges.celery.connections import Address
+from oraculo.bridges.celery.connections import CeleryBroker
 
-address = Address(sys.argv[1], "", sys.argv[2])
-connection = address.connection()
+broker = CeleryBroker(sys.argv[1], reply_queue=sys.argv[2])
+connection = broker.connection()
 
 def hold(message):
     print("held", flush=True)
 
-with kombu.Consumer(connection.channel(), [address.replies], on_message=hold, prefetch_count=10):
+with kombu.Consumer(connection.channel(), [broker.replies], on_message=hold, prefetch_count=10):
     while True:
         try:
             connection.drain_events(timeout=1)
@@ -261,7 +263,7 @@ with kombu.Consumer(connection.channel(), [address.replies], on_message=hold, pr
 """
 
 
-def _hold_reports(broker: str, replies: str) -> "subprocess.Popen[str]":
+def _hold_replies(broker: str, replies: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", HOLDER, broker, replies]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
@@ -273,18 +275,18 @@ async def worker(server: Server, start: Start) -> CeleryWorker:
     return started
 
 
-async def test_a_report_that_a_dead_bridge_held_is_read_by_another(
+async def test_a_reply_that_a_dead_bridge_held_is_read_by_another(
     worker: CeleryWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_LEASE", 2)
+    monkeypatch.setattr(connections, "_VISIBILITY_TIMEOUT", 2)
     stage = Bridged(worker.broker, worker.queue)
     replies = f"{stage.settings.broker.prefix}oraculo-respostas"
-    holding = _hold_reports(worker.broker, replies)
+    holding = _hold_replies(worker.broker, replies)
     try:
         async with stage:
-            assert stage.bridge._threads[0].stopping is False
-            stage.bridge._threads[0].end()
-            await asyncio.to_thread(stage.bridge._threads[0].join)
+            reading = stage.bridge._listeners[0]
+            reading.end()
+            await asyncio.to_thread(reading.join)
             run = await stage.submit({"destinos": [{"id": "t", "fila": "celery://loja.somar", "payload": {"a": 1}}]})
             assert holding.stdout is not None
             assert await asyncio.to_thread(holding.stdout.readline) == "held\n"
@@ -318,19 +320,18 @@ async def test_a_queue_that_nobody_made_waits_for_its_worker(fleet: Fleet, start
 
 @pytest.mark.parametrize("broker", ["rabbitmq", "redis"])
 async def test_a_worker_that_starts_after_the_bridge_is_soon_asked_for_its_events(
-    fleet: Fleet, start: Start, broker: str, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, start: Start, broker: str
 ) -> None:
-    monkeypatch.setattr(events, "ASK_EVERY", 3600.0)
     url = fleet.url(broker)
     async with Bridged(url, "loja-nova") as stage:
-        await stage.is_heard()  # and has asked those that are there: none
+        await stage.is_connected()  # and has asked the workers that run: none
         await start(url, queue="loja-nova").is_ready()
 
-        async def is_told() -> bool:
+        async def has_reason() -> bool:
             aggregate = await stage.task("celery://loja.nenhuma", wait=2)
             return bool(aggregate["falhas"]["t"]["status"] == "erro")
 
-        await until(is_told, within=30, saying="that no worker knows the task")
+        await until(has_reason, within=30, saying="the event that no worker knows the task")
 
 
 def _waiting(url: str, queue: str) -> int:
@@ -338,12 +339,12 @@ def _waiting(url: str, queue: str) -> int:
         try:
             return int(connection.channel().queue_declare(queue, passive=True).message_count)  # type: ignore[attr-defined, unused-ignore]
         except connection.channel_errors:
-            return 0  # nobody has made it yet
+            return 0  # the queue does not exist yet
 
 
-async def test_what_is_no_report_of_ours_rests_in_the_dead_letters(worker: CeleryWorker) -> None:
+async def test_a_message_that_is_no_reply_of_ours_is_dead_lettered(worker: CeleryWorker) -> None:
     async with Bridged(worker.broker, worker.queue) as stage:
-        await stage.is_heard()
+        await stage.is_connected()
         name = f"{stage.settings.broker.prefix}oraculo-respostas"
         with kombu.Connection(worker.broker) as connection:
             connection.Producer().publish({"who": "knows"}, exchange=name, routing_key=name, serializer="json")
@@ -354,4 +355,4 @@ async def test_what_is_no_report_of_ours_rests_in_the_dead_letters(worker: Celer
 
         [letter] = await until(letters, saying="the dead letter")
         assert name in letter.reason
-        await until(lambda: replies_of(stage)() == 0, saying="the report to be acked")
+        await until(lambda: replies_of(stage)() == 0, saying="the reply to be acked")

@@ -1,4 +1,4 @@
-"""TLS to a RabbitMQ, spoken by kombu: a certificate authority of one's own, and the name in the certificate."""
+"""TLS to RabbitMQ over kombu: a private certificate authority, and the name in the certificate."""
 
 import ssl
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from oraculo.bridges.celery.connections import Address
-from oraculo.bridges.celery.secured import SecuredConnection, VerifiedConnection
+from oraculo.bridges.celery.connections import CeleryBroker
+from oraculo.bridges.celery.tls import SecuredConnection, VerifiedConnection
 from oraculo.celery_app import make_celery_app
 from oraculo.errors import InvalidSettings
 from oraculo.settings import BrokerSettings, CelerySettings, Settings
@@ -40,19 +40,19 @@ async def test_a_worker_trusts_the_authority_that_the_url_names(server: RabbitMQ
 
 
 @pytest.mark.parametrize(
-    ("host", "more", "told"),
+    ("host", "more", "fault"),
     [
         ("localhost", "", None),
-        ("127.1", "", "CERTIFICATE_VERIFY_FAILED"),  # the same machine, by a name that is not in the certificate
+        ("127.1", "", "CERTIFICATE_VERIFY_FAILED"),  # this machine, by a name that is not in the certificate
         ("127.1", "&ssl_check_hostname=false", None),
     ],
 )
 def test_the_bridge_looks_at_the_name_in_the_certificate(
-    host: str, more: str, told: str | None, server: RabbitMQ
+    host: str, more: str, fault: str | None, server: RabbitMQ
 ) -> None:
     _, checks = doctor(ORACULO_CELERY_BROKER_URL=server.tls_url.replace("localhost", host) + more)
-    assert checks["celery"]["estado"] == ("erro" if told else "ok"), checks["celery"]
-    assert told is None or told in checks["celery"]["detalhe"]
+    assert checks["celery"]["estado"] == ("erro" if fault else "ok"), checks["celery"]
+    assert fault is None or fault in checks["celery"]["detalhe"]
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_no_is_no_in_every_word_that_other_urls_have_for_it(no: str) -> None:
 
 def test_a_parameter_that_nobody_knows_is_a_bad_setting() -> None:
     with pytest.raises(InvalidSettings, match="unknown parameter 'ssl_authority'; known: ssl_ca_certs"):
-        Address("amqps://a?ssl_authority=/ca.pem", "", "respostas")
+        CeleryBroker("amqps://a?ssl_authority=/ca.pem")

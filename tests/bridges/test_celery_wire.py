@@ -1,4 +1,4 @@
-"""What is sent to Celery and what is read from it, without a server."""
+"""Tasks as they are sent to Celery, and replies and events as they come from it, without a server."""
 
 import os
 import pickle
@@ -6,17 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from celery import Celery
 from kombu.utils.encoding import safe_repr
 
-from oraculo.bridges.celery import reports
-from oraculo.bridges.celery.reports import NO_REASON, read_report, told_by
+from oraculo.bridges.celery.replies import NO_REASON, read_reply, reason_in
 from oraculo.bridges.celery.tasks import FAILED, RETURNED, Task, address_of, make_task, read_destination
 from oraculo.errors import InvalidMessage
 from oraculo.pipeline.bridges import read_bridge
 from oraculo.wire.message import Message
 
-APP = Celery("test", set_as_current=False)
 JSON, PICKLE, YAML = "application/json", "application/x-python-serialize", "application/x-yaml"
 
 
@@ -36,7 +33,6 @@ def command(payload: Any, url: str = "celery://loja.somar", block: dict[str, Any
 
 def task_of(message: Message) -> Task:
     return make_task(
-        APP,
         message,
         read_destination(message),
         address=address_of(message, "rabbitmq"),
@@ -109,7 +105,7 @@ def test_a_command_without_a_task_is_refused(wrong: Any) -> None:
 
 
 def callback_of(kind: str) -> dict[str, Any]:
-    """The keyword arguments with which Celery sends the callback on."""
+    """Return the keyword arguments with which Celery sends the callback on."""
     _, _, embed = msgspec.json.decode(task_of(command({})).body)
     signature = embed[kind][0]
     keywords: dict[str, Any] = signature["kwargs"]
@@ -118,27 +114,19 @@ def callback_of(kind: str) -> dict[str, Any]:
 
 def test_a_value_finds_its_command() -> None:
     body = msgspec.json.encode([[{"soma": 5}], callback_of("callbacks"), {}])
-    report = read_report(body, JSON, RETURNED)
-    assert report.value == {"soma": 5}
-    assert report.reason is None
-    told = report.command
-    assert (told.correlation_id, told.tarefa, told.tentativa, told.responder_em) == ("r", "t", 2, "resultados.e1")
-    assert told.via == "rabbitmq"
-
-
-def test_version_1_of_the_protocol_is_read_too() -> None:
-    """It has the task's name in the body, not in a header."""
-    body = msgspec.json.encode({"task": RETURNED, "args": [5], "kwargs": callback_of("callbacks")})
-    assert read_report(body, JSON, None).value == 5
-    failed = msgspec.json.encode({"task": FAILED, "args": ["the-task-id"], "kwargs": callback_of("errbacks")})
-    assert read_report(failed, JSON, None).failed_id == "the-task-id"
+    outcome = read_reply(body, JSON, RETURNED)
+    assert outcome.value == {"soma": 5}
+    assert outcome.reason is None
+    found = outcome.command
+    assert (found.correlation_id, found.tarefa, found.tentativa, found.responder_em) == ("r", "t", 2, "resultados.e1")
+    assert found.via == "rabbitmq"
 
 
 @pytest.mark.parametrize("kind", ["Money", "datetime", ["Money"]], ids=str)
 def test_a_type_that_only_the_app_knows_stays_the_object_that_it_wrote(kind: object) -> None:
     value = {"preço": {"__type__": kind, "__value__": 5}}
     body = msgspec.json.encode([[value], callback_of("callbacks"), {}])
-    assert read_report(body, JSON, RETURNED).value == value
+    assert read_reply(body, JSON, RETURNED).value == value
 
 
 class Odd(Exception):
@@ -147,7 +135,7 @@ class Odd(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reason"),
     [
         (ValueError("não há estoque"), ("ValueError", "não há estoque")),
         (ValueError('it\'s "quoted"\nand long'), ("ValueError", 'it\'s "quoted"\nand long')),
@@ -158,24 +146,24 @@ class Odd(Exception):
         (Odd(), ("", "<odd>")),
     ],
 )
-def test_an_event_tells_the_exception(error: Exception, told: tuple[str, str]) -> None:
-    assert told_by({"exception": safe_repr(error)}) == told
+def test_an_event_names_the_exception(error: Exception, reason: tuple[str, str]) -> None:
+    assert reason_in({"exception": safe_repr(error)}) == reason
 
 
 def test_an_event_of_the_pools_own_exceptions_names_them_in_the_traceback() -> None:
     traceback = "Traceback (most recent call last):\n  …\nbilliard.exceptions.WorkerLostError: exitcode 9: job 3.\n"
     event = {"exception": "ExceptionWithTraceback()", "traceback": traceback}
-    assert told_by(event) == ("WorkerLostError", "exitcode 9: job 3.")
+    assert reason_in(event) == ("WorkerLostError", "exitcode 9: job 3.")
 
 
 @pytest.mark.parametrize("exception", ["ValueError('a' + x)", "V('" + "(" * 500 + ")", "V('\0')", 5, None])
-def test_an_event_that_nobody_can_read_is_told_as_it_is(exception: object) -> None:
-    kind, text = told_by({"exception": exception})
+def test_an_event_that_cannot_be_parsed_is_shown_as_it_is(exception: object) -> None:
+    kind, text = reason_in({"exception": exception})
     assert f"{kind}{text}" == str(exception or "").replace("(", "", 1).removesuffix(")")
 
 
 class Evil:
-    """Unpickled by pickle itself, it would run a command."""
+    """An object that runs a command when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return os.mkdir, ("/nowhere/at/all",)
@@ -196,23 +184,14 @@ def test_no_pickle_is_read(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None
 
     for name in ("Unpickler", "load", "loads"):
         monkeypatch.setattr(pickle, name, unexpected)
-    with pytest.raises(InvalidMessage, match="answered with pickle, which ORÁCULO does not read"):
-        read_report(body, PICKLE, FAILED)
-
-
-def test_whatever_the_reading_raises_is_told_as_an_unreadable_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unforeseen(_: object) -> None:
-        raise ZeroDivisionError("unforeseen")
-
-    monkeypatch.setattr(reports, "read_address", unforeseen)
-    with pytest.raises(InvalidMessage, match="ZeroDivisionError: unforeseen"):
-        read_report(msgspec.json.encode([[5], callback_of("callbacks"), {}]), JSON, RETURNED)
+    with pytest.raises(InvalidMessage, match="is pickle, which ORÁCULO does not read"):
+        read_reply(body, PICKLE, FAILED)
 
 
 def test_a_failure_finds_its_command_and_names_the_task_that_failed() -> None:
     body = msgspec.json.encode([["the-task-id"], callback_of("errbacks"), {}])
-    report = read_report(body, JSON, FAILED)
-    assert (report.command.tarefa, report.failed_id, report.reason) == ("t", "the-task-id", NO_REASON)
+    outcome = read_reply(body, JSON, FAILED)
+    assert (outcome.command.tarefa, outcome.failed_id, outcome.reason) == ("t", "the-task-id", NO_REASON)
 
 
 def test_celery_is_asked_for_json_whatever_the_apps_own_serializers_are() -> None:
@@ -232,6 +211,6 @@ def test_celery_is_asked_for_json_whatever_the_apps_own_serializers_are() -> Non
         (b"[[], [], {}]", JSON),
     ],
 )
-def test_what_is_no_report_is_told(body: bytes, content_type: str) -> None:
+def test_what_is_no_reply_of_ours_is_refused(body: bytes, content_type: str) -> None:
     with pytest.raises(InvalidMessage):
-        read_report(body, content_type, RETURNED)
+        read_reply(body, content_type, RETURNED)

@@ -64,7 +64,7 @@ async def order_of(broker: str, tmp_path: Path, queue: str, **settings: Any) -> 
     environment = {"CELERY_MAX_PRIORITY": "9"} if broker.startswith("amqp") else {}
     worker = CeleryWorker(broker, tmp_path / "log", "-c", "1", queue=queue, **environment)
     async with Bridged(broker, queue, **settings) as stage:
-        await stage.is_heard()
+        await stage.is_connected()
         runs = await submit_each(stage, "celery://loja.anotar", path=str(lines))
 
         async def all_wait() -> bool:
@@ -99,7 +99,7 @@ async def test_on_redis_tasks_stay_where_every_worker_of_celery_reads(fleet: Fle
     """Tasks with a priority would go to lists of their own, which depend on the worker's options."""
     url, queue = fleet.url("redis"), f"loja-{uuid.uuid4().hex[:10]}"
     async with Bridged(url, queue) as stage, Redis.from_url(url) as redis:
-        await stage.is_heard()
+        await stage.is_connected()
         await submit_each(stage, "celery://loja.anotar")
 
         async def all_wait() -> bool:

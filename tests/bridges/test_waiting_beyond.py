@@ -17,9 +17,9 @@ from structlog.testing import capture_logs
 from oraculo.bootstrap import make_outlooks
 from oraculo.bridges import outlook
 from oraculo.bridges.bullmq import BullmqBridge
-from oraculo.bridges.bullmq.queue_state import queue_state
-from oraculo.bridges.celery import CeleryBridge, looking
-from oraculo.bridges.celery.connections import Address
+from oraculo.bridges.bullmq.queue_state import queue_state as bullmq_queue_state
+from oraculo.bridges.celery import CeleryBridge, CeleryOutlook, queue_state
+from oraculo.bridges.celery.connections import CeleryBroker
 from oraculo.pipeline.bridges import Beyond, Bridge, read_bridge
 from oraculo.settings import BullmqSettings, CelerySettings, Settings
 from oraculo.testing.harness import Harness
@@ -90,7 +90,7 @@ async def listening(url: str, queue: str) -> AsyncIterator[None]:
 async def test_nobody_listens_on_a_queue_of_celery(fleet: Fleet) -> None:
     url, queue = fleet.url("rabbitmq"), f"fila-{uuid.uuid4().hex[:8]}"
     async with Bridged(url, queue) as oraculo:
-        await oraculo.is_heard()
+        await oraculo.is_connected()
         run_id = await oraculo.submit({"destinos": ["celery://loja.cobrar"], "payload": {}})
         await explained(oraculo, run_id, f" to celery://loja.cobrar, and nobody listens on Celery's queue {queue});")
         async with listening(url, queue):
@@ -175,16 +175,16 @@ async def test_an_outlook_that_was_silent_is_not_waited_for_again_at_once(monkey
 async def test_tasks_that_wait_in_a_redis_of_celery_are_counted_and_no_connection_is_left(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue, opened, connect = f"fila-{uuid.uuid4().hex[:8]}", list[Connection](), Address.connect
+    queue, opened, connect = f"fila-{uuid.uuid4().hex[:8]}", list[Connection](), CeleryBroker.connect
 
-    def noted(address: Address, connection: Connection) -> None:
-        if threading.current_thread().name == "oraculo-celery-look":
+    def noted(broker: CeleryBroker, connection: Connection) -> None:
+        if threading.current_thread().name.startswith("oraculo-celery-queues"):
             opened.append(connection)
-        connect(address, connection)
+        connect(broker, connection)
 
-    monkeypatch.setattr(Address, "connect", noted)
+    monkeypatch.setattr(CeleryBroker, "connect", noted)
     async with Bridged(fleet.url("redis"), queue) as oraculo:
-        await oraculo.is_heard()
+        await oraculo.is_connected()
         await oraculo.submit({"destinos": ["celery://loja.cobrar"], "payload": {}})
         look = beyond(oraculo.bridge, "celery://loja.cobrar", is_as=lambda found: found.waiting == 1)
         assert await until(look, saying="the task") == Beyond(f"Celery's queue {queue}", 1)
@@ -198,7 +198,7 @@ async def test_a_redis_of_bullmq_that_says_nothing_keeps_nobody_waiting(monkeypa
     port = silent.sockets[0].getsockname()[1]
     client = Redis.from_url(f"redis://127.0.0.1:{port}/0")
     async with asyncio.timeout(5):
-        assert await queue_state(client, "bull", "videos") is None
+        assert await bullmq_queue_state(client, "bull", "videos") is None
     await client.aclose()
     silent.close()
 
@@ -210,46 +210,12 @@ async def test_a_broker_of_celery_that_is_away_tells_nothing(unused_tcp_port: in
         assert await oraculo.bridge.beyond(Bridge("celery", "loja.cobrar")) is None, "stopped, and asked all the same"
 
 
-@pytest.fixture
-def look() -> looking.QueueLook:
-    return looking.QueueLook(Address("redis://127.0.0.1:1/0", "", "respostas"))
-
-
-async def test_a_queue_is_looked_at_once_for_all_who_ask_and_few_queues_at_a_time(
-    look: looking.QueueLook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, may_answer = list[str](), threading.Event()
-
-    def counts(_: Address, queue: str) -> tuple[int, int]:
-        asked.append(queue)
-        may_answer.wait(10)
-        return 7, 1
-
-    monkeypatch.setattr(looking, "queue_counts", counts)
-    asking = [asyncio.create_task(look.at(queue)) for queue in ("a", "a", "b", "a", "c", "d", "e")]
-    try:
-        await until(lambda: len(asked) == 4, saying="four looks")
-    finally:
-        may_answer.set()
-    found = await asyncio.gather(*asking)
-    assert sorted(asked) == ["a", "b", "c", "d"]
-    assert found[0] == found[1] == found[3] == Beyond("Celery's queue a", 7, listening=1)
-    assert found[-1] is None, "one queue too many at once"
-    assert await look.at("e") == Beyond("Celery's queue e", 7, listening=1)
-
-
-async def test_whatever_a_look_meets_it_is_only_not_told(
-    look: looking.QueueLook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(looking, "queue_counts", fail)
-    assert await look.at("a") is None
-    monkeypatch.setattr(looking, "_PATIENCE", 0.01)
-    hangs = threading.Event()
-    monkeypatch.setattr(looking, "queue_counts", lambda *_: hangs.wait(10) and (0, 0))
-    assert await look.at("a") is None
-    hangs.set()
-    monkeypatch.setattr(threading.Thread, "start", fail)
-    assert await look.at("b") is None
+async def test_a_broker_of_celery_that_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_state, "_TIMEOUT", 0.05)
+    silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
+    queues = CeleryOutlook(CelerySettings(broker_url=f"redis://127.0.0.1:{silent.sockets[0].getsockname()[1]}/0"))
+    async with asyncio.timeout(5):
+        asked = [queues.beyond(Bridge("celery", "loja.cobrar", queue=str(number))) for number in range(20)]
+        assert await asyncio.gather(*asked) == [None] * 20
+        await queues.stop()
+    silent.close()

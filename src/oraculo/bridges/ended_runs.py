@@ -19,10 +19,6 @@ class EndedRuns:
         self._clock = clock
         self._failed_at: float | None = None
 
-    @property
-    def had_failures(self) -> bool:
-        return self._failed_at is not None
-
     def note_failure(self) -> None:
         """Note that commands cannot be handed over now: they wait, and so do those behind them."""
         self._failed_at = self._clock.now()

@@ -1,52 +1,23 @@
 """Whether the systems behind the bridges can be used: each is asked once, in the way of its bridge."""
 
 import asyncio
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from oraculo.errors import BrokerError, BrokerUnavailable
-from oraculo.wire.answers import describe
 
 if TYPE_CHECKING:
     from oraculo.bridges.bullmq.server import BullmqRedis
     from oraculo.settings import BullmqSettings, CelerySettings
 
 _SECONDS = 6.0
-_UNHEARD = "ORACULO_CELERY_EVENTS=false: failed tasks come without their reason"
 
 
 async def reach_celery(settings: "CelerySettings", prefix: str) -> str:
     """`prefix`: of our queues."""
-    return await asyncio.to_thread(_reach_celery, settings, prefix)
+    from oraculo.bridges.celery.check import check_celery
 
-
-def _reach_celery(settings: "CelerySettings", prefix: str) -> str:
-    """kombu blocks, and some of its waits have no limit: then the connection is cut."""
-    from oraculo.bridges.celery.bridge import REPLIES
-    from oraculo.bridges.celery.connections import Address, CeleryAway, TaskRefused, cut, try_rights
-
-    address = Address(settings.broker_url, settings.key_prefix, prefix + REPLIES)
-    connection = address.connection()
-    fuse = threading.Timer(_SECONDS, cut, [connection])
-    fuse.daemon = True
-    fuse.start()
-    try:
-        with address.faults(connection):
-            address.connect(connection)
-            try_rights(address, connection)
-            unheard = "" if settings.events else f"; {_UNHEARD}"
-            return f"can be reached at {connection.as_uri()}{unheard}"
-    except TaskRefused as error:
-        raise BrokerError(f"{connection.as_uri()}: {error}") from error
-    except CeleryAway as error:
-        raise BrokerUnavailable(str(error)) from error
-    except Exception as error:  # each of kombu's transports has its own; the other checks are worth having
-        raise BrokerError(f"{connection.as_uri()}: {describe(error)}") from error
-    finally:
-        fuse.cancel()
-        with suppress(Exception):  # whatever state kombu left it in
-            connection.release()
+    return await asyncio.to_thread(check_celery, settings, prefix, _SECONDS)
 
 
 async def reach_bullmq(settings: "BullmqSettings", prefix: str) -> str:

@@ -256,8 +256,8 @@ def work_in_celery(settings: Settings, app: App, options: Sequence[str]) -> NoRe
     """Celery's own worker, until a signal, with `options` of its command line. Ends with Celery's exit status, as
     typer.Exit, or raises InvalidSettings."""
     try:
+        from oraculo.bridges.celery.command_line import run_worker
         from oraculo.celery_app import make_celery_app
-        from oraculo.celery_app.command_line import run_worker
     except ModuleNotFoundError as error:
         missing = f"celery needs a package that is not installed ({error.name}): {how_to_add('celery')}"
         raise InvalidSettings(Fault("--engine", missing)) from error

@@ -1,113 +1,79 @@
-"""Task events: they say why a task failed, and what no callback tells. The broker does not keep them, so no outcome
-depends on them: without them a failed task has no reason, and one without a callback ends by its deadline.
+"""Listens to the task events of Celery's workers.
 
-Celery calls no errback for a task that was revoked, nor for one whose name its worker does not know. Its workers send
-events when they are asked to, which is what Flower does too.
+Events say why a task failed. They also report ends for which Celery calls no errback: a task was revoked, or its
+worker does not know its name. The broker does not keep events, so no outcome may depend on them: without its event a
+failed task has no reason, and a task without a callback ends by its deadline.
 """
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import kombu
-from celery import Celery
 from celery.events.event import get_exchange
+from kombu.pidbox import Mailbox
 
-from oraculo.bridges.celery.connections import Listener
-from oraculo.bridges.celery.reports import Report, failure, told_by
-from oraculo.bridges.celery.tasks import ReturnAddress
+from oraculo.bridges.celery.answers import TaskAnswers
+from oraculo.bridges.celery.failure_reasons import FailureReasons
+from oraculo.bridges.celery.listener import Listener
+from oraculo.bridges.celery.replies import Reason, failure, reason_in
 
-ASK_EVERY = 15.0  # seconds; workers that started meanwhile did not hear us
-ASK_SOON = 2.0  # after one has told that it starts, which it does before it can be asked
-ASKED_SOON = 3  # times
-MOST_REMEMBERED = 10_000
+_ASK_EVERY = 5.0  # seconds; workers that have started meanwhile did not get the last request
 _IDLE = 0.5
 _UNKNOWN_TASK = "NotRegistered"
 
-
-class SentTasks:
-    """The commands whose tasks were sent from here and have not reported, by task id; the oldest are forgotten."""
-
-    def __init__(self, limit: int = MOST_REMEMBERED) -> None:
-        self._limit = limit
-        self._commands: OrderedDict[str, ReturnAddress] = OrderedDict()
-
-    def __contains__(self, task_id: str) -> bool:
-        return task_id in self._commands
-
-    def add(self, task_id: str, command: ReturnAddress) -> None:
-        self._commands[task_id] = command
-        if len(self._commands) > self._limit:
-            self._commands.popitem(last=False)
-
-    def get(self, task_id: object) -> ReturnAddress | None:
-        return self._commands.get(task_id) if isinstance(task_id, str) else None
-
-    def forget(self, task_id: str) -> None:
-        self._commands.pop(task_id, None)
+# Starts a coroutine on the event loop, from any thread.
+OnLoop = Callable[[Coroutine[Any, Any, None]], "Future[None]"]
 
 
 class TaskEvents:
-    """Reads events in a `Listener`'s thread. `on_end` hears of tasks that ended without a callback, `on_failure` why
-    any other task failed, `on_retry` of those that Celery runs again, and why."""
-
-    def __init__(
-        self,
-        app: Celery,
-        sent: SentTasks,
-        on_end: Callable[[Report], None],
-        on_failure: Callable[[str, str, str], None],
-        on_retry: Callable[[ReturnAddress, str], None],
-    ) -> None:
-        self._app = app
-        self._sent = sent
-        self._on_end = on_end
-        self._on_failure = on_failure
-        self._on_retry = on_retry
-        self._ask_at = 0.0
-        self._asks_soon = 0
+    def __init__(self, answers: TaskAnswers, reasons: FailureReasons, on_loop: OnLoop) -> None:
+        self._answers = answers
+        self._reasons = reasons
+        self._on_loop = on_loop
 
     def listen(self, listener: Listener, connection: kombu.Connection) -> None:
-        exchange = get_exchange(connection, name=self._app.conf.event_exchange)
-        queues = [_queue(exchange, key) for key in ("task.#", "worker.online")]  # kombu's Redis has one key for each
-        self._ask_at = time.monotonic()
-        with kombu.Consumer(connection.channel(), queues, callbacks=[self._arrived], accept=["json"], no_ack=True):
-            listener.is_ready()
+        """Read events in a listener's thread, and ask the workers for them, as Flower does."""
+        workers = Mailbox("celery", type="fanout")(connection)
+        ask_at = time.monotonic()
+        with kombu.Consumer(
+            connection.channel(), [_queue(connection)], callbacks=[self._received], accept=["json"], no_ack=True
+        ):
+            listener.ready()
             while not listener.stopping:
-                if time.monotonic() >= self._ask_at:
-                    self._app.control.enable_events(connection=connection)
-                    self._ask_at = time.monotonic() + (ASK_SOON if self._asks_soon else ASK_EVERY)
-                    self._asks_soon = max(0, self._asks_soon - 1)
+                if time.monotonic() >= ask_at:
+                    workers.abcast("enable_events")
+                    ask_at = time.monotonic() + _ASK_EVERY
                 listener.drain(connection, _IDLE)
 
-    def _arrived(self, body: Any, _message: kombu.Message) -> None:
+    def _received(self, body: Any, _message: kombu.Message) -> None:
         for event in _events_in(body):
-            if event.get("type") == "worker-online":
-                self._ask_at, self._asks_soon = min(self._ask_at, time.monotonic() + ASK_SOON), ASKED_SOON
             task_id = event.get("uuid")
-            if event.get("type") == "task-failed" and isinstance(task_id, str):
-                self._on_failure(task_id, *told_by(event))  # another engine may have sent the task
-            command = self._sent.get(task_id)
-            if command is not None:
-                self._tell(event, command)
+            if isinstance(task_id, str):
+                self._take(event, task_id)
 
-    def _tell(self, event: Mapping[str, Any], command: ReturnAddress) -> None:
-        match event.get("type"):
-            case "task-revoked":
-                self._on_end(_revoked(command, event))
-            case "task-failed" if str(event.get("exception")).startswith(_UNKNOWN_TASK):
-                worker = event.get("hostname")
-                self._on_end(failure(command, _UNKNOWN_TASK, f"the worker {worker} has no such task"))
-            case "task-retried":
-                self._on_retry(command, _retried(event))
+    def _take(self, event: Mapping[str, Any], task_id: str) -> None:
+        kind, command = event.get("type"), self._answers.sent.get(task_id)
+        if kind == "task-failed":
+            self._on_loop(self._reasons.note(task_id, reason_in(event)))  # even if another engine sent the task
+        if command is None:
+            return
+        if kind == "task-revoked":
+            reason = Reason("TaskRevokedError", _how_revoked(event))
+            self._on_loop(self._answers.give_for_event(failure(command, reason)))
+        elif kind == "task-failed" and str(event.get("exception")).startswith(_UNKNOWN_TASK):
+            reason = Reason(_UNKNOWN_TASK, f"the worker {event.get('hostname')} has no such task")
+            self._on_loop(self._answers.give_for_event(failure(command, reason)))
+        elif kind == "task-retried":
+            self._on_loop(self._answers.give_progress(command, _retry_text(event)))
 
 
-def _queue(exchange: kombu.Exchange, routing_key: str) -> kombu.Queue:
+def _queue(connection: kombu.Connection) -> kombu.Queue:
     return kombu.Queue(
         f"celeryev.oraculo.{kombu.uuid()}",
-        exchange,
-        routing_key=routing_key,
+        get_exchange(connection),
+        routing_key="task.#",
         durable=False,
         auto_delete=True,
         expires=60,
@@ -116,20 +82,19 @@ def _queue(exchange: kombu.Exchange, routing_key: str) -> kombu.Queue:
 
 
 def _events_in(body: Any) -> Iterator[Mapping[str, Any]]:
-    """Workers send them singly, and those of tasks several at a time."""
+    """Yield the events of a message. Workers send task events in batches."""
     for event in body if isinstance(body, list) else [body]:
         if isinstance(event, dict):
             yield event
 
 
-def _retried(event: Mapping[str, Any]) -> str:
+def _retry_text(event: Mapping[str, Any]) -> str:
     reason = event.get("exception")
-    # A task may ask for its retry without an exception, and Celery writes that as the text of Python's None.
+    # A task may ask for its retry without an exception. Celery writes that as the text "None".
     return "Celery runs it again" if reason in (None, "None") else f"Celery runs it again after {reason}"
 
 
-def _revoked(command: ReturnAddress, event: Mapping[str, Any]) -> Report:
-    how = "its deadline passed before a worker began it" if event.get("expired") else "someone revoked it"
+def _how_revoked(event: Mapping[str, Any]) -> str:
     if event.get("terminated"):
-        how = f"someone terminated it (signal {event.get('signum')})"
-    return failure(command, "TaskRevokedError", how)
+        return f"someone terminated it (signal {event.get('signum')})"
+    return "its deadline passed before a worker began it" if event.get("expired") else "someone revoked it"

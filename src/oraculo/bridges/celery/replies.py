@@ -1,156 +1,108 @@
-"""Reports, in: each is acked on Celery's broker once its answer is confirmed on ours."""
+"""Reads what Celery says of a task in callbacks and events: its value, or why it failed."""
 
-import contextlib
-import time
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
-from typing import Any
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-import kombu
+import msgspec
+from kombu.utils import json as kombu_json
 
-from oraculo.bridges.celery.answers import DUTY, TaskAnswers
-from oraculo.bridges.celery.connections import Address, Listener
-from oraculo.bridges.celery.events import SentTasks
-from oraculo.bridges.celery.handover import PREFETCH, QUEUE, STOP_GRACE
-from oraculo.bridges.celery.reasons import FailureReasons
-from oraculo.bridges.celery.reports import PICKLED, Report, failure, is_pickle, read_report, reason_of
-from oraculo.bridges.celery.tasks import FAILED
-from oraculo.clients.subscription import Backoff
-from oraculo.ports.broker import Outgoing
-from oraculo.ports.clock import Entropy
-from oraculo.ports.telemetry import DeadLettered, LoopFailed, Telemetry
+from oraculo.bridges.celery.tasks import ADDRESS, FAILED, RETURNED, ReturnAddress, read_address
+from oraculo.errors import Fault, InvalidMessage, OraculoError
+from oraculo.wire import naming
+from oraculo.wire.answers import describe
 
-MOST_KEPT = 64 * 1024  # bytes of an unreadable report that our broker refuses to take whole
-BIND_EVERY = 5.0  # seconds; a broker may lose what it was told, and nobody hears of that
-_BRISK, _IDLE = 0.005, 0.5  # seconds for which a thread waits for more, when it owes acks and when it does not
+NO_REASON = "the Celery task failed; no event of its worker said why, its log does"
+PICKLED = "is pickle, which ORÁCULO does not read; the app must leave the serializer of `oraculo.*` at json"
 
-# Begins what is to be done on the event loop, from any thread.
-OnLoop = Callable[[Coroutine[Any, Any, None]], "Future[None]"]
-# What is done about a report, and the report, by its tag.
-_Owed = dict[Any, tuple["Future[None]", kombu.Message]]
+_NOT_WORTH_A_RETRY = frozenset({"NotRegistered", "EncodeError", "TaskRevokedError"})
+_PICKLE = "application/x-python-serialize"
+_MAX_TEXT = 2000
+_MAX_UNQUOTED = 10_000  # characters; a longer text stays quoted
+_EXCEPTION = re.compile(r"(\w+)\((.*)\)", re.DOTALL)  # as repr() shows it
+_POOL_EXCEPTION = "ExceptionWithTraceback("  # Celery's pool hides its own exceptions so; their traceback names them
 
 
-class TaskReplies:
-    """`queue`: ours, whose dead letters the unreadable ones become."""
+class Outcome(msgspec.Struct, frozen=True):
+    """How a task ended: with `value`, or with the `reason` of its failure.
 
-    def __init__(
-        self,
-        address: Address,
-        answers: TaskAnswers,
-        sent: SentTasks,
-        reasons: FailureReasons,
-        queue: str,
-        on_loop: OnLoop,
-        entropy: Entropy,
-        telemetry: Telemetry,
-    ) -> None:
-        self._address = address
-        self._answers = answers
-        self._sent = sent
-        self._reasons = reasons
-        self._queue = queue
-        self._on_loop = on_loop
-        self._entropy = entropy
-        self._telemetry = telemetry
+    `failed_id` is the id of a failed task whose reason only an event of its worker knows.
+    """
 
-    def listen(self, listener: Listener, connection: kombu.Connection) -> None:
-        """In a thread of its own. Each report is acked when its answer is confirmed: it is held meanwhile, however long
-        that takes, and not given back."""
-        owed: _Owed = {}
-
-        def arrived(message: kombu.Message) -> None:
-            if not _is_held(message, owed):
-                taking = self._take(message.body, message.content_type, message.headers)
-                owed[message.delivery_tag] = (self._on_loop(taking), message)
-
-        def broken(message: kombu.Message, error: Exception) -> None:
-            if not _is_held(message, owed):
-                setting_apart = self._set_apart(message.body, reason_of(error))
-                owed[message.delivery_tag] = (self._on_loop(setting_apart), message)
-
-        self._address.declare_replies(connection)
-        channel: Any = connection.channel()
-        consumer = kombu.Consumer(
-            channel,
-            [self._address.replies],
-            on_message=arrived,
-            on_decode_error=broken,
-            auto_declare=False,
-            prefetch_count=PREFETCH,
-        )
-        try:
-            with consumer:
-                listener.is_ready()
-                bound = time.monotonic()
-                while not listener.stopping:
-                    listener.drain(connection, _BRISK if owed else _IDLE)
-                    _settle(owed)
-                    if time.monotonic() - bound > BIND_EVERY:
-                        self._address.bind_replies(connection, channel)
-                        bound = time.monotonic()
-            _settle_last(owed)
-        finally:
-            for taking, _ in owed.values():  # they come again, with the next connection
-                taking.cancel()
-
-    async def _take(self, body: bytes | str, content_type: str | None, headers: Mapping[str, Any]) -> None:
-        """Whatever a report is, it is answered or set apart: one that raised would come again for ever."""
-        try:
-            report = self._pickled(headers) if is_pickle(content_type) else None
-            report = report or read_report(body, content_type, headers.get("task"))
-            await self._answers.give(await self._explained(report))
-        except Exception as error:  # noqa: BLE001
-            await self._set_apart(body, reason_of(error))
-
-    def _pickled(self, headers: Mapping[str, Any]) -> Report | None:
-        """Return a report without its content, where the headers lead to a task that was sent from here."""
-        task_id = headers.get("parent_id")
-        command = self._sent.get(task_id)
-        if command is None:
-            return None
-        failed_id = str(task_id) if headers.get("task") == FAILED else ""
-        return Report(command, reason=PICKLED, retry=bool(failed_id), failed_id=failed_id)
-
-    async def _explained(self, report: Report) -> Report:
-        reason = await self._reasons.of(report.failed_id) if report.failed_id else None
-        return report if reason is None else failure(report.command, *reason)
-
-    async def _set_apart(self, body: bytes | str, why: str) -> None:
-        """To the dead letters of our own queue."""
-        raw = body.encode(errors="replace") if isinstance(body, str) else bytes(body)
-        reason = f"on Celery's queue {self._address.replies.name}: {why}"
-        self._telemetry.emit(DeadLettered(QUEUE, reason))
-        backoff = Backoff(self._entropy)
-        while True:
-            try:
-                await self._answers.publish(Outgoing(self._queue, raw, reason=reason))
-                return
-            except Exception as error:  # noqa: BLE001 - it stays where it is, and is told again
-                raw = raw[:MOST_KEPT]
-                self._telemetry.emit(LoopFailed(DUTY, f"a dead letter was refused: {reason_of(error)}"))
-            await backoff.pause()
+    command: ReturnAddress
+    value: Any = None
+    reason: str | None = None
+    retry: bool = True
+    failed_id: str = ""
 
 
-def _is_held(message: kombu.Message, owed: _Owed) -> bool:
-    """Redis' transport delivers again what is held for long, under the same tag: then the newer one is acked."""
-    if message.delivery_tag not in owed:
-        return False
-    owed[message.delivery_tag] = (owed[message.delivery_tag][0], message)
-    return True
+class Reason(NamedTuple):
+    """Why a task failed: the name of the exception's class, and its text."""
+
+    kind: str
+    text: str
 
 
-def _settle(owed: _Owed) -> None:
-    """Acks what was answered or set apart."""
-    for tag, (taking, message) in list(owed.items()):
-        if taking.done():
-            taking.result()
-            message.ack()
-            del owed[tag]
+def read_reply(body: bytes | str, content_type: str | None, task: object) -> Outcome:
+    """Return what a callback reports. Raises InvalidMessage if it is no callback of ours."""
+    args, keywords = _arguments(body, content_type)
+    command = read_address(keywords.get(ADDRESS))
+    if task == RETURNED:
+        return Outcome(command, value=args[0] if args else None)
+    if task != FAILED:
+        raise InvalidMessage(Fault("task", f"{naming.shown(task)} is none of ours"))
+    return Outcome(command, reason=NO_REASON, failed_id=str(args[0]) if args else "")
 
 
-def _settle_last(owed: _Owed) -> None:
-    with contextlib.suppress(TimeoutError):
-        for tag, (taking, message) in list(owed.items()):
-            taking.result(STOP_GRACE / 2)
-            message.ack()
-            del owed[tag]
+def failure(command: ReturnAddress, reason: Reason) -> Outcome:
+    text = ": ".join(filter(None, reason)) or NO_REASON
+    return Outcome(command, reason=text[:_MAX_TEXT], retry=reason.kind not in _NOT_WORTH_A_RETRY)
+
+
+def reason_in(event: Mapping[str, Any]) -> Reason:
+    """Return the exception that a `task-failed` event shows."""
+    shown = str(event.get("exception") or "")
+    if shown.startswith(_POOL_EXCEPTION):
+        name, _, text = str(event.get("traceback") or "").rstrip().rpartition("\n")[2].partition(": ")
+        kind = name.rpartition(".")[2]
+    else:
+        found = _EXCEPTION.fullmatch(shown)
+        kind, text = (found[1], _unquoted(found[2])) if found else ("", shown)
+    return Reason(kind[:_MAX_TEXT], text[:_MAX_TEXT])
+
+
+def _unquoted(arguments: str) -> str:
+    """Return an exception's only argument as plain text, or its arguments as they are."""
+    if arguments[:1] not in ("'", '"') or len(arguments) > _MAX_UNQUOTED:
+        return arguments
+    try:
+        read = ast.literal_eval(arguments)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return arguments
+    return read if isinstance(read, str) else arguments
+
+
+def text_of(error: Exception) -> str:
+    return str(error) if isinstance(error, OraculoError) else describe(error)
+
+
+def _arguments(body: bytes | str, content_type: str | None) -> tuple[Sequence[Any], dict[str, Any]]:
+    # Unpickling runs code, and a few bytes of pickle can take gigabytes. So none is ever read.
+    if content_type == _PICKLE:
+        raise InvalidMessage(Fault("body", PICKLED))
+    try:
+        args, keywords, _ = kombu_json.loads(body, object_hook=_typed)
+    except Exception as error:  # noqa: BLE001 - reading the bytes of others may fail in any way
+        raise InvalidMessage(Fault("body", f"cannot be read as JSON ({content_type}): {error}")) from None
+    if not isinstance(args, list) or not isinstance(keywords, dict):
+        raise InvalidMessage(Fault("body", "does not hold a task's arguments"))
+    return args, keywords
+
+
+def _typed(read: dict[str, Any]) -> Any:
+    """Return the date or number that kombu wrote. A type that only the app knows stays the object that was written."""
+    try:
+        return kombu_json.object_hook(read)
+    except Exception:  # noqa: BLE001 - the object may hold anything in the place of a value
+        return read

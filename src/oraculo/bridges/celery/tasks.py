@@ -1,10 +1,11 @@
-"""A command as a Celery task: its name, arguments and id, and the callbacks that report what became of it.
+"""Commands as Celery tasks: names, ids, arguments, and the callbacks that bring the replies.
 
-The callbacks are links to tasks that no Celery app has: whoever ends the task only sends them on, to an exchange of the
-bridge's. They carry the return address of the command, so the bridge need not remember anything.
+The callbacks `oraculo.retornou` and `oraculo.falhou` are links to tasks that no Celery app has. Celery publishes them
+as messages to the bridge's exchange when the task ends. Each carries the return address of its command, so the bridge
+need not remember what it sent.
 
-A link gets the task's value. A link_error that the worker does not know gets the task's id and no reason, for an
-exception is no JSON. The reason comes with the workers' events; `reasons.py` puts the two together.
+A link gets the task's value. A link_error gets only the task's id, because an exception is no JSON. The reason comes
+with the workers' events, and `failure_reasons` joins the two.
 """
 
 import uuid
@@ -22,24 +23,26 @@ from oraculo.wire.timestamps import from_iso
 
 RETURNED = "oraculo.retornou"
 FAILED = "oraculo.falhou"
-ADDRESS = "comando"  # the keyword argument of both that holds the return address
+ADDRESS = "comando"  # the keyword argument of both callbacks that holds the return address
 
 _IDS = uuid.UUID("6f1d2a0e-5a55-5c0c-9d7e-0aac1105e1e5")
-_STEP_PAYLOAD = frozenset({"config", "entrada", "resultados"})  # what a pipeline's step is sent
+_STEP_PAYLOAD = frozenset({"config", "entrada", "resultados"})  # the payload of a pipeline's step
 _ECHOED = ("correlation_id", "tipo_evento", "tarefa", "tentativa", "responder_em", "traceparent")
 _NO_PAYLOAD = msgspec.Raw(b"{}")
+_MAX_ARGUMENTS_SHOWN = 500
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_protocol = Celery("oraculo", set_as_current=False).amqp  # writes headers; it connects to nothing
 
 
 class ReturnAddress(Message):
-    """As much of a command as its answer needs, and of several brokers the one that brought it."""
+    """The part of a command that its answer needs, and the broker that brought the command."""
 
     via: str | None = None
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A task in Celery's protocol (version 2), ready to be published."""
+    """A task in version 2 of Celery's protocol, ready to be published."""
 
     id: str
     queue: str
@@ -49,7 +52,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def read_destination(command: Message) -> Bridge:
-    """Raises InvalidMessage."""
+    """Return which task a command means. Raises InvalidMessage."""
     try:
         found = msgspec.convert(command.ponte, Bridge)
     except msgspec.ValidationError as error:
@@ -60,7 +63,7 @@ def read_destination(command: Message) -> Bridge:
 
 
 def task_id_of(command: Message) -> str:
-    """The same for each repeat of a command; commands of plain publishers, without an identity, are all different."""
+    """Return the same id for each repeat of a command. A command of a plain publisher has no identity and no repeat."""
     if command.tarefa is None or command.tentativa is None:
         return str(uuid.uuid4())
     return str(uuid.uuid5(_IDS, f"{command.correlation_id}\0{command.tarefa}\0{command.tentativa}"))
@@ -72,7 +75,7 @@ def address_of(command: Message, via: str | None) -> ReturnAddress:
 
 
 def read_address(address: object) -> ReturnAddress:
-    """Raises InvalidMessage."""
+    """Return the address that a callback carries. Raises InvalidMessage."""
     if not isinstance(address, dict):
         raise InvalidMessage(Fault(ADDRESS, "is missing: it says whose answer this is"))
     try:
@@ -81,8 +84,13 @@ def read_address(address: object) -> ReturnAddress:
         raise InvalidMessage(Fault(ADDRESS, f"does not say whose answer this is: {error}")) from None
 
 
+def task_headers(task_id: str, name: str, *, arguments: str, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a task's headers and properties. `arguments`: what Flower and the worker's log show of them."""
+    made = _protocol.as_task_v2(task_id, name, argsrepr=arguments, kwargsrepr="", origin="oraculo", **options)
+    return made.headers, made.properties
+
+
 def make_task(
-    app: Celery,
     command: Message,
     destination: Bridge,
     *,
@@ -91,28 +99,23 @@ def make_task(
     default_queue: str,
     priority: int = 0,
 ) -> Task:
-    """Raises InvalidMessage when the payload cannot be the task's arguments. `priority`: as Celery's broker has it."""
-    positional, keywords = _arguments(command, destination)
+    """Make the task of a command. Raises InvalidMessage if the payload cannot be the task's arguments."""
+    args, kwargs = _arguments(command, destination)
     task_id = task_id_of(command)
-    # Celery writes the headers, out of arguments as people see them; the body is ours, so that JSON stays as it came.
-    made = app.amqp.as_task_v2(
-        task_id,
-        destination.target,
-        argsrepr=_shown(positional),
-        kwargsrepr=_shown(keywords),
-        expires=_expiry(command),
-        origin="oraculo",
-    )
-    headers = made.headers | ({"traceparent": command.traceparent} if command.traceparent else {})
-    back = {name: value for name in (*_ECHOED, "via") if (value := getattr(address, name)) is not None}
+    shown = msgspec.json.encode([args, kwargs])[:_MAX_ARGUMENTS_SHOWN].decode(errors="replace")
+    headers, properties = task_headers(task_id, destination.target, arguments=shown, expires=_expiry(command))
+    if command.traceparent:
+        headers["traceparent"] = command.traceparent
+    echoed = {name: value for name in (*_ECHOED, "via") if (value := getattr(address, name)) is not None}
     embed = {
-        "callbacks": [_signature(RETURNED, back, reply_exchange)],
-        "errbacks": [_signature(FAILED, back, reply_exchange)],
+        "callbacks": [_callback(RETURNED, echoed, reply_exchange)],
+        "errbacks": [_callback(FAILED, echoed, reply_exchange)],
         "chain": None,
         "chord": None,
     }
-    body = msgspec.json.encode([positional, keywords, embed])
-    return Task(task_id, destination.queue or default_queue, body, headers, made.properties | {"priority": priority})
+    # The payload is copied as JSON, so that numbers which Python cannot hold stay as they came.
+    body = msgspec.json.encode([args, kwargs, embed])
+    return Task(task_id, destination.queue or default_queue, body, headers, properties | {"priority": priority})
 
 
 def _arguments(command: Message, destination: Bridge) -> tuple[list[Any], dict[str, Any]]:
@@ -125,23 +128,18 @@ def _arguments(command: Message, destination: Bridge) -> tuple[list[Any], dict[s
 
 
 def _expiry(command: Message) -> str | None:
-    """Nobody needs what begins after the deadline; Celery's workers then leave it."""
+    """Return the deadline, after which Celery's workers leave the task."""
     at = None if command.prazo is None else from_iso(command.prazo)
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat()
 
 
-def _shown(arguments: object) -> str:
-    """For Flower and the worker's log."""
-    return msgspec.json.encode(arguments)[:500].decode(errors="replace")
-
-
-def _signature(name: str, address: dict[str, Any], exchange: str) -> dict[str, Any]:
+def _callback(name: str, address: dict[str, Any], exchange: str) -> dict[str, Any]:
     return {
         "task": name,
         "args": [],
         "kwargs": {ADDRESS: address},
-        # An exchange and not a queue: the app need not be allowed to make queues, and declares nothing of ours.
-        # JSON whatever the app's own serializers are: a pickle would not be read.
+        # An exchange, because a worker declares the queue that it sends to, and may not be allowed to.
+        # JSON, whatever the app's own serializers are: the bridge reads no pickle.
         "options": {"exchange": exchange, "routing_key": exchange, "serializer": "json"},
         "subtask_type": None,
         "immutable": False,

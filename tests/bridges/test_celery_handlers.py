@@ -1,4 +1,4 @@
-"""Whatever becomes of a command in Celery's pool, its run is told, or the command comes again. Without a server."""
+"""A command in Celery's pool is answered or given back, whatever happens to it. Without a server."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,11 +9,12 @@ import pytest
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
 
-from oraculo.celery_app.commands import CommandRequest
-from oraculo.celery_app.performing import HandlerFailed, Performer
+from oraculo.bootstrap import make_objects
+from oraculo.bridges.celery.command_consumer import CommandRequest
+from oraculo.bridges.celery.handlers import HandlerFailed, HandlerTask
+from oraculo.bridges.celery.publisher import Publisher
 from oraculo.errors import BrokerError, BrokerUnavailable, InvalidSettings
 from oraculo.ports.broker import Outgoing
-from oraculo.ports.clock import SystemClock
 from oraculo.settings import BrokerSettings, ObjectSettings, Settings
 from oraculo.worker import App, DoNotRetry
 from oraculo.worker.large_results import LargeAnswers
@@ -33,14 +34,16 @@ AWAY, REFUSED = BrokerUnavailable("it is away"), BrokerError("it is too large")
 SOFT_LIMIT = SoftTimeLimitExceeded(1)
 
 
-class Publisher:
-    """Raises what it is told to, one for each call, and keeps the messages of the others."""
+class FaultyBroker:
+    """Raises these faults, one for each call, and keeps the messages of the other calls."""
 
     def __init__(self, *faults: Exception | None) -> None:
         self._faults = list(faults)
         self.published: list[Outgoing] = []
 
-    def publish(self, messages: Sequence[Outgoing]) -> None:
+    async def start(self) -> None: ...
+
+    async def publish(self, messages: Sequence[Outgoing]) -> None:
         fault = self._faults.pop(0) if self._faults else None
         if fault is not None:
             raise fault
@@ -51,7 +54,7 @@ class Publisher:
         return [msgspec.json.decode(each.body)["payload"] for each in self.published if each.reason is None]
 
 
-def performer(publisher: Any, handle: Callable[[dict[str, Any]], Any] = lambda _: 5, **settings: Any) -> Performer:
+def task(broker: Any, handle: Callable[[dict[str, Any]], Any] = lambda _: 5, **settings: Any) -> HandlerTask:
     app = App("de-teste")
 
     @app.executador("x")
@@ -60,27 +63,29 @@ def performer(publisher: Any, handle: Callable[[dict[str, Any]], Any] = lambda _
 
     [handler] = app.handlers.values()
     made = Settings(broker=BrokerSettings(prefix="p."), **settings)
-    return Performer(handler, publisher, made, SystemClock())
+    return HandlerTask(
+        handler, Publisher(lambda: broker), made, lambda: make_objects(made) if made.objects.url else None
+    )
 
 
-def test_a_failure_that_a_handler_returns_is_answered_and_shown_by_celery() -> None:
-    publisher = Publisher()
-    returned = {"status": "erro", "erros": ["sem estoque"]}
-    with pytest.raises(HandlerFailed, match="sem estoque"):
-        performer(publisher, lambda _: returned).perform(COMMAND)
-    assert publisher.answers == [returned]
-
-
-def is_given_back(work: Performer) -> bool:
+def is_given_back(work: HandlerTask) -> bool:
     with pytest.raises(Reject) as rejected:
-        work.perform(COMMAND)
+        work.run(COMMAND)
     return bool(rejected.value.requeue)
 
 
+def test_a_failure_that_a_handler_returns_is_answered_and_shown_by_celery() -> None:
+    broker = FaultyBroker()
+    returned = {"status": "erro", "erros": ["sem estoque"]}
+    with pytest.raises(HandlerFailed, match="sem estoque"):
+        task(broker, lambda _: returned).run(COMMAND)
+    assert broker.answers == [returned]
+
+
 def test_an_answer_is_published_once() -> None:
-    publisher = Publisher()
-    performer(publisher).perform(COMMAND)
-    assert publisher.answers == [{"status": "ok", "resultado": 5}]
+    broker = FaultyBroker()
+    task(broker).run(COMMAND)
+    assert broker.answers == [{"status": "ok", "resultado": 5}]
 
 
 @pytest.mark.parametrize(
@@ -88,47 +93,47 @@ def test_an_answer_is_published_once() -> None:
     [(AWAY,), (REFUSED, AWAY), (REFUSED, REFUSED, AWAY), (SOFT_LIMIT, AWAY), (InvalidSettings.at("x", "wrong"),)],
     ids=["away", "refused, then away", "dead letters away", "out of time, then away", "settings"],
 )
-def test_a_command_whose_run_cannot_be_told_is_given_back(faults: Sequence[Exception]) -> None:
-    publisher = Publisher(*faults)
-    assert is_given_back(performer(publisher))
-    assert publisher.published == []
+def test_a_command_whose_answer_cannot_be_published_is_given_back(faults: Sequence[Exception]) -> None:
+    broker = FaultyBroker(*faults)
+    assert is_given_back(task(broker))
+    assert broker.published == []
 
 
 def test_an_answer_that_is_refused_ends_in_a_short_failure() -> None:
-    publisher = Publisher(REFUSED)
-    performer(publisher).perform(COMMAND)
-    [told] = publisher.answers
-    assert told == {"status": "erro", "erros": ["the broker refused the answer: it is too large"], "repetir": False}
+    broker = FaultyBroker(REFUSED)
+    task(broker).run(COMMAND)
+    [answer] = broker.answers
+    assert answer == {"status": "erro", "erros": ["the broker refused the answer: it is too large"], "repetir": False}
 
 
 def test_a_command_whose_every_answer_is_refused_rests_in_the_dead_letters() -> None:
-    publisher = Publisher(REFUSED, REFUSED)
-    performer(publisher).perform(COMMAND)
-    [letter] = publisher.published
+    broker = FaultyBroker(REFUSED, REFUSED)
+    task(broker).run(COMMAND)
+    [letter] = broker.published
     assert (letter.queue, letter.body.decode()) == ("p.executador_x", COMMAND)
     assert letter.reason == "the broker refused the answer: it is too large"
 
 
 def test_a_time_limit_while_the_answer_is_published_does_not_lose_it() -> None:
-    publisher = Publisher(SOFT_LIMIT)
-    performer(publisher).perform(COMMAND)
-    assert publisher.answers == [{"status": "ok", "resultado": 5}]
+    broker = FaultyBroker(SOFT_LIMIT)
+    task(broker).run(COMMAND)
+    assert broker.answers == [{"status": "ok", "resultado": 5}]
 
 
 @pytest.mark.parametrize("error", [BaseException("odd"), GeneratorExit("odd")], ids=["base", "exit"])
-def test_whatever_a_handler_raises_is_told(error: BaseException) -> None:
-    """Celery acks the command of a task that has failed, so nobody else would answer it."""
+def test_whatever_a_handler_raises_is_answered(error: BaseException) -> None:
+    """Celery acks the command of a failed task, so nobody else would answer it."""
 
     def fail(_: Any) -> None:
         raise error
 
-    publisher = Publisher()
+    broker = FaultyBroker()
     with pytest.raises(HandlerFailed):
-        performer(publisher, handle=fail).perform(COMMAND)
-    assert publisher.answers == [{"status": "erro", "erros": [f"{type(error).__name__}: odd"]}]
+        task(broker, handle=fail).run(COMMAND)
+    assert broker.answers == [{"status": "erro", "erros": [f"{type(error).__name__}: odd"]}]
 
 
-def test_of_a_group_of_errors_what_is_in_it_is_told() -> None:
+def test_a_group_of_errors_is_answered_with_its_members() -> None:
     async def fail(_: Any) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(refuse())
@@ -136,43 +141,43 @@ def test_of_a_group_of_errors_what_is_in_it_is_told() -> None:
     async def refuse() -> None:
         raise DoNotRetry("no paper")
 
-    publisher = Publisher()
+    broker = FaultyBroker()
     with pytest.raises(HandlerFailed):
-        performer(publisher, handle=fail).perform(COMMAND)
-    assert publisher.answers == [{"status": "erro", "erros": ["DoNotRetry: no paper"], "repetir": False}]
+        task(broker, handle=fail).run(COMMAND)
+    assert broker.answers == [{"status": "erro", "erros": ["DoNotRetry: no paper"], "repetir": False}]
 
 
 @pytest.mark.parametrize("where", ["resolved", "shortened"])
-def test_a_time_limit_around_the_handler_is_told(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_around_the_handler_is_answered(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def interrupted(*_: object) -> bytes:
         raise SOFT_LIMIT
 
     monkeypatch.setattr(LargeAnswers, where, interrupted)
-    publisher = Publisher()
+    broker = FaultyBroker()
     with pytest.raises(HandlerFailed, match="SoftTimeLimitExceeded"):
-        performer(publisher).perform(COMMAND)
-    assert "SoftTimeLimitExceeded" in publisher.answers[0]["erros"][0]
+        task(broker).run(COMMAND)
+    assert "SoftTimeLimitExceeded" in broker.answers[0]["erros"][0]
 
 
-def test_settings_that_cannot_be_used_are_told() -> None:
-    publisher = Publisher()
+def test_settings_that_cannot_be_used_are_answered() -> None:
+    broker = FaultyBroker()
     objects = ObjectSettings(url="nenhum://lugar")
     with pytest.raises(HandlerFailed, match="ORACULO_OBJECTS_URL"):
-        performer(publisher, objects=objects).perform(COMMAND)
-    [told] = publisher.answers
-    assert told["status"] == "erro"
-    assert "ORACULO_OBJECTS_URL" in told["erros"][0]
-    assert "repetir" not in told, "another worker may have better settings"
+        task(broker, objects=objects).run(COMMAND)
+    [answer] = broker.answers
+    assert answer["status"] == "erro"
+    assert "ORACULO_OBJECTS_URL" in answer["erros"][0]
+    assert "repetir" not in answer, "another worker may have better settings"
 
 
 @pytest.mark.parametrize(("fault", "given_back"), [(None, []), (AWAY, [True])])
-def test_a_killed_handler_whose_run_cannot_be_told_is_given_back(
+def test_a_killed_handler_whose_answer_cannot_be_published_is_given_back(
     fault: Exception | None, given_back: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened: list[Any] = []
 
     class Task:
-        performer = performer(Publisher(fault))
+        handler_task = task(FaultyBroker(fault))
 
     monkeypatch.setattr(Request, "on_timeout", lambda *_: happened.append("acked unless it was given back"))
     monkeypatch.setattr(Request, "reject", lambda _self, requeue: happened.append(requeue))

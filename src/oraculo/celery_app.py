@@ -1,0 +1,65 @@
+"""`celery -A oraculo.celery_app worker`: the Celery app `orquestrador_core`.
+
+Its tasks start runs for any Celery client. With `ORACULO_CELERY_APPS=module:app` its workers also run the handlers of
+these worker apps; `oraculo worker module:app --engine celery` does so for one app.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.utils.imports import symbol_by_name
+
+from oraculo.bootstrap import make_broker, make_objects
+from oraculo.bridges.celery.app import NAME, make_app
+from oraculo.bridges.celery.command_line import name_worker
+from oraculo.errors import Fault, InvalidSettings
+from oraculo.ports.clock import SystemClock
+from oraculo.settings import Settings, load_settings
+from oraculo.wire.answers import describe
+from oraculo.worker import App
+
+
+def make_celery_app(settings: Settings, apps: Sequence[App] = ()) -> Celery:
+    """Make the app. Its workers run the handlers of `apps`. Raises InvalidSettings."""
+    return make_app(
+        settings,
+        apps,
+        lambda: make_broker(settings, SystemClock()),
+        lambda: make_objects(settings) if settings.objects.url else None,
+    )
+
+
+def load_apps(settings: Settings) -> list[App]:
+    """Return the worker apps that the settings name. Raises InvalidSettings."""
+    return [_load_app(target) for target in settings.celery.apps]
+
+
+def _load_app(target: str) -> App:
+    here = str(Path.cwd())
+    if here not in sys.path:  # Celery itself looks there only for what -A names
+        sys.path.insert(0, here)
+    try:
+        found = symbol_by_name(target)
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
+        raise InvalidSettings(Fault("ORACULO_CELERY_APPS", f"{target} cannot be loaded: {describe(error)}")) from error
+    if not isinstance(found, App) or not found.handlers:
+        raise InvalidSettings(Fault("ORACULO_CELERY_APPS", f"{target} is no oraculo.worker.App with handlers"))
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    """Make `app` when it is first asked for: `oraculo worker --engine celery` makes an app of its own."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        settings = load_settings()
+        made = make_celery_app(settings, load_apps(settings))
+    except InvalidSettings as error:
+        print(f"oraculo: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    name_worker(NAME)
+    globals()["app"] = made
+    return made
