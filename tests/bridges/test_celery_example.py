@@ -14,7 +14,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 EXAMPLE = ROOT / "examples" / "celery_workers"
-PAGE = ROOT / "docs" / "celery.md"
+PAGE = ROOT / "docs" / "how-to" / "celery.md"
 
 
 async def test_the_example(fleet: Fleet, tmp_path: Path) -> None:
