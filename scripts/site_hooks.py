@@ -57,6 +57,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links between docs/ and the rest of the repository to where the site has their targets."""
     uri = page.file.src_uri
+    if "/" not in uri:  # a tab of one page: its list of pages would have one line
+        page.meta["hide"] = ["navigation"]
     here = uri.removeprefix("source/") if uri.startswith("source/") else f"docs/{uri}"
 
     def mended(link: re.Match[str]) -> str:

@@ -22,11 +22,11 @@ class Context:
     `Context(correlation_id="test", queue="escavador_blog")`.
 
     Attributes:
-        correlation_id: The id of the run.
-        queue: The queue that the command came from.
-        tarefa: The id of the task within the run.
-        tentativa: The number of this attempt, from 1.
-        traceparent: The W3C trace context that came with the command.
+        correlation_id (str): The id of the run.
+        queue (str): The queue that the command came from.
+        tarefa (str | None): The id of the task within the run.
+        tentativa (int | None): The number of this attempt, from 1.
+        traceparent (str | None): The W3C trace context that came with the command.
     """
 
     def __init__(
