@@ -94,7 +94,7 @@ async def test_progress_follows_the_run(settings: Settings, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("fails", [False, True], ids=["completes", "fails"])
 async def test_the_job_of_a_run_that_ended_stands_at_100(fails: bool, settings: Settings, tmp_path: Path) -> None:
-    """It may end before anybody looked at its progress."""
+    """A run may end before anybody looked at its progress."""
     app = App("quick")
 
     @app.queue("rapida")

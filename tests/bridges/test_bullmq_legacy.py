@@ -111,7 +111,7 @@ async def test_a_bad_job_of_bull_fails_at_once(data: object, settings: Settings,
     "fields", [{"data": "{"}, {"data": "[]", "opts": "7", "timestamp": "cedo"}, {"data": "[" * 9999}]
 )
 async def test_a_job_that_was_not_written_by_bull_fails(fields: dict[str, str], settings: Settings) -> None:
-    """It is not taken again and again."""
+    """The worker does not take it again and again."""
     async with BullStage(settings) as oraculo:
         await oraculo.redis.hset(oraculo.key(ENTRY, "estranho"), mapping=fields)
         await oraculo.redis.lpush(oraculo.key(ENTRY, "wait"), "estranho")

@@ -30,12 +30,12 @@ class RunningBridge(Outlook, Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Why steps wait now, within their deadlines; None: nothing is wrong."""
+        """The reason for which steps wait now, within their deadlines; None: nothing is wrong."""
         ...
 
     @property
     def shortfall(self) -> str | None:
-        """What the bridge cannot do while steps go on; None: it can do all."""
+        """The part of its work that the bridge cannot do while steps go on; None: it can do all."""
         ...
 
     async def start(self) -> None:

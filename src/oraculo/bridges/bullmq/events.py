@@ -33,7 +33,7 @@ _log = structlog.get_logger("oraculo.bullmq")
 
 
 class Events(Protocol):
-    """What happens to jobs, as Bull or BullMQ publishes it."""
+    """The events of jobs, as Bull or BullMQ publishes them."""
 
     async def run(self) -> None:
         """Read events and report them, until Redis fails."""
@@ -63,9 +63,9 @@ class Event(msgspec.Struct):
 
 
 class ReadCount:
-    """How many entries one read asks for: as many as make some 4 MB, by the size of the last ones.
+    """The number of entries that one read asks for: about 4 MB of them, by the size of the last ones.
 
-    It grows slowly, and only while there are as many as were asked for.
+    It grows slowly, and only while reads return as many as they asked for.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ _NO_PAYLOAD = msgspec.Raw(b"{}")
 
 
 class Record(msgspec.Struct, gc=False, rename={"queue": "fila", "command": "comando"}):
-    """What an answer needs to know of a job: BullMQ's queue, and the command without its payload."""
+    """The part of a job that its answer needs: BullMQ's queue, and the command without its payload."""
 
     queue: str
     command: Message

@@ -14,7 +14,7 @@ from oraculo.wire.message import HIGHEST_PRIORITY
 
 
 class Layout(Protocol):
-    """How one version of Bull or BullMQ keeps its jobs in Redis."""
+    """The keys and scripts of one version of Bull or BullMQ."""
 
     keeps_events: bool  # in a stream, where the bridge finds those that it missed
     sweep_pause: float  # seconds between two sweeps

@@ -30,7 +30,7 @@ _log = structlog.get_logger("oraculo.bullmq")
 
 
 class JobState(Enum):
-    """What BullMQ says of a job."""
+    """The state of a job in BullMQ."""
 
     MISSING = auto()
     OPEN = auto()  # waiting or active
@@ -40,7 +40,7 @@ class JobState(Enum):
 
 
 class Known(NamedTuple):
-    """What the ledger has of a job that a command is about to add."""
+    """A command's job as the ledger knows it, before it is added."""
 
     is_repeat: bool
     answer: str | None  # the one that was given, where BullMQ has not kept the job
