@@ -3,7 +3,11 @@ how fast a machine makes up examples decides nothing."""
 
 import gc
 import logging
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +39,10 @@ _short_logs()
 settings.register_profile("oraculo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("oraculo")
 
-_fleet = Fleet()
+_TOGETHER = "ORACULO_TEST_TOGETHER"  # the folder of the servers that all processes of this run share
+_is_first = _TOGETHER not in os.environ
+_together = Path(os.environ.setdefault(_TOGETHER, tempfile.mkdtemp(prefix="oraculo-together-") if _is_first else ""))
+_fleet = Fleet(_together)
 _SKIPPED = "oraculo_skipped"  # what a process of a parallel run tells the one that prints the summary
 
 
@@ -48,9 +55,21 @@ def logs_as_they_were() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def fleet() -> Iterator[Fleet]:
-    """The real servers: each process of a parallel run has its own."""
+    """The real servers: each process of a parallel run has its own, but for those that take long to start."""
     yield _fleet
     _fleet.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_on_shared_servers() -> Iterator[None]:
+    yield
+    _fleet.end_module()
+
+
+def pytest_unconfigure() -> None:
+    if _is_first:  # the processes that it started are gone
+        _fleet.stop_together()
+        shutil.rmtree(_together, ignore_errors=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

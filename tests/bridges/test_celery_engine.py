@@ -278,7 +278,7 @@ async def test_a_stop_lets_what_is_in_work_end(fleet: Fleet, tmp_path: Path) -> 
 
 
 async def test_a_queue_that_says_nothing_keeps_no_other_from_being_read(fleet: Fleet, tmp_path: Path) -> None:
-    server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+    server = cast("RabbitMQ", fleet.server("rabbitmq"))
     settings = settings_for(server.url)
     names = QueueNames(settings.broker.prefix)
     async with Stage(settings) as oraculo:

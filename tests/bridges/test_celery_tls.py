@@ -24,7 +24,7 @@ THEIRS = CelerySettings(broker_url="amqps://b.example")
 
 @pytest.fixture
 def server(fleet: Fleet) -> RabbitMQ:
-    return cast("RabbitMQ", fleet.breakable("rabbitmq"))
+    return cast("RabbitMQ", fleet.server("rabbitmq"))
 
 
 async def test_a_worker_trusts_the_authority_that_the_url_names(server: RabbitMQ, tmp_path: Path) -> None:

@@ -334,7 +334,7 @@ class TestStarting:
                 assert trouble(broker) == ""
 
     async def test_the_path_is_the_vhost_and_the_user_may_have_odd_signs(self, fleet: Fleet) -> None:
-        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        server = cast("RabbitMQ", fleet.server("rabbitmq"))
         server.evaluate(_ADD_USER_AND_VHOST)
         async with running(f"amqp://odd%40user:p%2Fw%3A%3F@127.0.0.1:{server.port}/a%2Fb") as broker:
             await broker.publish(messages("in-the-vhost", 1))
@@ -342,7 +342,7 @@ class TestStarting:
             assert await elsewhere.queues(["in-the-vhost"]) == []
 
     async def test_a_vhost_that_has_no_room_now_is_waited_for(self, fleet: Fleet) -> None:
-        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        server = cast("RabbitMQ", fleet.server("rabbitmq"))
         server.evaluate(_ADD_VHOST_WITHOUT_ROOM)
         broker = RabbitMQBroker(f"amqp://guest:guest@127.0.0.1:{server.port}/cheio")
         with pytest.raises(BrokerUnavailable, match=r"limit \(0\) is reached"):
@@ -372,7 +372,7 @@ rabbit_vhost_limit:set(<<"cheio">>, [{<<"max-connections">>, 0}], <<"tests">>).
 
 class TestTls:
     async def test_with_the_right_authority_it_works(self, fleet: Fleet) -> None:
-        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        server = cast("RabbitMQ", fleet.server("rabbitmq"))
         async with running(server.tls_url) as broker:
             name = fresh_name()
             await broker.publish([Outgoing(name, b"x" * 300_000)])
@@ -380,7 +380,7 @@ class TestTls:
             assert len(delivery.body) == 300_000
 
     async def test_another_authority_is_not_trusted(self, fleet: Fleet, tmp_path: Path) -> None:
-        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        server = cast("RabbitMQ", fleet.server("rabbitmq"))
         stranger = make_certificates(tmp_path)
         broker = RabbitMQBroker(f"amqps://guest:guest@localhost:{server.tls_port}/?ssl_ca_certs={stranger.authority}")
         with pytest.raises(BrokerError, match="certificate that is not trusted") as caught:

@@ -396,24 +396,24 @@ class TestRefused:
         assert trouble(broker) == ""
 
     async def test_a_user_who_may_not_publish_is_told_of_until_he_may(self, fleet: Fleet) -> None:
-        server, queue = cast("RabbitMQ", fleet.breakable("rabbitmq")), fresh_name()
+        server, queue = cast("RabbitMQ", fleet.server("rabbitmq")), fresh_name()
         async with running(server.url) as founder:
             await founder.declare([queue])
-        server.evaluate(_ADD_READER + _MAY_WRITE % "^nothing$")
+        server.evaluate(_ADD_READER + _MAY_WRITE % (server.vhost, "^nothing$"))
         async with running(server.url.replace("guest:guest", "reader:pw")) as broker:
             for _ in range(2):
                 with pytest.raises(BrokerUnavailable, match="access to exchange"):
                     await broker.publish(messages(queue, 1))
                 await broker.check()
                 assert "access to exchange" in trouble(broker)
-            server.evaluate(_MAY_WRITE % ".*")
+            server.evaluate(_MAY_WRITE % (server.vhost, ".*"))
             await broker.publish(messages(queue, 1))
             assert trouble(broker) == ""
 
 
 _ADD_READER = 'rabbit_auth_backend_internal:add_user(<<"reader">>, <<"pw">>, <<"tests">>), '
 _MAY_WRITE = """
-rabbit_auth_backend_internal:set_permissions(<<"reader">>, <<"/">>, <<".*">>, <<"%s">>, <<".*">>, <<"tests">>).
+rabbit_auth_backend_internal:set_permissions(<<"reader">>, <<"%s">>, <<".*">>, <<"%s">>, <<".*">>, <<"tests">>).
 """
 
 
@@ -426,9 +426,9 @@ class TestPolicies:
     ) -> None:
         """The server heeds the lower one of what a policy says and what we declared."""
         monkeypatch.setattr("oraculo.brokers.rabbitmq.dead_letters.CHUNK", 2)
-        server, queue = cast("RabbitMQ", fleet.breakable("rabbitmq")), fresh_name()
+        server, queue = cast("RabbitMQ", fleet.server("rabbitmq")), fresh_name()
         policy = '[{<<"delivery-limit">>, 1}], 0, <<"queues">>, <<"tests">>'
-        server.evaluate(f'rabbit_policy:set(<<"/">>, <<"poison">>, <<"^{queue}">>, {policy}).')
+        server.evaluate(f'rabbit_policy:set(<<"{server.vhost}">>, <<"poison">>, <<"^{queue}">>, {policy}).')
         async with running(server.url) as broker:
             await broker.publish([Outgoing(queue, b"%d" % n, reason="kept") for n in range(5)])
             first = await letters(broker, queue, 5)

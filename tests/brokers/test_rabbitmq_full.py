@@ -217,7 +217,7 @@ class TestFull:
     async def test_a_queue_that_is_down_is_not_taken_for_a_full_one(self, fleet: Fleet) -> None:
         """A fresh channel gets a nack for it at once: then another broker may serve. When no other queue works the
         server is of no use, whatever it answers."""
-        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        server = cast("RabbitMQ", fleet.server("rabbitmq"))
         queue, other = fresh_name(), fresh_name()
         async with running(server.url) as before:
             await before.publish(messages(queue, 3))
@@ -256,7 +256,7 @@ class TestFull:
 
     async def test_a_queue_that_says_nothing_holds_up_no_other(self, fleet: Fleet) -> None:
         """A channel that published to it before gets no answer at all once it is down."""
-        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        server = cast("RabbitMQ", fleet.server("rabbitmq"))
         queue, other = fresh_name(), fresh_name()
         async with running(server.url, publish_timeout=1.0) as broker:
             await broker.publish([*messages(queue, 1), *messages(other, 1)])
@@ -380,7 +380,7 @@ class TestFull:
             assert max(copies.values()) <= 2
 
     async def test_a_queue_that_is_down_is_told_of_until_it_works_though_the_server_answers(self, fleet: Fleet) -> None:
-        server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+        server = cast("RabbitMQ", fleet.server("rabbitmq"))
         queue, other = fresh_name(), fresh_name()
         async with running(server.url) as before:
             await before.publish(messages(queue, 1))
@@ -411,6 +411,6 @@ def _count_publishes(consumer: RabbitMQConsumer, monkeypatch: pytest.MonkeyPatch
 
 async def _turn(server: RabbitMQ, queue: str, verb: str) -> None:
     """Stops or restarts the one member of a quorum queue."""
-    name = f'rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)'
+    name = f'rabbit_misc:r(<<"{server.vhost}">>, queue, <<"{queue}">>)'
     found = f"{{ok, Q}} = rabbit_amqqueue:lookup({name}), {{N, _}} = amqqueue:get_pid(Q)"
     await asyncio.to_thread(server.evaluate, f"{found}, ra:{verb}_server(quorum_queues, {{N, node()}}).")

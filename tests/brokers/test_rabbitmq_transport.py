@@ -43,7 +43,7 @@ def test_a_peer_that_closes_at_once_is_told_so(run: Run, greeting: bytes) -> Non
 
 def test_a_tls_connection_that_is_cut_is_made_again(run: Run, fleet: Fleet) -> None:
     """The peer is gone without the good-bye that TLS asks for, as when it is killed."""
-    server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+    server = cast("RabbitMQ", fleet.server("rabbitmq"))
 
     async def check(proxy: Proxy) -> None:
         queue = fresh_name()

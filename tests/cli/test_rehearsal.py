@@ -63,7 +63,7 @@ def rabbit_user(fleet: Fleet, *rights: str) -> str:
     patterns = ", ".join(f'<<"{right}">>' for right in (pattern.replace("\\", r"\\") for pattern in rights))
     server.evaluate(
         f'rabbit_auth_backend_internal:add_user(<<"{user}">>, <<"pw">>, <<"tests">>), '
-        f'rabbit_auth_backend_internal:set_permissions(<<"{user}">>, <<"/">>, {patterns}, <<"tests">>).',
+        f'rabbit_auth_backend_internal:set_permissions(<<"{user}">>, <<"{server.vhost}">>, {patterns}, <<"tests">>).',
     )
     return server.url.replace("guest:guest", f"{user}:pw")
 

@@ -170,7 +170,7 @@ async def test_it_is_told_of_each_broker_until_somebody_takes_them(fleet: Fleet,
 
 async def test_a_queue_without_a_leader_is_not_told_as_unheard(fleet: Fleet, queue: str) -> None:
     """RabbitMQ says that nobody listens there, and somebody does."""
-    server = cast("RabbitMQ", fleet.breakable("rabbitmq"))
+    server = cast("RabbitMQ", fleet.server("rabbitmq"))
     async with started(server.url) as broker:
         await broker.declare([queue])
         await broker.publish([Outgoing(queue, b"held"), Outgoing(queue, b"waiting")])

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 PATIENCE = 60.0
 _PAUSE = 0.02
@@ -27,11 +27,19 @@ class Server(ABC):
     """One server with its own folder. `start` after `kill` finds the data of before."""
 
     name: str
+    _process: "subprocess.Popen[bytes] | ProcessElsewhere | None"
 
     def __init__(self) -> None:
         self.port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix=f"oraculo-{self.name}-"))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process of the test run, which uses this server too."""
+        return {
+            name: ProcessElsewhere(value.pid) if isinstance(value, subprocess.Popen) else value
+            for name, value in self.__dict__.items()
+        }
 
     @abstractmethod
     def command(self) -> list[str]: ...
@@ -110,6 +118,28 @@ class Server(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class ProcessElsewhere:
+    """A process that another one started: what tests need of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        with suppress(OSError):
+            if (Path(f"/proc/{self.pid}/stat").read_text()).rpartition(")")[2].split()[0] not in "ZX":
+                return None
+        return -signal.SIGKILL
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        while (code := self.poll()) is None:
+            time.sleep(_PAUSE)
+        return code
 
 
 def freeze(pid: int) -> None:
