@@ -34,7 +34,7 @@ check: $(VENV)/.dev  ## ruff, mypy strict, the import layers, generated files, t
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m scripts.generate_docs --check
-	$(BUILD_SITE) --quiet
+	$(BUILD_SITE)
 
 bench: $(VENV)/.dev  ## measure the four workloads on the embedded setup
 	$(BIN)/python -m benchmarks $(ARGS)
