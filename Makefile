@@ -5,6 +5,7 @@ PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.1
   "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && command -v "$$name" && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Not with --quiet: MkDocs counts no warning then, so that --strict refuses nothing.
 BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Many containers set it. Then every process, and the tests start hundreds, compiles all that it loads.
