@@ -54,11 +54,14 @@ class App:
         return self.queue(naming.with_kind(naming.COLLECTOR_PREFIX, name), concurrency=concurrency)
 
     def executador(self, name: str, *, concurrency: int | None = None) -> Callable[[Function], Function]:
-        """Serve a processor's queue: `relatorio` and `executador_relatorio` both mean `executador_relatorio`."""
+        """Serve a processor's queue: `relatorio` and `executador_relatorio` both mean `executador_relatorio`.
+
+        `concurrency` works as for `escavador`.
+        """
         return self.queue(naming.with_kind(naming.PROCESSOR_PREFIX, name), concurrency=concurrency)
 
     def queue(self, name: str, *, concurrency: int | None = None) -> Callable[[Function], Function]:
-        """Serve a queue of any name, such as `images-queue`.
+        """Serve a queue of any name, such as `images-queue`. `concurrency` works as for `escavador`.
 
         Raises:
             InvalidInput: if no queue can have this name, or the function cannot be a handler.
